@@ -9,7 +9,7 @@ import small_runs
 import tensorflow as tf
 from small_runs import small_config, small_data
 
-from towers import build
+from towers import Config, build
 from towers.data.augment import none, translate_flip
 from towers.data.batches import TrainBatches
 from towers.data.classes import (
@@ -85,6 +85,30 @@ def test_weights_of_a_file(tmp_path):
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"d": 2.5, "a": 0}))
     assert class_weights(str(path), source_of(LABELS), tuple("abcd")) == (0, 1, 1, 2.5)
+
+
+def test_weights_of_a_dict_have_names_or_numbers_of_classes():
+    names = ("1", "0", "b", "c")
+    for given, expected in (
+        ({"b": 2, "1": 0.5}, (0.5, 1, 2, 1)),
+        ({1: np.float32(3), np.int64(3): 0}, (1, 3, 1, 0)),
+        ({0: 2, "0": 3}, (2, 3, 1, 1)),
+    ):
+        text = Config(class_weights=given).class_weights
+        assert text == Config(class_weights=dict(reversed(given.items()))).class_weights
+        assert class_weights(text, source_of(LABELS), names) == expected
+    assert Config(class_weights={}).class_weights == ""
+    for wrong, words in (
+        ({4: 1}, "no class '4'"),
+        ({-1: 1}, "no class '-1'"),
+        ({"d": 1}, "no class 'd'"),
+        ({0: -1}, "at least 0"),
+        ({0: "2"}, "is ..2"),
+        ({0: np.nan}, "is nan"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            text = Config(class_weights=wrong).class_weights
+            class_weights(text, source_of(LABELS), names)
 
 
 @pytest.mark.parametrize(

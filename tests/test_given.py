@@ -6,9 +6,11 @@ import textwrap
 
 import keras
 import numpy as np
+import pictures
 import pytest
 import tensorflow as tf
 from keras import layers
+from PIL import Image
 from processes import ROOT, Program
 from small_runs import arrays, assert_equal_states, records
 
@@ -253,6 +255,25 @@ def test_an_evaluation_on_other_images_leaves_the_run_alone(tmp_path):
     assert accuracy == pytest.approx((np.argmax(logits, 1) == labels).mean())
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert before == after
+
+
+def test_a_run_on_a_folder_is_evaluated_on_arrays_of_any_size(tmp_path):
+    """As on the files."""
+    pictures.write_folder(tmp_path / "data", "train", {"a": 12, "b": 12})
+    pictures.write_folder(tmp_path / "data", "test", {"a": 3, "b": 5})
+    options = {"dataset": "image_folder", "data_dir": str(tmp_path / "data")}
+    config = dataclasses.replace(
+        CONFIG, model="cnn", width=0.05, image_size=8, batch_size=6, **options
+    )
+    train(tmp_path / "run", config, report=False)
+    expected = evaluate(tmp_path / "run")
+    paths = sorted((tmp_path / "data" / "test").glob("*/*"))
+    images = np.stack([np.asarray(Image.open(path)) for path in paths])
+    labels = np.array([path.parent.name == "b" for path in paths], int)
+    result = evaluate(tmp_path / "run", data=(images, labels))
+    assert result["test_images"] == 8
+    assert result["test_confusion_matrix"] == expected["test_confusion_matrix"]
+    assert result["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-5)
 
 
 def test_without_its_weights_a_network_is_asked_for(tmp_path):

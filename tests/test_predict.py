@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import small_runs
+import tensorflow as tf
 from pictures import random_pixels
 from PIL import Image
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
@@ -111,6 +112,80 @@ def test_in_python_arrays_are_returned_and_nothing_is_printed(
     assert capfd.readouterr().out == ""
     with pytest.raises(DataError, match="1 of 1 files cannot be read"):
         predict(workdir, tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.stack,
+        lambda images: list(images)[:1] + [Image.fromarray(x) for x in images[1:]],
+        lambda images: tf.data.Dataset.from_tensor_slices(np.float32(images)),
+        lambda images: tf.data.Dataset.from_tensor_slices((images, images)).batch(4),
+    ],
+    ids=["array", "list", "elements", "batches"],
+)
+def test_images_in_memory_are_predicted_as_their_files(
+    workdir, photos, form, tmp_path, monkeypatch
+):
+    (tmp_path / CLASS_NAMES[0]).mkdir()
+    monkeypatch.chdir(tmp_path / CLASS_NAMES[0])  # no label of theirs
+    paths = sorted_files(photos)
+    images = [np.asarray(Image.open(path)) for path in paths]
+    large = [np.asarray(Image.fromarray(x).resize((40, 31))) for x in images]
+    found, fitted = (predict(workdir, form(x)) for x in (images, large))
+    expected = predict(workdir, paths)
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
+    assert found.paths == [str(number) for number in range(len(paths))]
+    assert found.labels == [None] * len(paths)
+
+    for number, pixels in enumerate(large):
+        Image.fromarray(pixels).save(f"{number:02}.tif")
+    files = predict(workdir, sorted(tmp_path.glob("*/*.tif")))
+    np.testing.assert_array_equal(fitted.probabilities, files.probabilities)
+
+
+def test_one_image_of_any_kind_is_taken_and_others_are_refused(workdir, photos):
+    path = sorted_files(photos)[0]
+    image, expected = Image.open(path), predict(workdir, path).probabilities
+    pixels = np.asarray(image)
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x112] = 6
+    for one in (image, pixels, turned, image.convert("RGBA"), [pixels * 1.0], [path]):
+        np.testing.assert_array_equal(predict(workdir, one).probabilities, expected)
+    predict(workdir, photos.glob("*/*.png"))
+    for other, words in (
+        (pixels / 255, "leave out the division"),
+        (np.where(pixels > 9, pixels, np.nan), "not finite"),
+        ({"a": pixels}, "dict of inputs"),
+        (None, "object"),
+        (np.tile(pixels[None], 3), "not resized"),
+        (tf.data.Dataset.from_tensors(pixels).repeat(), "no end"),
+        (np.zeros((0, 8, 8, 3)), "no image"),
+    ):
+        with pytest.raises(DataError, match=words):
+            predict(workdir, other)
+
+
+def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, capfd):
+    paths = sorted_files(photos)[::9]
+    expected = predict(workdir, paths).probabilities
+    capfd.readouterr()
+    outputs = {}
+    for form in ("csv", "json"):
+        predict(workdir, paths, form=form, top=0)
+        outputs[form] = capfd.readouterr().out.splitlines()
+    header, *rows = csv.reader(outputs["csv"])
+    assert header == ["path", "label", *CLASS_NAMES]
+    np.testing.assert_allclose([np.float64(x[2:]) for x in rows], expected, rtol=1e-5)
+    for line, row in zip(outputs["json"], expected, strict=True):
+        predictions = json.loads(line)["predictions"]
+        assert [x["class"] for x in predictions] == list(CLASS_NAMES)
+        found = [x["probability"] for x in predictions]
+        np.testing.assert_allclose(found, row, rtol=1e-5)
+    top = predict(workdir, paths).top
+    for call in (lambda: predict(workdir, paths, top=-1), lambda: top(-1)):
+        with pytest.raises(ConfigError, match="-1: must be at least"):
+            call()
 
 
 def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
@@ -376,7 +451,7 @@ def test_the_program_ends_in_one_line(workdir, photos, tmp_path):
         ([run_flag, "no.png"], 3, "no.png: there is no such file"),
         ([f"--workdir={tmp_path}", photos], 2, "holds no run"),
         ([photos, run_flag, "--json", "--csv"], 2, "At most one of (json, csv)"),
-        ([photos, run_flag, "--top=0"], 2, "--top=0"),
+        ([photos, run_flag, "--top=-1"], 2, "--top=-1"),
     ]:
         done = run(tmp_path, *arguments)
         assert (done.returncode, done.stdout) == (code, ""), arguments

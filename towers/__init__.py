@@ -27,6 +27,7 @@ from towers import console
 if TYPE_CHECKING:
     import keras
     import numpy as np
+    import PIL.Image
     import tensorflow as tf
 
     from towers.callbacks import Callback
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from towers.training.result import TrainResult
 
     Split = tuple[np.typing.ArrayLike, np.typing.ArrayLike] | tf.data.Dataset
+    Image = PIL.Image.Image | np.typing.ArrayLike
+    Images = Image | Sequence[Image] | tf.data.Dataset
     Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
 
 __version__ = "0.1.0"
@@ -267,7 +270,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
 @_implemented_in("towers.evaluation.predict")
 def predict(
     workdir: str | os.PathLike,
-    paths: "Paths",
+    images: "Paths | Images",
     config: "Config | None" = None,
     *,
     step: int | str = "best",
@@ -277,22 +280,26 @@ def predict(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> "Predicted | None":
-    """The predictions for image files, in the order of the files. In a folder with the
-    name of a class that class is the label.
+    """The predictions for images, in their order. Of a file in a folder with the name
+    of a class that class is the label.
 
     With `form`, `features` or `output` they are written batch by batch, and nothing is
     returned.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
-        paths: one or several image files of any size, or folders of files.
+        images: one or several image files of any size, or folders of files; or images
+            in memory, which are fitted to the network as files are: an array of numbers
+            from 0 to 255, [n, height, width, channels] or of one image, images of
+            Pillow, a list of either, or a `tf.data.Dataset`, whose labels are ignored.
         config: the run's, with the device, towers, batch size and test-time
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
         step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
-        top: classes of each image, at least 1.
+        top: classes of each image; 0 for all, in the order of the classes, which are
+            then the columns of "csv".
         form: "table", "csv" or "json", a line for each image; by default none, or
             "table" where there is an output.
         features: layer whose activations are written instead, to an `.npz` file with
@@ -300,9 +307,9 @@ def predict(
         output: path of a file; by default standard output, or `features.npz`.
 
     Returns:
-        `paths`, `labels`, `probabilities`, float [n, classes], and `class_names`;
-        `failed`, path -> why it cannot be read; `top(k)`, the names and probabilities
-        of the best classes of each image.
+        `paths` (of images in memory their numbers), `labels`, `probabilities`, float
+        [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
+        `top(k)`, the names and probabilities of the best classes of each image.
 
     Raises:
         TowersError: such as a DataError where no file can be read; and where results

@@ -17,7 +17,9 @@ from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 STEP = config_flags.define_step_flag()
 USE_EMA = flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
-TOP = flags.DEFINE_integer("top", 5, "Classes of each image.", 1)
+TOP = flags.DEFINE_integer(
+    "top", 5, "Classes of each image; 0 for all, in the order of the classes.", 0
+)
 JSON = flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
 CSV = flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
 flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])

@@ -285,7 +285,8 @@ class Config:
     class_weights: str = option(
         "",
         "Weights of the classes in the training loss: balanced for weights inverse to "
-        "the number of images, or a JSON file of names and weights; empty for none.",
+        "the number of images, or a JSON file of names and weights (in Python also a "
+        "dict of names or numbers of classes and weights); empty for none.",
         read_by="loss",
     )
     logit_adjustment: float = option(

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import numbers
 import os
@@ -83,6 +84,15 @@ free_option = functools.partial(option, free=True)
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:
     """The value in the field's own type, or a ConfigError that names the field."""
+    if field.name == "class_weights" and isinstance(value, Mapping):
+        pairs = [
+            [
+                int(key) if isinstance(key, numbers.Integral) else str(key),
+                float(weight) if isinstance(weight, numbers.Real) else repr(weight),
+            ]
+            for key, weight in value.items()
+        ]
+        value = json.dumps(sorted(pairs, key=repr)) if pairs else ""
     value, choices = _with_type(field, value), field.metadata["choices"]
     if field.metadata["table"]:
         tables.find(field.name, value)

@@ -1,9 +1,8 @@
 """Data sets of arrays in memory, as Keras' `fit` takes them."""
 
-import contextlib
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,13 @@ import tensorflow as tf
 
 from towers.config import factories
 from towers.data.sources import ArraySource, DataSet, channel_moments, split_off_test
-from towers.errors import DataError, cause, one_line
+from towers.data.unlabeled import fit_images, pixels, reading
+from towers.errors import DataError, one_line
 
 ORIGIN = "given in Python"
 
 # Classes without names: at most so many, and ten for each image.
 MOST_CLASSES = 1000
-
-# Fractions up to this value cannot be meant to be from 0 to 255.
-MOST_FRACTIONS = 4
 
 
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
@@ -47,9 +44,13 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     return _give(arrays, class_names or getattr(splits[0], "class_names", None))
 
 
-def give_test_set(data: Any, class_names: Sequence[str]) -> str:
-    """As `give`, of images and labels (x, y) on which a network is evaluated."""
-    return _give({"test": _arrays(data, "test")}, class_names)
+def give_test_set(data: Any, class_names: Sequence[str], **fitted: Any) -> str:
+    """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
+    are arguments of `unlabeled.fit_images`."""
+    images, labels = _arrays(data, "test")
+    if fitted:
+        images = np.stack(list(fit_images(images, **fitted)))
+    return _give({"test": (images, labels)}, class_names)
 
 
 def _give(arrays, class_names):
@@ -174,86 +175,6 @@ def _read(dataset, name):
     with reading(f"data: the {name} part"):
         images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
         return np.concatenate(images), np.concatenate(labels)
-
-
-@contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Errors of a `tf.data.Dataset` as a DataError; `what` begins its message."""
-    try:
-        yield
-    except (ValueError, tf.errors.OpError) as error:
-        words = cause(error)
-        differ = isinstance(error, ValueError) or "Cannot batch" in words
-        problem = "has images that differ in shape" if differ else "cannot be read"
-        raise DataError(f"{what} {problem}: {words}") from None
-
-
-def pixels(images: Any, what: str) -> np.ndarray:
-    """Images in memory as uint8 [n, height, width, channels].
-
-    Args:
-        images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
-            width] of gray images.
-        what: begins a message, such as "data: the test images".
-
-    Raises:
-        DataError: they have another form, or values that are not of this range.
-    """
-    first = images[0] if isinstance(images, list | tuple) and len(images) else None
-    if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
-        raise DataError(
-            f"{what} are a {type(images).__name__} of inputs; a network has one: give "
-            "one array, [n, height, width, channels]"
-        )
-    try:
-        images = np.asarray(images)
-    except ValueError as error:  # lists of different lengths
-        raise DataError(f"{what} differ in shape: {one_line(error)}") from None
-    if images.dtype.name == "bfloat16":  # NumPy has none
-        images = images.astype(np.float32)
-    shape, hint = images.shape[1:], ""
-    if images.size and isinstance(images.flat[0], str | bytes):
-        hint = "; files of images are a data set by data_dir"
-    elif images.dtype.kind == "O":
-        hint = "; of arrays of one shape np.stack makes one"
-    elif images.ndim == 4 and shape[0] in (1, 3) and min(shape[1:]) > 4:
-        hint = "; np.moveaxis(images, 1, -1) moves their channels to the end"
-    elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
-        return _in_bytes(images if images.ndim == 4 else images[..., None], what)
-    raise DataError(
-        f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
-        f"[n, height, width, channels], none of them 0{hint}"
-    )
-
-
-def _in_bytes(images, what):
-    """Images as uint8, or a DataError where their values are not from 0 to 255."""
-    if not images.size:
-        return images.astype(np.uint8)
-    low, high, kind = float(images.min()), float(images.max()), images.dtype.kind
-    hint = ""
-    if not np.isfinite([low, high]).all():
-        hint = "some are not finite: replace them, or leave these images out"
-    elif -64 < low < 0 and high > 64 or kind == "f" and 255 < high < 320:
-        hint = "np.clip(images, 0, 255) limits what a filter has added"
-    elif low < 0 or kind == "f" and 0 < high <= 1:
-        hint = (
-            "leave out the division: they are standardized in training and in "
-            "evaluations"
-        )
-    elif high > 255:
-        hint = f"divide them, such as by {np.ceil(high / 255):g}"
-    elif kind == "f" and 0 < high <= MOST_FRACTIONS and (images % 1).any():
-        hint = f"{high + 1:.0f} shades of gray would be left; leave out the division"
-    elif kind != "f" and high == 1 and len(images) > 1:
-        hint = "multiply drawings by 255; leave out a division of photos"
-    if hint:
-        raise DataError(
-            f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
-            f"0 to 255: {hint}"
-        )
-    images = np.round(images) if kind == "f" else images
-    return images.astype(np.uint8, copy=False)
 
 
 def _labels(labels, name):

@@ -58,7 +58,8 @@ def class_weights(
     Args:
         text: "balanced" for weights that are inverse to the number of images and whose
             mean over the images is 1; or a JSON file, an object of names of classes and
-            numbers, 1 for a class that it lacks.
+            numbers, 1 for a class that it lacks; or pairs in JSON of a class, its name
+            or its number, and a weight.
         source: the training images.
         class_names: in the order of the labels.
 
@@ -75,26 +76,36 @@ def class_weights(
         return tuple(weights.tolist())
     option = f"class_weights={shown(text)}"
     try:
-        weights = json.loads(read_data_file(text, MOST_FILE_BYTES))
+        is_json = text.startswith("[[")  # of a dict, see `options.check_option`
+        content = text if is_json else read_data_file(text, MOST_FILE_BYTES)
+        weights = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{option}: {reason(error)}; give {BALANCED}, or a JSON file such as "
             f'{{"{shown(class_names[0], 40)}": 2.0}}'
         ) from None
+    weights = dict(weights) if is_json else weights
     if not isinstance(weights, dict):
         raise ConfigError(f"{option}: an object of classes and weights is expected")
-    weights = {normalize("NFC", name): x for name, x in weights.items()}
+    weights = {
+        x if isinstance(x, int) else normalize("NFC", x): weight
+        for x, weight in weights.items()
+    }
     class_names = [normalize("NFC", name) for name in class_names]
+    numbers = range(len(class_names))
     for name, weight in weights.items():
-        if name not in class_names:
-            message = f"{option}: there is no class {shown(name, 40)!r}"
+        if name not in (numbers if isinstance(name, int) else class_names):
+            message = f"{option}: there is no class {shown(str(name), 40)!r}"
             raise ConfigError(with_nearest(message, name, class_names))
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             raise ConfigError(
-                f"{option}: the weight of {shown(name, 40)} must be a number of at "
-                f"least 0, is {weight!r:.40}"
+                f"{option}: the weight of {shown(str(name), 40)} must be a number of "
+                f"at least 0, is {weight!r:.40}"
             )
-    return tuple(float(weights.get(name, 1)) for name in class_names)
+    return tuple(
+        float(weights.get(number, weights.get(name, 1)))
+        for number, name in enumerate(class_names)
+    )
 
 
 def logit_offsets(

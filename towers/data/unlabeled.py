@@ -1,24 +1,32 @@
-"""Image files of any size for a trained network, as many as there may be.
+"""Images of any size for a trained network, in files, as many as there may be, or in
+memory.
 
 Of a million files the pixels of a few dozen are in memory, and besides those of the
 batch that is computed.
 """
 
 import collections
+import contextlib
+import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageOps
 
 from towers.data import streams
 from towers.data.class_folders import is_split
 from towers.data.files import read_image_file
 from towers.data.image import read_image
-from towers.data.paths import class_name, reason
-from towers.errors import ConfigError
+from towers.data.paths import check_paths, class_name, reason
+from towers.errors import ConfigError, DataError, cause, one_line
+
+# Fractions up to this value cannot be meant to be from 0 to 255.
+MOST_FRACTIONS = 4
 
 # Images that are read ahead, for each reader.
 AHEAD = 4
@@ -28,7 +36,7 @@ class ImageFile(NamedTuple):
     """An image that was read, or could not be.
 
     Attributes:
-        path: of its file.
+        path: of its file, or the number of an image in memory.
         image: uint8 [height, width, channels]; None where it cannot be used.
         fault: why.
     """
@@ -39,7 +47,7 @@ class ImageFile(NamedTuple):
 
 
 def read_files(
-    paths: Iterable[str],
+    files: Iterable[str | tuple[int, Any]],
     image_shape: tuple[int, int, int],
     max_pixels: int,
     center_crop: float = 1.0,
@@ -47,7 +55,7 @@ def read_files(
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
     Args:
-        paths: of the files.
+        files: their paths; or number and image, an array or one of Pillow.
         image_shape: height, width, channels of the images that a network was trained
             on; see `image.read_image`.
         max_pixels: limits pixels and bytes.
@@ -56,31 +64,180 @@ def read_files(
     Raises:
         ConfigError: the network takes images of other than 1 or 3 channels.
     """
-    if image_shape[-1] not in (1, 3):
-        raise ConfigError(
-            f"the network takes images of {image_shape[-1]} channels, and image files "
-            "are read with 1 or 3; give arrays in Python: towers.load_run(DIR).model"
-        )
     options = {"max_pixels": max_pixels, "center_crop": center_crop}
 
-    def read(path):
+    def read(file):
+        path, image = (file, None) if isinstance(file, str) else file
         try:
-            content = read_image_file(path, max_pixels)
+            if image is None:
+                content = read_image_file(path, max_pixels)
+            elif center_crop == 1 and getattr(image, "shape", None) == image_shape:
+                return ImageFile(str(path), image)
+            else:
+                content = _encoded(image, image_shape[-1])
             image = read_image(content, image_shape, **options)
         except (OSError, ValueError, MemoryError) as error:
-            return ImageFile(path, None, reason(error))
-        return ImageFile(path, image)
+            return ImageFile(str(path), None, reason(error))
+        return ImageFile(str(path), image)
 
     pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
     try:
-        for path in paths:
-            pending.append(pool.submit(read, path))
+        for file in files:
+            if isinstance(file, str) and image_shape[-1] not in (1, 3):
+                raise ConfigError(
+                    f"the network takes images of {image_shape[-1]} channels, and "
+                    "image files are read with 1 or 3; give arrays in Python"
+                )
+            pending.append(pool.submit(read, file))
             if len(pending) > AHEAD * streams.NUM_READERS:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
+    """uint8 images [n, height, width, channels] as `read_files` fits them; DataError
+    where one does not fit."""
+    for file in read_files(enumerate(images), **options):
+        if file.image is None:
+            raise DataError(f"data: image {file.path}: {file.fault}")
+        yield file.image
+
+
+def _encoded(image, channels):
+    """The content of a file with an image of Pillow, or an array."""
+    if isinstance(image, np.ndarray):
+        if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4):
+            raise DataError(
+                f"images of {image.shape[-1]} channels in a shape of {image.shape} are "
+                f"not resized, and the network takes {channels} channels"
+            )
+        image = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    file = io.BytesIO()
+    ImageOps.exif_transpose(image).save(file, "TIFF")
+    return file.getvalue()
+
+
+def paths_or_images(
+    images: Any,
+) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
+    """Paths, or images in memory, and nothing of the other.
+
+    Args:
+        images: one or several paths; or an array, an image of Pillow, a list of such,
+            or a `tf.data.Dataset` of images, with or without labels.
+
+    Raises:
+        DataError: there is nothing at a path; they are no images, see `pixels`.
+    """
+    if isinstance(images, tf.data.Dataset):
+        return [], _elements(images)
+    is_path = isinstance(images, str | os.PathLike)
+    is_list = isinstance(images, Iterable) and not isinstance(images, Mapping)
+    if not is_path and (not is_list or getattr(images, "ndim", 1) > 1):
+        return [], _batch(images)
+    images = [images] if is_path else list(images)
+    if all(isinstance(image, str | os.PathLike) for image in images):
+        return check_paths(images), ()
+    return [], [image for x in images for image in _batch(x)]
+
+
+def _elements(dataset):
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise DataError("images: the data set has no end; leave out repeat()")
+    with reading("images: the data set"):
+        for element in dataset.as_numpy_iterator():
+            yield from _batch(element[0] if isinstance(element, tuple) else element)
+
+
+def _batch(images):
+    """The images of an array of one or several, or one of Pillow."""
+    if isinstance(images, Image.Image):
+        return [images]
+    is_one = np.ndim(images) == 2 or np.ndim(images) == 3 and len(images[0][0]) < 5
+    return pixels(np.asarray(images)[None] if is_one else images, "images")
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Errors of a `tf.data.Dataset` as a DataError; `what` begins its message."""
+    try:
+        yield
+    except (ValueError, tf.errors.OpError) as error:
+        words = cause(error)
+        differ = isinstance(error, ValueError) or "Cannot batch" in words
+        problem = "has images that differ in shape" if differ else "cannot be read"
+        raise DataError(f"{what} {problem}: {words}") from None
+
+
+def pixels(images: Any, what: str) -> np.ndarray:
+    """Images in memory as uint8 [n, height, width, channels].
+
+    Args:
+        images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
+            width] of gray images.
+        what: begins a message, such as "data: the test images".
+
+    Raises:
+        DataError: they have another form, or values that are not of this range.
+    """
+    first = images[0] if isinstance(images, list | tuple) and len(images) else None
+    if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
+        raise DataError(
+            f"{what} are a {type(images).__name__} of inputs; a network has one: give "
+            "one array, [n, height, width, channels]"
+        )
+    try:
+        images = np.asarray(images)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{what} differ in shape: {one_line(error)}") from None
+    if images.dtype.name == "bfloat16":  # NumPy has none
+        images = images.astype(np.float32)
+    shape, hint = images.shape[1:], ""
+    if images.size and isinstance(images.flat[0], str | bytes):
+        hint = "; files of images are a data set by data_dir"
+    elif images.dtype.kind == "O":
+        hint = "; of arrays of one shape np.stack makes one"
+    elif images.ndim == 4 and shape[0] in (1, 3) and min(shape[1:]) > 4:
+        hint = "; np.moveaxis(images, 1, -1) moves their channels to the end"
+    elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
+        return _in_bytes(images if images.ndim == 4 else images[..., None], what)
+    raise DataError(
+        f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
+        f"[n, height, width, channels], none of them 0{hint}"
+    )
+
+
+def _in_bytes(images, what):
+    """Images as uint8, or a DataError where their values are not from 0 to 255."""
+    if not images.size:
+        return images.astype(np.uint8)
+    low, high, kind = float(images.min()), float(images.max()), images.dtype.kind
+    hint = ""
+    if not np.isfinite([low, high]).all():
+        hint = "some are not finite: replace them, or leave these images out"
+    elif -64 < low < 0 and high > 64 or kind == "f" and 255 < high < 320:
+        hint = "np.clip(images, 0, 255) limits what a filter has added"
+    elif low < 0 or kind == "f" and 0 < high <= 1:
+        hint = (
+            "leave out the division: they are standardized in training and in "
+            "evaluations"
+        )
+    elif high > 255:
+        hint = f"divide them, such as by {np.ceil(high / 255):g}"
+    elif kind == "f" and 0 < high <= MOST_FRACTIONS and (images % 1).any():
+        hint = f"{high + 1:.0f} shades of gray would be left; leave out the division"
+    elif kind != "f" and high == 1 and len(images) > 1:
+        hint = "multiply drawings by 255; leave out a division of photos"
+    if hint:
+        raise DataError(
+            f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
+            f"0 to 255: {hint}"
+        )
+    images = np.round(images) if kind == "f" else images
+    return images.astype(np.uint8, copy=False)
 
 
 class Labels:

@@ -70,8 +70,17 @@ def evaluate(
     # Of other images than those of the run nothing is written.
     is_of_run = data is None or config.choice_of("dataset").is_given
     if data is not None:
-        class_names = info.class_names if info else ()
-        config = replace(config, dataset=arrays.give_test_set(data, class_names))
+        class_names, fitted = info.class_names if info else (), {}
+        if info and not is_of_run:
+            fitted = {
+                "image_shape": info.image_shape,
+                "max_pixels": config.max_image_pixels,
+                "center_crop": config.center_crop,
+            }
+        name = arrays.give_test_set(data, class_names, **fitted)
+        config = replace(config, dataset=name)
+        if report and not is_of_run:
+            console.warn("report: of data other than the run's no page is written")
     parts = build.build(
         config,
         device_kind=devices.kind,

@@ -1,4 +1,4 @@
-"""Predictions of a run's network for image files; no data set is needed."""
+"""Predictions of a run's network for images; no data set is needed."""
 
 import collections
 import contextlib
@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,10 +19,10 @@ from towers.config.options import check_path
 from towers.data import image_folder
 from towers.data import paths as image_paths
 from towers.data.batches import hold_out
-from towers.data.paths import Paths, shown
+from towers.data.paths import shown
 from towers.data.sources import checksum, place_of
 from towers.data.tta import create_tta
-from towers.data.unlabeled import Labels, read_files
+from towers.data.unlabeled import Labels, paths_or_images, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import softmax
 from towers.evaluation.restored import (
@@ -38,14 +39,14 @@ from towers.run.folder import RunFolder
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """Predictions for n image files.
+    """Predictions for n images.
 
     Attributes:
-        paths: of the files that were read.
+        paths: of the files that were read, or numbers of images in memory.
         labels: the class of each, by the folder that it is in, or None.
         probabilities: float [n, classes].
         class_names: in the order of the probabilities.
-        failed: path -> why a file cannot be read.
+        failed: path -> why an image cannot be read.
     """
 
     paths: list[str]
@@ -55,7 +56,9 @@ class Predicted:
     failed: dict[str, str]
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
-        """Per file the names and probabilities of its k most likely classes."""
+        """Per image the names and probabilities of its k most likely classes."""
+        if k < 1:
+            raise ConfigError(f"k={k}: must be at least 1")
         order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
         return [
             [(self.class_names[c], float(row[c])) for c in classes]
@@ -65,7 +68,7 @@ class Predicted:
 
 def predict(
     workdir: str | os.PathLike,
-    paths: Paths,
+    images: Any,
     config: Config | None = None,
     *,
     step: int | str = "best",
@@ -76,11 +79,13 @@ def predict(
     output: str | os.PathLike = "",
 ) -> Predicted | None:
     """See `towers.predict`."""
+    if top < 0:
+        raise ConfigError(f"top={top}: must be at least 0, for all classes")
     if form and form not in FORMS:
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
     if features and form not in ("", "table"):
         raise ConfigError(f"features={features} with form={form}: one of the two")
-    paths = image_paths.check_paths(paths)
+    paths, images = paths_or_images(images)
     check_path("output", output)
     output = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(output):
@@ -108,13 +113,15 @@ def predict(
 
     counts, label_of = collections.Counter(), Labels(run.class_names, paths)
     is_training_image, failed = _training_images(run), {}
+    if not paths:
+        label_of, is_training_image = (lambda path: -1), (lambda path: False)
 
     def fail(path, why):
         failed[path] = why
         console.error(f"{shown(path)}: {why}")
 
     def readable_images():
-        found = image_paths.walk(paths, fail)
+        found = image_paths.walk(paths, fail) if paths else enumerate(images)
         options = config.max_image_pixels, run.config.center_crop
         for file in read_files(found, run.image_shape, *options):
             if file.image is None:
@@ -132,8 +139,8 @@ def predict(
             lambda *batch: [x.extend(y) for x, y in zip(gathered, batch, strict=True)]
         )
     with _errors_of_output(output), results as write:
-        images, size = readable_images(), 0
-        while batch := list(itertools.islice(images, config.batch_size)):
+        readable, size = readable_images(), 0
+        while batch := list(itertools.islice(readable, config.batch_size)):
             size = max(size, len(batch))
             outputs = _outputs(batch, size, run, predictor)
             counts["read"] += len(batch)
@@ -218,7 +225,7 @@ def _report(counts, num_failed, paths):
         )
     if not counts["read"]:
         raise DataError(
-            f"{shown(', '.join(paths))}: no image; of a folder the "
+            f"{shown(', '.join(paths)) or 'images'}: no image; of a folder the "
             f"{image_paths.FORMATS_TEXT} files are taken"
         )
 

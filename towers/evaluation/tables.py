@@ -38,19 +38,23 @@ def create_table(
         form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
             where a probability that is not a number is null.
         class_names: in the order of the logits.
-        top: how many classes of an image, those with the largest logits.
+        top: how many classes of an image, those with the largest logits; 0 for all, in
+            the order of `class_names`, which are then the columns of "csv".
     """
-    top = min(top, len(class_names))
+    digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
+    in_order, top = not top, min(top or len(class_names), len(class_names))
     width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
 
     def write_line(path, label, best):
         if form == "csv":
-            cells = (cell for name, p in best for cell in (name, f"{p:.6f}"))
+            cells = (x for name, p in best for x in (name, digits.format(p)))
+            cells = (digits.format(p) for _, p in best) if in_order else cells
             csv_file.writerow([path, label or "", *cells])
         elif form == "json":
             predictions = [
-                {"class": name, "probability": None if math.isnan(p) else round(p, 6)}
+                {"class": name, "probability": None if math.isnan(p) else x}
                 for name, p in best
+                for x in [float(digits.format(p))]
             ]
             row = {"path": path, "label": label, "predictions": predictions}
             stream.write(f"{json.dumps(row)}\n")
@@ -60,6 +64,8 @@ def create_table(
 
     def write(paths, labels, logits):
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        if in_order:
+            order = np.broadcast_to(np.arange(top), order.shape)
         probabilities = np.take_along_axis(softmax(logits), order, 1)
         for path, label, classes, values in zip(
             paths, labels, order.tolist(), probabilities.tolist(), strict=True
@@ -73,6 +79,7 @@ def create_table(
         if form == "csv":
             numbers = range(1, top + 1)
             columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
+            columns = class_names if in_order else columns
             csv_file.writerow(["path", "label", *columns])
         yield write
 
