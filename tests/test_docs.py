@@ -34,6 +34,7 @@ OTHERS = {
     "pip": "require-hashes",
     "pip-audit": "no-deps disable-pip strict",
     "tensorboard": "logdir",
+    "TensorBoard": "load_fast",
     "ruff format": "check",
     "UV_FLAGS=": "upgrade",
     "tfds build": "file_format",
