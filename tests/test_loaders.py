@@ -279,6 +279,7 @@ def load():
 """
 
 
+@pytest.mark.row(58)
 @pytest.mark.parametrize(
     "change,words",
     [

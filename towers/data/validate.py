@@ -37,8 +37,7 @@ def _problems(data_set: DataSet) -> Iterator[str]:
     names, shape = data_set.class_names, None
     if not isinstance(data_set.name, str):
         yield f"name={data_set.name!r:.60} should be a text"
-    is_list = isinstance(names, tuple | list) and names
-    if not is_list or not all(isinstance(name, str) for name in names):
+    if not _are(str, names) or not names:
         yield f"class_names={names!r:.60} should be texts, in the order of the labels"
     repeated = [name for name, n in collections.Counter(names).items() if n > 1]
     if repeated and data_set.train is not None:
@@ -49,10 +48,7 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         count, shape = source.num_examples, source.image_shape
         if not isinstance(count, numbers.Integral) or count < 1:
             yield f"num_examples={count} of the {split} images should be 1 or more"
-        is_shape = isinstance(shape, tuple | list) and len(shape) == 3
-        if not is_shape or not all(
-            isinstance(x, numbers.Integral) and x for x in shape
-        ):
+        if not _are(numbers.Integral, shape) or len(shape) != 3 or min(shape) < 1:
             yield f"image_shape={shape!r:.60} should be (height, width, channels)"
         if tuple(shape) != tuple(data_set.image_shape):
             yield (
@@ -60,39 +56,36 @@ def _problems(data_set: DataSet) -> Iterator[str]:
                 f"{list(data_set.image_shape)}; they should have one shape"
             )
         labels = known_labels(source)
-        if labels is not None and (
-            not isinstance(labels, np.ndarray)
-            or labels.shape != (count,)
-            or labels.dtype.kind not in "iu"
-        ):
+        kind = getattr(getattr(labels, "dtype", None), "kind", "")
+        if labels is not None and (kind not in ("i", "u") or labels.shape != (count,)):
             yield f"the {split} labels should be a NumPy array of {count} integers"
     for name in ("mean", "deviation"):
-        values = getattr(data_set, name)
-        try:
-            moments = np.array(values, np.float64)
-        except (TypeError, ValueError):
-            moments = np.array(np.nan)
-        if moments.shape != (shape[2],) or not np.isfinite(moments).all():
-            yield f"{name}={values!r:.60} should be a finite number for each channel"
+        moments = getattr(data_set, name)
+        moments = moments.tolist() if isinstance(moments, np.ndarray) else moments
+        if not _are(numbers.Real, moments) or len(moments) != shape[2]:
+            yield f"{name}={moments!r:.60} should be a number for each channel"
+        if not np.isfinite(moments).all():
+            yield f"{name}={moments!r:.60} should be finite"
     if all(0 < x < 1 for x in (*data_set.mean, *data_set.deviation)):
         yield "mean and deviation should be in units of 0..255: multiply both by 255"
+
+
+def _are(kind, values):
+    """Whether they are a tuple, or a list, of values of a kind."""
+    return isinstance(values, tuple | list) and all(isinstance(x, kind) for x in values)
 
 
 def _problems_of_reads(data_set: DataSet) -> Iterator[str]:
     for split, source in data_set.sources.items():
         begin = f"`read` of the {split} images"
-        indices = np.array([0, source.num_examples - 1])
+        indices = tf.data.Dataset.from_tensors(np.array([0, source.num_examples - 1]))
         try:
             with data_errors_of_tensorflow(), tf.device("CPU:0"):
-                elements = tf.data.Dataset.from_tensors(indices).map(plain(source.read))
-                images, labels = elements.get_single_element()
+                images, labels = indices.map(plain(source.read)).get_single_element()
         except TowersError:
             raise
         except Exception as error:
-            yield (
-                f"{begin} fails: {cause(error)}; it should be made of TensorFlow "
-                "operations, or call tf.numpy_function"
-            )
+            yield f"{begin}, in operations of TensorFlow, fails: {cause(error)}"
         shape = [2, *source.image_shape]
         is_right = images.dtype == tf.uint8 and labels.dtype.is_integer
         if not is_right or [*images.shape] != shape or [*labels.shape] != [2]:
