@@ -199,6 +199,8 @@ def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
     for name in ("cifar10", "mnist"):
         write(tmp_path / name / PUBLISHED[name].folders[-1], official(name)[0])
         assert photo_options(str(tmp_path / name)) == {"dataset": name}
+    write(tmp_path / "plain", official("mnist")[0])
+    assert photo_options(str(tmp_path / "plain")) == {"dataset": "mnist"}
     (tmp_path / "set/flowers/1.0.0").mkdir(parents=True)
     (tmp_path / "set/flowers/1.0.0/dataset_info.json").touch()
     assert photo_options(str(tmp_path / "set")) == {"dataset": "tfds:flowers"}

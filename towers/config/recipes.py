@@ -93,10 +93,11 @@ def config_of_flags(
         if not recipe:
             remark = _remark(name, folder)
     else:
-        base, layer = Config(**chosen), "default"
+        base, layer = Config(**chosen), "found in data_dir"
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
-        origins |= dict.fromkeys(origins.keys() & chosen, "chosen for the images")
+        for_images = (origins.keys() & chosen) - {"dataset"}
+        origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from towers.data.paths import is_folder, is_image, shown
 from towers.errors import DataError, nearest
@@ -26,8 +27,8 @@ _SPLIT = re.compile(
     r"(?:[ _-]?(?:images?|set|data))?",
     re.IGNORECASE,
 )
-# Folders inside each other, and files that are inspected to suggest another folder.
-_MOST_LEVELS, _MOST_INSPECTED = 100, 1000
+# Folders inside each other, as Python's stack is limited.
+_MOST_LEVELS = 100
 
 
 def find_folders(root: str) -> tuple[dict[str, str], str]:
@@ -64,7 +65,7 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
                 f"{named[0].path} and {named[1].name}/: two folders for the same; move "
                 "one of them away"
             )
-        folders[split] = _innermost(named[0])
+        folders[split] = _innermost(named[0].path)
     for split in ("validation", "test"):
         if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
             name = os.path.basename(folders.pop(split))
@@ -77,17 +78,16 @@ def is_split(name: str) -> bool:
     return _SPLIT.fullmatch(name) is not None
 
 
-def _innermost(entry):
+def _innermost(folder):
     """test/test/ in place of test/ where nothing else is in it, as in archives."""
-    inside = list(itertools.islice(entries(entry.path), 2))
-    if len(inside) == 1 and is_folder(inside[0]):
-        if inside[0].name.lower() == entry.name.lower():
-            return _innermost(inside[0])
-    return entry.path
+    names = [entry.name for entry in itertools.islice(entries(folder), 2)]
+    inner = os.path.join(folder, os.path.basename(folder))
+    is_alone = names == [os.path.basename(folder)] and os.path.isdir(inner)
+    return _innermost(inner) if is_alone else folder
 
 
 def _is_unlabeled(folder):
-    return not folders_in(folder) and any(is_image(x) for x in entries(folder))
+    return not folders_in(folder) and any(map(is_image, entries(folder)))
 
 
 def training_folder(root: str, folders: dict[str, str]) -> str:
@@ -141,10 +141,8 @@ def has_classes(root: str) -> bool:
     are inspected."""
     try:
         folders = folders_in(find_folders(root)[0].get("train", ""))
-        files = (
-            itertools.islice(files_below(x.path), _MOST_INSPECTED) for x in folders
-        )
-        return sum(any(is_image(x) for x in some) for some in files) > 1
+        files = [itertools.islice(files_below(x.path), 1000) for x in folders]
+        return sum(any(map(is_image, some)) for some in files) > 1
     except DataError:
         return False
 
@@ -153,12 +151,10 @@ def folders_in(folder: str) -> list[os.DirEntry]:
     """The folders in a folder, in the order of their names; none where it cannot be
     read."""
     try:
-        found = (x for x in entries(folder) if is_folder(x))
-        return sorted(
-            (x for x in found if x.name.lower() not in JUNK), key=lambda x: x.name
-        )
+        found = sorted(entries(folder), key=attrgetter("name"))
     except DataError:
         return []
+    return [x for x in found if is_folder(x) and x.name.lower() not in JUNK]
 
 
 def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:

@@ -6,6 +6,7 @@ Names are read at the start, contents when they are needed.
 
 import dataclasses
 import os
+from operator import attrgetter
 
 from towers import console
 from towers.data.cached import (
@@ -91,7 +92,7 @@ class Listing:
         """Class -> its folder, and its image files, as `FolderFiles` takes them; both
         in the order of the names of folders and files."""
         found, loose = {}, []
-        for entry in sorted(entries(folder), key=lambda entry: entry.name):
+        for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
                 images = sorted(self._images(entry.path))
                 if not images:
@@ -279,24 +280,22 @@ def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
 
 def _is_folder_of(trained, root, options):
     """Whether a network was trained on the images of a folder without images for
-    testing; True where that is not known, as bad images may be left out."""
+    testing; True where that is not known, as bad images are left out."""
+    if options.bad_images == "skip":
+        return True
     try:
-        train = training_images(root, trained.image_shape)
+        return checksum(training_images(root, trained.image_shape)) == trained.checksum
     except DataError:  # such as a class of one image
         return False
-    return options.bad_images == "skip" or checksum(train) == trained.checksum
 
 
 def _words_of(folders):
     names = {split: f"{os.path.basename(path)}/" for split, path in folders.items()}
-    if "test" not in names:
-        if "validation" not in names:
-            return "all for testing"
+    if names.keys() - {"train"} == {"validation"}:
         return f"{names['validation']} for validation and testing"
-    words = f"{names['test']} for testing"
-    if "validation" in names:
-        words = f"{names['validation']} for validation, {words}"
-    return words
+    uses = ("validation", "validation"), ("test", "testing")
+    words = [f"{names[split]} for {use}" for split, use in uses if split in names]
+    return ", ".join(words) or "all for testing"
 
 
 def _trained_size(options, trained):
