@@ -293,6 +293,7 @@ def test_several_workers_end_at_the_step_of_one_process(tmp_path):
     assert rates[0] > rates[-1]
 
 
+@pytest.mark.row(6)
 def test_the_best_checkpoint_is_used_and_named(small, tmp_path, capfd):
     best, end = best_and_end(PATIENT)
     run = shutil.copytree(uninterrupted(PATIENT).path, tmp_path / "run")
@@ -308,6 +309,9 @@ def test_the_best_checkpoint_is_used_and_named(small, tmp_path, capfd):
     (run / f"checkpoints/step-{best:08d}/MANIFEST.json").write_text("{")
     assert load_run(run).step == end
     assert "rejected the best checkpoint" in capfd.readouterr().out
+    shutil.rmtree(run / f"checkpoints/step-{best:08d}")
+    assert load_run(run).step == end
+    assert f"missing: {run}/checkpoints/step-{best:08d}" in capfd.readouterr().out
 
 
 def test_without_held_out_images_the_last_step_is_used_and_none_ends_a_run(

@@ -11,7 +11,10 @@ import pytest
 import tensorflow as tf
 
 from towers import errors
+from towers.config.factories import foreseen
+from towers.errors import ConfigError
 from towers.parallel.lost_workers import lost_worker
+from towers.run.folder import RunFolder
 
 EXIT_CODES = {
     "ConfigError": 2,
@@ -202,3 +205,25 @@ def test_row_40_a_worker_without_memory_is_not_taken_for_a_lost_one(task, lost):
     )
     told = lost_worker(message, ["a:1", "b:1"], index=0)
     assert (told and told.number) == lost
+
+
+@pytest.mark.row(43)
+def test_the_chief_does_not_take_itself_for_lost():
+    """Two others are suspended: the error of its own service names none of them."""
+    message = "Deadline Exceeded. RPC: /tensorflow.CoordinationService/Barrier"
+    addresses = ["a:1", "b:1", "c:1"]
+    assert lost_worker(message, addresses, index=0).number is None
+    assert lost_worker(message, addresses, index=1).number == 0
+
+
+@pytest.mark.row(49)
+def test_a_current_folder_that_was_removed_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        RunFolder("runs/a")
+    assert isinstance(foreseen(caught.value, ""), ConfigError)
+    RunFolder(tmp_path / "run").validate_teacher("")
+    monkeypatch.chdir(tmp_path)
+    assert foreseen(caught.value, "") is caught.value

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from absl import flags
 from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from towers.config import flags as config_flags
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import evaluate
 from towers.run.checkpointer import Checkpointer
@@ -210,6 +212,31 @@ def test_following_rejects_a_damaged_checkpoint_once_until_it_is_whole(workdir, 
 def test_following_one_step_is_a_contradiction(workdir):
     with pytest.raises(ConfigError, match="step=4 with eval_interval_secs=60"):
         evaluate(workdir, step=4, eval_interval_secs=60.0)
+
+
+@pytest.mark.row(17)
+@pytest.mark.parametrize("secs", ["nan", "inf", "-1"])
+def test_a_time_that_is_none_is_refused(workdir, secs):
+    values = flags.FlagValues()
+    flags.DEFINE_float("secs", 0.0, "", 0.0, 1e6, flag_values=values)
+    with pytest.raises(ConfigError, match="secs=.*"):
+        config_flags.parse(["program", f"--secs={secs}"], values)
+    with pytest.raises(ConfigError, match="eval_interval_secs="):
+        evaluate(workdir, eval_interval_secs=float(secs))
+
+
+@pytest.mark.row(35)
+def test_mistakes_that_cannot_be_written_are_not_named(workdir, capfd):
+    path = workdir / "mistakes.csv"
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    evaluate(workdir, CONFIG)
+    said = capfd.readouterr()
+    assert "mistakes.csv cannot be written" in said.err + said.out
+    assert f"wrongly: {path}" not in said.out
+    path.rmdir()
+    evaluate(workdir, CONFIG)
+    assert f"wrongly: {path}" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("device", ["GPU", "CPU"])

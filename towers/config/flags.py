@@ -8,6 +8,7 @@ exit codes.
 import contextlib
 import importlib.metadata
 import io
+import math
 import os
 import platform
 import re
@@ -113,6 +114,9 @@ def parse(
         if meant and isinstance(error, flags.UnrecognizedFlagError):
             error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
         raise ConfigError(one_line(error)) from None
+    for name, value in values.flag_values_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name}={value}: must be finite")
     if len(rest) > 1 and not takes_paths:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest

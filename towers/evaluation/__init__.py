@@ -53,6 +53,8 @@ def evaluate(
 ) -> dict:
     """See `towers.evaluate`; `sleep` waits for some seconds."""
     checks.check_environment()
+    if not 0 <= eval_interval_secs <= 1e6:
+        raise ConfigError(f"eval_interval_secs={eval_interval_secs}: give 0 to 1000000")
     if isinstance(step, int) and eval_interval_secs:
         raise ConfigError(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
@@ -133,7 +135,7 @@ def evaluate(
             curves = {k.removeprefix("test_"): v for k, v in record.items()}
             reports.scalars(checkpoint.step, curves)
             reports.file(folder.result, to_json(result))
-            reports.file(folder.mistakes, mistakes)
+            is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
             console.line(accuracy_line(at, evaluations, "test", config))
@@ -141,7 +143,7 @@ def evaluate(
                 break
         for line in table(evaluations):
             console.line(line)
-        if is_of_run and not reported.correct.all():
+        if is_written and not reported.correct.all():
             console.line(f"the images that are predicted wrongly: {folder.mistakes}")
 
         # Report.

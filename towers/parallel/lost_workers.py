@@ -60,6 +60,8 @@ def lost_worker(
     others = [i for i in named if i != index and i < len(addresses)]
     if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
         others = [0]  # it did not answer, perhaps to another worker, named as well
+    if others == [0] and not index:
+        return LostWorker(None, "other workers do not answer")
     if not others:
         if out_of_memory(message) or _OWN_NCCL.search(message):
             return None  # of this worker

@@ -130,7 +130,7 @@ class Checkpointer:
         if not (is_number and step >= 0 or step in ("best", "last")):
             raise ConfigError(f"step={step!r}: should be a number, 'best' or 'last'")
         if step == "best":
-            if best := self.best_step():
+            if best := self.best_step(self._log):
                 try:
                     return self._read(self._path(best))
                 except CheckpointError as error:
@@ -171,12 +171,15 @@ class Checkpointer:
             f"and training does not silently start again{way_out}: {'; '.join(reasons)}"
         )
 
-    def best_step(self) -> int | None:
+    def best_step(self, log: Callable[[str], None] = lambda line: None) -> int | None:
         """The step of the best evaluation on held-out images, where there is one that
-        has a checkpoint, by the newest valid trainer state."""
+        has a checkpoint, by the newest valid trainer state; logs a missing one."""
         best = self.stored("best", lambda value: value or {}, "last") or {}
         step = best.get("step")
-        return step if step in self.steps() else None
+        if step is None or step in self.steps():
+            return step
+        log(f"the best checkpoint is missing: {self._path(step)}; taking the last one")
+        return None
 
     def stored(
         self, key: str, parse: Callable[[Any], T], step: int | str = "last"

@@ -103,9 +103,9 @@ class Reports:
         """The run is complete, see `Board`."""
         self.attempt(_BOARD, lambda: self._board(writer).end())
 
-    def file(self, path: pathlib.Path, text: str) -> None:
-        """Writes a small file."""
-        self.attempt(path.name, lambda: store.write_aside(path, text))
+    def file(self, path: pathlib.Path, text: str) -> bool:
+        """Writes a small file; returns whether it was written."""
+        return self.attempt(path.name, lambda: store.write_aside(path, text))
 
     def sync(self) -> None:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
@@ -141,8 +141,9 @@ class Reports:
         name: str,
         write: Callable[[], None],
         errors: type[Exception] = OSError,
-    ) -> None:
-        """Writes; says where that begins to fail, and to succeed again.
+    ) -> bool:
+        """Writes; says where that begins to fail, and to succeed again. Returns whether
+        it succeeded.
 
         Args:
             name: of what is written.
@@ -153,7 +154,7 @@ class Reports:
             self._check()
             write()
         except RunFolderError:
-            return  # the run checks the folder as well, and ends
+            return False  # the run checks the folder as well, and ends
         except errors as error:
             if name not in self._num_failed:
                 free = store.free_space(self._folder.path)
@@ -164,12 +165,13 @@ class Reports:
             self._num_failed[name] = (
                 len(self.metrics.queue) if is_queued else num_failed
             )
-            return
+            return False
         if num_failed := self._num_failed.pop(name, 0):
             now = "written now" if is_queued else "lost"
             console.line(
                 f"{name} can be written again; {num_failed} report(s) are {now}"
             )
+        return True
 
 
 class NoReports(Reports):
@@ -200,4 +202,4 @@ class NoReports(Reports):
         return []
 
     def attempt(self, name, write, errors=OSError):
-        pass
+        return False
