@@ -254,6 +254,13 @@ def test_images_are_small_in_the_first_parts_of_the_run():
     assert first == [v.path for v in parts.model.variables]
 
 
+def test_early_sizes_keep_the_proportions_of_rectangles():
+    _, found = phases_of(early_sizes="16:0.25,24:0.5", image_size="32x50")
+    assert [size for _, *size, _ in found] == [[16, 25], [24, 38], [32, 50]]
+    with pytest.raises(ConfigError, match="of 32x50 cannot be downscaled to 32x50"):
+        phases_of(early_sizes="32:0.5", image_size="32x50")
+
+
 def test_parameters_whose_rate_has_ended_are_frozen():
     rates = "logits/bias:2:0.5,logits/kernel:3,*/beta:1:1.5"
     parts, found = phases_of(param_rates=rates, early_sizes="24:0.5")

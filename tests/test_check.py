@@ -256,7 +256,7 @@ def test_the_images_for_validation_are_checked_too(run, root):
         (["--dataset=cifar"], "dataset='cifar' did you mean 'cifar10' tfds:NAME"),
         (["--dataset=tfds:"], "dataset='tfds:' tfds:NAME"),
         ([], "--dataset"),
-        (["--dataset=mnist", "--image_size=x"], "--image_size=x"),
+        (["--dataset=mnist", "--image_size=x"], "image_size='x'"),
         (["--dataset=mnist", "--image_size=-1"], "image_size=-1 at least 0"),
         (
             ["--dataset=mnist", "--image_size=1000000"],

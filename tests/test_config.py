@@ -62,6 +62,8 @@ def with_other(name):
         value = next(n for n in names if not n.endswith(choices.FAMILY))
     elif field.type is bool:
         value = not default
+    elif field.type == int | str:
+        value = "96x128"
     elif field.type is str:
         value = LISTS.get(name, "a")
     elif bounds.below or bounds.at_most == 1:
@@ -87,10 +89,12 @@ def test_every_option_is_explained():
 def test_a_wrong_type_is_refused():
     for name, field in FIELDS.items():
         kind = field.type
-        for wrong in {bool: 1, int: 2.0, float: "0.1", str: 10}[kind], None, [kind()]:
+        word = "int or str" if kind == int | str else kind.__name__
+        other = {bool: 1, int: 2.0, float: "0.1", str: 10, int | str: 2.0}[kind]
+        for wrong in (other, None, [0]):
             message = refusal(**{name: wrong})
             assert message.startswith(f"{name}=")
-            assert f"must be {kind.__name__}, is {type(wrong).__name__}" in message
+            assert f"must be {word}, is {type(wrong).__name__}" in message
     for name in NUMBERS:
         kind = FIELDS[name].type.__name__
         assert f"must be {kind}, is bool" in refusal(**{name: True})
@@ -230,6 +234,19 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
     Config(repeats=8, batch_size=4, accumulate_steps=2)
     Config(warmup_epochs=2.0, num_epochs=2.0)
     Config(image_size=7, max_image_pixels=49)
+
+
+def test_an_image_size_is_an_int_or_a_height_and_a_width():
+    for given, value in (("96", 96), ("0", 0), ("96x96", 96), ("96X128", "96x128")):
+        config = Config(image_size=given)
+        assert config.image_size == value and type(config.image_size) is type(value)
+        assert json.loads(to_json(config))["image_size"] == value
+        assert from_json(to_json(config)) == config
+    for wrong in ("", "x", "96x", "0x96", "96x128x3", "96*128", "9.5", "-96x128"):
+        assert "96x128" in refusal(image_size=wrong)
+    assert "at least 0" in refusal(image_size="-96")
+    Config(image_size="100x101", max_image_pixels=10_100)
+    assert "10,100 pixels" in refusal(image_size="100x101", max_image_pixels=10_099)
 
 
 # Changing and storing.

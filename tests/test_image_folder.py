@@ -10,7 +10,7 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from pictures import png, random_pixels, write_folder
-from PIL import Image
+from PIL import Image, ImageOps
 from prepared_sets import all_of
 from prepared_sets import message as line_of
 
@@ -114,6 +114,21 @@ def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
         (cats / name).touch()
         assert message(root).startswith(f"{cats / name}: is of a format that is not re")
         (cats / name).unlink()
+
+
+def test_images_become_rectangles_as_by_pillow(root):
+    data_set = data.load("image_folder", str(root), image_size="9x20")
+    images = all_of(data_set.test)[0]
+    paths = sorted((root / "test").glob("*/*.png"))
+    bilinear = Image.Resampling.BILINEAR
+    for image, path in zip(images, paths, strict=True):
+        expected = ImageOps.fit(Image.open(path), (20, 9), bilinear)
+        assert np.abs(image.astype(int) - np.asarray(expected)).max() <= 1
+    # An evaluation alone reads them so, too.
+    trained = DatasetInfo.of(data_set)
+    options = ImageOptions(image_size="9x20")
+    alone = image_folder.load(str(root), options, trained)
+    np.testing.assert_array_equal(all_of(alone.test)[0], images)
 
 
 def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):

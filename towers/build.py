@@ -149,7 +149,7 @@ def build(
             freezing_steps=param_rates.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
-            create_model=lambda size: create_model(size, size),
+            create_model=create_model,
         )
         order = None  # each image once
         if config.sampler != "shuffle":

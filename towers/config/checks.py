@@ -1,5 +1,6 @@
 """Checks of a Config: contradictions, options without effect, and the environment."""
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from towers.config import factories
 from towers.config.choices import TABLES
+from towers.config.list_options import height_and_width
 from towers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("compile", "batch_norm"), why
 
     # Images.
-    num_pixels = config.image_size**2
+    num_pixels = math.prod(height_and_width(config.image_size))
     if num_pixels > config.max_image_pixels:
         yield (
             ("image_size", "max_image_pixels"),

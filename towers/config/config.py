@@ -47,11 +47,12 @@ class Config:
         "folder of tensorflow-datasets.",
         read_by="dataset",
     )
-    image_size: int = option(
+    image_size: int | str = option(
         0,
-        "Pixels of height and width to which the images of image_folder and tfds:NAME "
-        "are resized and cropped; 0 takes them as they are, or at 64 if they differ. "
-        "Those of synthetic have this size, or 32.",
+        "Pixels to which the images of image_folder and tfds:NAME are resized and "
+        "cropped: of height and width, or HEIGHTxWIDTH, such as 96x128; 0 takes them "
+        "as they are, or at 64 if they differ. Those of synthetic have this size, or "
+        "32.",
         NOT_NEGATIVE,
         read_by="dataset",
     )
@@ -65,7 +66,7 @@ class Config:
     )
     early_sizes: str = option(
         "",
-        "Pixels of height and width to which images are shrunk in the first part of "
+        "Pixels of the shorter side to which images are shrunk in the first part of "
         "--num_epochs, such as 24:0.5 in the first half; several by commas, growing: "
         "16:0.2,24:0.5.",
     )

@@ -32,6 +32,7 @@ _DEFINE = {
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
+    int | str: flags.DEFINE_string,
 }
 
 # What absl says of a flag that is required.
@@ -58,6 +59,8 @@ def define_config_flags(
         about, choices = field.metadata["help"], field.metadata["choices"]
         if choices and not field.metadata["table"]:
             about += f" One of {', '.join(choices)}."
+        if field.type == int | str:
+            default = str(default)
         _DEFINE[field.type](name, default, about, flag_values=values)
 
 

@@ -42,6 +42,12 @@ def parse(option: str, text: str) -> Any:
     return kind(values)
 
 
+def height_and_width(image_size: int | str) -> tuple[int, int]:
+    """Those of the option image_size: 96 is 96x96, "96x128" a height and a width."""
+    height, _, width = str(image_size).partition("x")
+    return int(height), int(width or height)
+
+
 # The value of a part, from the values before it and its texts between colons; None, an
 # IndexError, a TypeError or a ValueError where it is wrong.
 

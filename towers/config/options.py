@@ -9,6 +9,7 @@ import json
 import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,8 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
         ]
         value = json.dumps(sorted(pairs, key=repr)) if pairs else ""
     value, choices = _with_type(field, value), field.metadata["choices"]
+    if field.type == int | str:
+        value = _size(field.name, value)
     if field.metadata["table"]:
         tables.find(field.name, value)
     elif choices and value not in choices:
@@ -108,7 +111,8 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
         ("below", bounds.below, lambda bound: value >= bound),
         ("at most", bounds.at_most, lambda bound: value > bound),
     ):
-        if bound is not None and is_wrong(bound):
+        is_number = bound is not None and not isinstance(value, str)
+        if is_number and is_wrong(bound):
             raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
     return value
 
@@ -210,7 +214,7 @@ def _with_type(field, value):
         is_open = field.metadata["table"] not in ("", *tables.CLOSED)
         way_out = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
         raise ConfigError(
-            f"{name}={_short(value)}: must be {kind.__name__}, "
+            f"{name}={_short(value)}: must be {_words(kind)}, "
             f"is {type(value).__name__}{way_out}"
         ) from None
     if kind is float:
@@ -225,6 +229,20 @@ def _with_type(field, value):
     if kind is str:
         check_path(name, value)
     return value
+
+
+def _size(name, value):
+    """An int of a square, HEIGHTxWIDTH of another rectangle."""
+    with contextlib.suppress(ValueError):
+        return int(value)
+    sides = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", value, re.IGNORECASE)
+    if not sides:
+        raise ConfigError(
+            f"{name}={_short(value)}: must be pixels, such as 96, or HEIGHTxWIDTH, "
+            "such as 96x128"
+        )
+    height, width = map(int, sides.groups())
+    return height if height == width else f"{height}x{width}"
 
 
 def _short(value):

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console
+from towers.config.list_options import height_and_width
 from towers.data import streams
 from towers.data.crops import random_box
 from towers.data.image import read_image, upright_size
@@ -265,7 +266,7 @@ def settle_size(
 ) -> tuple[ImageOptions, tuple[int, int, int], str]:
     """The shape to read images in.
 
-    That is the square of `image_size`. Without one it is the size of the images, where
+    That is `image_size`. Without one it is the size of the images, where
     NUM_COMPARED of them, taken at equal distances, are alike, else the square of
     DEFAULT_IMAGE_SIZE.
 
@@ -277,7 +278,7 @@ def settle_size(
         DataError: an image of those cannot be read, or with a survey none of them.
     """
     if options.image_size:
-        return options, (options.image_size, options.image_size, channels), ""
+        return options, (*height_and_width(options.image_size), channels), ""
     sizes, count = set(), min(len(files), NUM_COMPARED)
     for index in np.linspace(0, len(files) - 1, count).astype(int).tolist():
         try:

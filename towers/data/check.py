@@ -54,7 +54,7 @@ def check(
     name: str,
     data_dir: str = "",
     *,
-    image_size: int = 0,
+    image_size: int | str = 0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
     say: Callable[[str], None] = console.line,

@@ -74,9 +74,9 @@ class ImageOptions:
     """Options for reading image files.
 
     Attributes:
-        image_size: height and width to which images are resized and cropped; 0 takes
-            them as they are, where those of a sample are alike, see
-            `cached.settle_size`.
+        image_size: pixels of height and width to which images are resized and cropped,
+            or HEIGHTxWIDTH; 0 takes them as they are, where those of a sample are
+            alike, see `cached.settle_size`.
         image_cache_mb: megabytes of decoded images that are kept in memory.
         max_image_pixels: of an image; a larger one is not decoded, and a file of many
             more bytes than its pixels take not read.
@@ -87,7 +87,7 @@ class ImageOptions:
         center_crop: part of height and width of the middle that is resized.
     """
 
-    image_size: int = 0
+    image_size: int | str = 0
     image_cache_mb: float = 2000.0
     max_image_pixels: int = MAX_IMAGE_PIXELS
     survey: Survey | None = None

@@ -9,6 +9,7 @@ import os
 from operator import attrgetter
 
 from towers import console
+from towers.config.list_options import height_and_width
 from towers.data.cached import (
     DEFAULT_IMAGE_SIZE,
     CachedSource,
@@ -302,7 +303,7 @@ def _trained_size(options, trained):
     """The options and the shape to read images in as those of the training were."""
     size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
-        return options, (size, size, CHANNELS)
+        return options, (*height_and_width(size), CHANNELS)
     if shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
         # They were resized, unless all had this size.
         options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)

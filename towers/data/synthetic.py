@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from towers.config.list_options import height_and_width
 from towers.data.sources import ArraySource, DataSet, Subset, channel_moments
 
 # Different images; the rest repeat them, so that large images take little time and
@@ -11,24 +12,24 @@ NUM_DIFFERENT = 256
 
 def load(
     *,
-    image_size: int = 0,
+    image_size: int | str = 0,
     num_classes: int = 10,
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
     """Images of noise with labels that mean nothing, the same every time.
 
     Args:
-        image_size: height and width; 0 is 32.
+        image_size: pixels of height and width, or HEIGHTxWIDTH; 0 is 32.
         num_classes: number of labels.
         num_examples: number of training and of test images.
 
     Returns:
-        Sources of uint8 [n, image_size, image_size, 3] and labels in [0, num_classes).
+        Sources of uint8 [n, height, width, 3] and labels in [0, num_classes).
     """
     rng = np.random.Generator(np.random.Philox(0))
 
     def draw():
-        shape = (NUM_DIFFERENT, image_size or 32, image_size or 32, 3)
+        shape = (NUM_DIFFERENT, *height_and_width(image_size or 32), 3)
         images = rng.integers(0, 256, shape, dtype=np.uint8)
         return images, rng.integers(0, num_classes, NUM_DIFFERENT, dtype=np.int32)
 

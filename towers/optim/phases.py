@@ -38,17 +38,17 @@ def create_phases(
     total_steps: int,
     early_sizes: Sequence[tuple[int, float]],
     freezing_steps: Mapping[str, int],
-    create_model: Callable[[int], keras.Model],
+    create_model: Callable[[int, int], keras.Model],
 ) -> tuple[Phase, ...]:
     """The phases of a run; empty where all steps are alike and nothing is frozen.
 
     Args:
         model: the network for images of full size.
         total_steps: steps of the run.
-        early_sizes: (pixels of height and width, part of the run at which they end),
+        early_sizes: (pixels of the shorter side, part of the run at which they end),
             both growing.
         freezing_steps: name of a parameter -> step from which on it is frozen.
-        create_model: pixels -> the network for images of that height and width.
+        create_model: height, width -> the network for such images.
 
     Raises:
         ConfigError: the images cannot be downscaled so, or the network for smaller
@@ -71,14 +71,15 @@ def create_phases(
 
 def _smaller_model(model, size, source, create_model):
     """The network for images of a smaller size, with the same variables and noise."""
-    height, width = image_size(model)
-    if height != width or not size < height:
+    full_size = image_size(model)
+    height, width = (round(size * x / min(full_size)) for x in full_size)
+    if size >= min(full_size):
         raise ConfigError(
-            f"{source}: images of {height}x{width} cannot be downscaled to "
-            f"{size}x{size}"
+            f"{source}: images of {'x'.join(map(str, full_size))} cannot be downscaled "
+            f"to {height}x{width}"
         )
     try:
-        smaller = create_model(size)
+        smaller = create_model(height, width)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     for change, shapes, way_out in (
@@ -87,7 +88,7 @@ def _smaller_model(model, size, source, create_model):
     ):
         if shapes(smaller) != shapes(model):
             raise ConfigError(
-                f"{source}: --model has {change} on images of {size}x{size}; choose "
+                f"{source}: --model has {change} on images of {height}x{width}; choose "
                 f"{way_out}"
             )
     return smaller
