@@ -1,8 +1,11 @@
 """A Keras model and arrays in Python, in place of the names of a network and data."""
 
+import collections
 import dataclasses
+import gc
 import json
 import textwrap
+import weakref
 
 import keras
 import numpy as np
@@ -16,8 +19,11 @@ from small_runs import arrays, assert_equal_states, records
 
 import towers
 import towers.models.given
-from towers import Config, evaluate, load_run, models, train
+from towers import Config, compare, evaluate, load_run, models, train
+from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
+from towers.parallel.trainer import Trainer
+from towers.run.session import Session
 
 CONFIG = Config(
     augment="none",
@@ -433,6 +439,38 @@ def test_the_lines_of_the_page_train(tmp_path, monkeypatch):
     exec(textwrap.dedent(lines), names)
     assert names["result"].step == 10
     assert json.loads((tmp_path / "runs/mine/result.json").read_text())["step"] == 10
+
+
+def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, request):
+    """Reference cycles, which Python finds late, keep its arrays and its network."""
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    kinds = keras.Model, Trainer, DataSet, Session, tf.Graph
+
+    def alive():
+        load_run(tmp_path / "first")  # a call frees what the program has dropped
+        types = [type(x) for x in gc.get_objects()]
+        return collections.Counter(x for x in types if issubclass(x, kinds))
+
+    def use(name, data):
+        run = tmp_path / name
+        result = train(run, CONFIG, model=sequential(), data=data)
+        assert result.model.count_params()
+        evaluate(run, data=TEST, report=True)
+        load_run(run).model.count_params()
+        return run
+
+    use("first", (TRAIN, TEST))
+    before = alive()
+    images = [weakref.ref(TRAIN[0].copy())]
+    for seed in range(1, 4):
+        data = arrays(50, seed)
+        images.append(weakref.ref(data[0]))
+        use(f"{seed}", (data, TEST))
+    del data
+    compare([tmp_path / "1", tmp_path / "2"])
+    assert alive() == before
+    assert [x() is None for x in images] == [True, True, True, False]  # the last one
 
 
 def test_a_stored_network_executes_nothing(tmp_path):

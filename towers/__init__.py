@@ -13,6 +13,7 @@ Importing the package imports neither TensorFlow nor Keras.
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import pathlib
@@ -88,7 +89,11 @@ def _implemented_in(module: str) -> Callable[[_Function], _Function]:
                 implementation = importlib.import_module(module)
             implementation = getattr(implementation, function.__name__)
             bound = bind_arguments(implementation, args, kwargs)
-            return implementation(*bound.args, **bound.kwargs)
+            try:
+                return implementation(*bound.args, **bound.kwargs)
+            finally:
+                # Models and graphs are reference cycles: few objects, which hold much.
+                gc.collect()
 
         return call
 

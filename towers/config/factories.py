@@ -30,9 +30,9 @@ from towers.errors import (
 _loaded_files: set[str] = set()
 
 # (option, name) -> factory of what a Python program gave. They may be large: only the
-# last ones of an option stay.
+# last ones of an option stay, of data those of a training and an evaluation.
 _given: dict[tuple[str, str], Callable] = {}
-_MOST_GIVEN = 4
+_MOST_GIVEN = {"dataset": 2, "model": 4}
 
 
 def given_name(checksum: int) -> str:
@@ -55,7 +55,7 @@ def give(option: str, name: str, factory: Callable[..., Any]) -> None:
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
     of_option = [key for key in _given if key[0] == option]
-    for key in of_option[:-_MOST_GIVEN]:
+    for key in of_option[: -_MOST_GIVEN[option]]:
         del _given[key]
 
 
