@@ -1,27 +1,34 @@
-"""All that has to be known on a machine with GPUs, in one report.
+"""All that has to be known on a machine with a GPU, in one report, in ten minutes.
 
     python -m benchmarks.gpu --data_dir=DATA
 
-Sections follow each other, the most important first, each in a process of its own: one
-that fails, hangs or runs out of memory has its reason in the report, and the others
-still run. Some prove something here, the others are programs of this folder:
+Sections follow each other as `--sections` names them, each in processes of its own and
+with a limit in seconds: one that fails, hangs or runs out of memory has its reason in
+the report, and the others still run. The report grows while it is measured.
+
+- `smoke`: 60 steps and an evaluation, losses against those of the CPU; kernels, how
+  long the GPU is busy, and the longest gaps.
+- `step`, `large`: `python -m benchmarks.step`, on images in the memory of the GPU.
+- `recipe`: `python -m benchmarks.accuracy`.
+- `peers`: `python -m benchmarks.peers`; with PyTorch where `--torch` names a Python.
+- `equality`: every strategy against one device and against itself.
+- `input`: `python -m benchmarks.input`.
+
+Not among them by default:
 - `placement`: whether every tower computes on its own device.
 - `kernels`: whether every operation of a step has a kernel on GPUs, what the host
   launches, and which bytes cross devices; from traced graphs, so on any machine.
-- `equality`, `repetition`: every strategy against one device and against itself, the
-  second with deterministic kernels.
-- `step`, `xla`, `no_tf32`, `towers`: `python -m benchmarks.step`.
-- `input`: `python -m benchmarks.input`.
-- `recipe`: `python -m benchmarks.accuracy`.
+- `repetition`: as `equality`, with deterministic kernels.
+- `towers`: steps of several GPUs.
 
-A section may take half of what is left of `--minutes`. The report grows while it is
-measured. Without `--data_dir` images are synthetic. With `--device=cpu`, or where there
-is no GPU, everything runs in miniature on logical devices of the CPU: its figures mean
-nothing, but the program is known to work. With one GPU the proofs cut it into several
+Without `--data_dir` images are synthetic. With `--device=cpu`, or where there is no
+GPU, everything runs in miniature on logical devices of the CPU: its figures mean
+nothing, but the program is known to work. With one GPU `equality` cuts it into several
 logical devices.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import shutil
@@ -31,6 +38,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -38,39 +46,90 @@ from benchmarks import measure, proofs
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-# Name -> the command of a program, and that in miniature.
-PROGRAMS = {
-    "step": (
-        "step --models=speedrun,resnet20,cnn --precisions=bfloat16,float32 "
-        "--batch_size=1024 --steps=30",
-        "step --models=lenet --batch_size=16 --steps=1 --rounds=1",
+FINE = "nothing amiss"
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+
+
+class Section(NamedTuple):
+    """Commands of a section, one after the other; variables of the environment may come
+    first, as in a shell.
+
+    Attributes:
+        secs: the most that they may take together.
+        commands: on a GPU.
+        tiny: in miniature.
+    """
+
+    secs: float
+    commands: Sequence[str]
+    tiny: Sequence[str]
+
+
+def proof(name: str, secs: float) -> Section:
+    command = f"gpu --proof={name}"
+    return Section(secs, [command], [command])
+
+
+STEP = "step --precisions=bfloat16"
+TINY = "--batch_size=16 --steps=1 --rounds=1"
+DEFAULT = {
+    "smoke": proof("smoke", 50),
+    "step": Section(
+        110,
+        [
+            f"{PERSISTENT}={x} {STEP} --models=resnet20,speedrun --compilers=none,xla "
+            "--batch_size=1024 --steps=30 --rounds=3"
+            for x in (0, 1)
+        ],
+        [f"{PERSISTENT}=1 step --models=lenet --compilers=none,xla {TINY}"],
     ),
-    "xla": (
-        "step --models=speedrun,resnet20 --precisions=bfloat16 --compilers=none,xla "
-        "--batch_size=1024 --steps=30",
-        "step --models=lenet --compilers=none,xla --batch_size=16 --steps=1 --rounds=1",
+    "recipe": Section(
+        90,
+        ["accuracy --config=cifar10_speedrun --precision=bfloat16"],
+        [
+            "accuracy --config=cifar10_speedrun --batch_size=64 --width=0.25 "
+            "--max_steps=3 --tta=none"
+        ],
     ),
-    "no_tf32": (
-        "step --models=speedrun,resnet20 --batch_size=1024 --steps=30",
-        "step --models=lenet --batch_size=16 --steps=1 --rounds=1",
+    "peers": Section(
+        100,
+        [
+            "peers --models=resnet20,speedrun --precision=bfloat16 --batch_size=1024 "
+            "--steps=30 --rounds=3"
+        ],
+        [f"peers --models=lenet {TINY}"],
     ),
-    "towers": (
-        "step --strategies=replicated,towers,async_towers --towers=1,2,4,8 "
-        "--batch_size=4096 --steps=30",
-        "step --strategies=replicated,towers --towers=1,2 --batch_size=16 --steps=1 "
-        "--rounds=1",
+    "large": Section(
+        90,
+        [
+            f"{STEP} --models=resnet50 --compilers=none,xla --batch_size=256 --steps=5 "
+            '--rounds=3 --fields={"image_size":224}'
+        ],
+        [f'step --models=resnet20 {TINY} --fields={{"image_size":64}}'],
     ),
-    "input": (
-        "input --models=speedrun,resnet20,cnn --precision=bfloat16 --batch_size=1024",
-        "input --models=lenet --batch_size=16 --steps=1 --rounds=1",
-    ),
-    "recipe": (
-        "accuracy --config=cifar10_speedrun --precision=bfloat16",
-        "accuracy --config=cifar10_speedrun --batch_size=64 --width=0.25 "
-        "--max_steps=3 --tta=none",
+    "equality": proof("equality", 80),
+    "input": Section(
+        600,
+        [
+            "input --models=speedrun,resnet20 --precision=bfloat16 --batch_size=1024 "
+            "--rounds=3"
+        ],
+        [f"input --models=lenet {TINY}"],
     ),
 }
-SECTIONS = [*proofs.PROOFS, *PROGRAMS]
+SECTIONS = DEFAULT | {
+    "placement": proof("placement", 300),
+    "kernels": proof("kernels", 300),
+    "repetition": proof("repetition", 300),
+    "towers": Section(
+        300,
+        [
+            "step --strategies=replicated,towers,async_towers --towers=1,2,4,8 "
+            "--batch_size=4096 --steps=30"
+        ],
+        [f"step --strategies=replicated,towers --towers=1,2 {TINY}"],
+    ),
+}
 
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,7 +138,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data_dir", default="", help="CIFAR-10; synthetic without it")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
-    parser.add_argument("--minutes", type=float, default=20.0, help="for everything")
+    parser.add_argument("--secs", type=float, default=560.0, help="for everything")
+    parser.add_argument(
+        "--torch", default="", help="a Python with PyTorch, for `peers`"
+    )
     parser.add_argument(
         "--output",
         help="file of the report; by default benchmarks/DATE-gpu.md on GPUs, none else",
@@ -87,8 +149,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sections",
         type=measure.names,
-        default=SECTIONS,
-        help=f"some of {','.join(SECTIONS)}",
+        default=list(DEFAULT),
+        help=f"some of {','.join(SECTIONS)}, in their order here",
     )
     parser.add_argument(
         "--logical_mb",
@@ -101,7 +163,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"--sections={','.join(sorted(unknown))}: not in {SECTIONS}")
+        parser.error(f"--sections={','.join(sorted(unknown))}: not in {list(SECTIONS)}")
     return options
 
 
@@ -119,37 +181,64 @@ def prove(options: argparse.Namespace) -> bool:
     return proofs.PROOFS[options.proof](setting)
 
 
-def command_of(name: str, options: argparse.Namespace) -> list[str]:
-    """The module and the arguments of a section."""
+def commands_of(
+    name: str, options: argparse.Namespace
+) -> list[tuple[list[str], dict[str, str]]]:
+    """Per command of a section its module with arguments, and its own variables of the
+    environment."""
     common = [f"--device={options.device}", f"--data_dir={options.data_dir}"]
-    if name in proofs.PROOFS:
-        own = ["gpu", f"--proof={name}", f"--logical_mb={options.logical_mb}"]
-    else:
-        own = PROGRAMS[name][options.device == "cpu"].split()
+    if name == "peers" and options.torch:
+        common.append(f"--torch={options.torch}")
     if name == "recipe" and not options.data_dir:
-        own.append("--dataset=synthetic")
-    return [f"benchmarks.{own[0]}", *own[1:], *common]
+        common.append("--dataset=synthetic")
+    if name in proofs.PROOFS:
+        common.append(f"--logical_mb={options.logical_mb}")
+    section, commands = SECTIONS[name], []
+    for line in section.tiny if options.device == "cpu" else section.commands:
+        words = line.split()
+        variables = dict(word.split("=") for word in words if word[0].isupper())
+        program, *others = words[len(variables) :]
+        commands.append(([f"benchmarks.{program}", *others, *common], variables))
+    return commands
 
 
 def run_section(
     name: str, options: argparse.Namespace, secs: float, write: Callable[[str], None]
 ) -> str:
-    """Runs a section in a process of its own, for at most so many seconds; returns how
-    it ended."""
+    """Runs a section for at most so many seconds; returns how it ended."""
+    ends_at = time.monotonic() + secs
+    for command, variables in commands_of(name, options):
+        for variable, value in variables.items():
+            write(f"\n{variable}={value}:\n")
+        result = run_command(command, variables, ends_at - time.monotonic(), write)
+        if result != FINE:
+            return result
+    return FINE
+
+
+def run_command(
+    command: Sequence[str],
+    variables: dict[str, str],
+    secs: float,
+    write: Callable[[str], None],
+) -> str:
+    """Runs a program in a process of its own; returns how it ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", *command_of(name, options)],
+        [sys.executable, "-m", *command],
         stdout=subprocess.PIPE,
         text=True,
         cwd=FOLDER.parent,
-        env=os.environ | ({"NVIDIA_TF32_OVERRIDE": "0"} if name == "no_tf32" else {}),
+        env=os.environ | variables,
+        start_new_session=True,  # so that what it has started ends with it
     )
     killed = threading.Event()
 
     def kill():
         killed.set()
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
-    timer = threading.Timer(secs, kill)
+    timer = threading.Timer(max(secs, 0.0), kill)
     timer.start()
     with process:
         try:
@@ -158,12 +247,13 @@ def run_section(
             status = process.wait()
         finally:
             timer.cancel()
-            process.kill()  # where this one is stopped
+            if process.poll() is None:  # where this one is stopped
+                kill()
     if killed.is_set():
         return "cut short: no time left"
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
-    return {0: "nothing amiss", 1: "AMISS, see there"}.get(status, f"status {status}")
+    return {0: FINE, 1: "AMISS, see there"}.get(status, f"status {status}")
 
 
 def own_lines(lines: Iterator[str]) -> Iterator[str]:
@@ -178,12 +268,13 @@ def run_sections(
     run: Callable[..., str] = run_section,
 ) -> dict[str, str]:
     """Runs the sections in their order while time is left; name -> how it ended."""
-    ends_at = time.monotonic() + 60 * options.minutes
+    ends_at = time.monotonic() + options.secs
     results = {}
-    for name in (name for name in SECTIONS if name in options.sections):
+    for name in options.sections:
         started = time.monotonic()
         write(f"\n## {name}\n")
-        results[name] = run(name, options, max(1.0, (ends_at - started) / 2), write)
+        secs = min(SECTIONS[name].secs, ends_at - started)
+        results[name] = run(name, options, secs, write)
         results[name] += f", {time.monotonic() - started:.0f} s"
         write(f"\n{name}: {results[name]}.")
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
@@ -237,7 +328,7 @@ def main() -> None:
         write(f"\n## Summary\n\n{measure.table_head('section | result')}")
         for name, result in results.items():
             write(measure.table_row(name, result))
-    sys.exit(any("nothing amiss" not in result for result in results.values()))
+    sys.exit(any(FINE not in result for result in results.values()))
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
         height, width, _ = parts.augment.image_shape
         ready_of[name] = f"ready, {height}x{width}"
         if ready_of[name] not in ready:
-            still = trainers.on_still_batch(parts)
-            ready[ready_of[name]] = trainers.create_trainer(config, still, chosen)
+            constant = trainers.create_on_constant_batch(config, parts, chosen)
+            ready[ready_of[name]] = constant
         trainer.train(1)
         first_secs = time.perf_counter() - started
         started = time.perf_counter()

@@ -11,20 +11,22 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
 - `torch`, `torch, compiled`: the network written plainly in PyTorch, channels last, by
-  a Python that has it (`--torch=PYTHON`), in a process of its own on the CPU.
+  a Python that has it (`--torch=PYTHON`), in a process of its own, on its first GPU
+  where it sees one.
 - `tf_cnn_benchmarks`: TensorFlow's former benchmark program on the CPU, from a clone of
   github.com/tensorflow/benchmarks (`--tf_cnn_benchmarks=CLONE`): `cnn`, `resnet20` to
   `resnet110` for CIFAR-10 and `resnet50`, which there is for `--image_size=224`.
 
 `fit` takes the steps of a round in one call (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
-`--compile=xla` is for both sides; by itself Keras would take XLA on GPUs only.
+`--compile` is for both sides; `auto`, the default of both, is XLA on GPUs.
 """
 
 import contextlib
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import statistics
 import sys
@@ -48,6 +50,7 @@ from towers.optim import phases
 from towers.parallel import devices
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
+OURS = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def stock_convolution(settings: dict) -> keras.layers.Layer:
@@ -116,7 +119,7 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             steps_per_execution=num_steps,
-            jit_compile=compiler == "xla",
+            jit_compile="auto" if compiler == "auto" else compiler == "xla",
         )
 
     def train():
@@ -130,7 +133,9 @@ class ProgramSteps(trainers.ChildProcess):
 
     def __init__(self, folder: str, python: str, *words: object):
         program = pathlib.Path(__file__).with_name(folder) / "step.py"
-        super().__init__([python, program, *map(str, words)])
+        # Another Python must not find our packages and libraries.
+        environ = {k: v for k, v in os.environ.items() if k not in OURS}
+        super().__init__([python, program, *map(str, words)], env=environ)
         self.num_params = int(self.answer())
 
     def __call__(self) -> None:
@@ -178,22 +183,24 @@ def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict
 
 def create_things(config: Config, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
-    still = trainers.on_still_batch(build.build(config, device_kind=chosen.kind))
-    batch = still.train_batches.batch
+    parts = build.build(config, device_kind=chosen.kind)
+    batch = trainers.first_batch(parts)
+    with tf.device(chosen.towers[0]):
+        batch = tf.nest.map_structure(tf.identity, batch)
 
     def model():
         return build.build(config, device_kind=chosen.kind).model
 
     def train(**fields):
         replaced = dataclasses.replace(config, **fields)
-        trainer = trainers.create_trainer(replaced, still, chosen)
+        trainer = trainers.create_on_constant_batch(replaced, parts, chosen)
         return functools.partial(trainer.train, options.steps)
 
     things = {
         "towers": train(num_towers=1),
         "fit": fit(model(), batch, options.steps, options.compile),
     }
-    if any(type(layer) in STOCK for layer in still.model.layers):
+    if any(type(layer) in STOCK for layer in parts.model.layers):
         with models.keras_settings(models.POLICIES[options.precision]):
             stock = with_stock_layers(model())
         things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
@@ -212,7 +219,7 @@ def main() -> None:
     parser = measure.create_parser(__doc__)
     parser.add_argument("--models", type=measure.names, default="cnn,resnet20")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--compile", default="none")
+    parser.add_argument("--compile", default="auto")
     parser.add_argument("--num_towers", type=int, default=1)
     parser.add_argument("--image_size", type=int, default=32, help="if synthetic")
     parser.add_argument("--torch", metavar="PYTHON", default="")

@@ -7,19 +7,24 @@ of `python -m benchmarks.gpu`.
 import collections
 import dataclasses
 import functools
+import pathlib
+import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import measure, trainers
 from benchmarks.graphs import executed, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers import build
 from towers.config import Config
+from towers.data.batches import EvalBatches
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices, configure, enable_determinism, show_gpus
+from towers.parallel.trainer import Trainer
 
 NUM_LOGICAL = 4  # two groups of two
 STEPS = 3
@@ -64,6 +69,10 @@ class Setting:
 
     def trainer(self, model: str, fields: Mapping, devices: Devices | None = None):
         """A trainer whose parameters move."""
+        return self.made(model, fields, devices)[-1]
+
+    def made(self, model: str, fields: Mapping, devices: Devices | None = None):
+        """Config, parts and trainer."""
         devices = devices or self.devices
         common = trainers.STEP_ALONE | measure.dataset(self)
         common |= {"batch_size": 16 if self.is_tiny else 128, "model": model}
@@ -71,7 +80,7 @@ class Setting:
         common |= {"width": 0.25 if self.is_tiny and model != "lenet" else 1.0}
         config = Config(**common | dict(fields))
         parts = build.build(config, device_kind=devices.kind)
-        return trainers.create_trainer(config, parts, devices)
+        return config, parts, trainers.create_trainer(config, parts, devices)
 
     def table(
         self, columns: str, cases: Mapping[tuple, Callable[[], tuple]]
@@ -357,7 +366,78 @@ def _transfers(trained):
     return [edges, *(f"{count:,}" for count in (*summed(totals).values(), busiest))]
 
 
+# Smoke: does it train, and what does the GPU do meanwhile.
+
+SMOKE_STEPS, PROFILED_STEPS, MOST_KERNELS = 60, 5, 15
+
+
+def prove_smoke(setting: Setting) -> bool:
+    """Losses of some steps and of an evaluation against those of the CPU, then a
+    profile of the device."""
+    fields, tiny = {"precision": "bfloat16"}, setting.is_tiny
+    count = SMOKE_STEPS // 10 if tiny else SMOKE_STEPS
+    rows, evaluated = {}, {}
+    on = {"CPU": Devices("CPU", ("/CPU:0",)), setting.devices.kind: setting.devices}
+    for kind, devices in on.items():
+        config, parts, trainer = setting.made("resnet20", fields, devices)
+        rows[kind] = [trainer.train(count // 6)["loss"] for _ in range(6)]
+        batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
+        feed = build.create_eval_feed(batches, trainer)
+        [counts] = trainer.evaluate(feed, 2 if tiny else len(batches)).values()
+        evaluated[kind] = counts["correct"] / counts["images"]
+    setting.write(measure.table_head("step | loss, " + " | loss, ".join(on)))
+    for place, losses in enumerate(zip(*rows.values(), strict=True)):
+        cells = [f"{loss:.4f}" for loss in losses]
+        setting.write(measure.table_row((place + 1) * (count // 6), *cells))
+    accuracies = ", ".join(f"{k} {v:.4f}" for k, v in evaluated.items())
+    setting.write(f"\nAccuracy of an evaluation: {accuracies}.\n")
+    for line in profiled(trainer, PROFILED_STEPS):
+        setting.write(line)
+    first, last = (values[-1] for values in (rows["CPU"], list(rows.values())[-1]))
+    return not abs(first - last) <= 0.1 * abs(first)  # bfloat16 after many steps
+
+
+def profiled(trainer: Trainer, steps: int) -> Iterator[str]:
+    """The kernels of some steps, by the time that they take; how long the device is
+    busy, and the longest gaps."""
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        trainer.train(steps)
+        tf.profiler.experimental.stop()
+        [path] = pathlib.Path(folder).glob("plugins/profile/*/*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    planes = [x for x in space.planes if "/device:GPU" in x.name] or space.planes
+    secs, calls, spans = collections.Counter(), collections.Counter(), []
+    for plane in planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name[:70]
+                secs[name] += event.duration_ps * 1e-12
+                calls[name] += 1
+                begin = line.timestamp_ns * 1000 + event.offset_ps
+                spans.append((begin, begin + event.duration_ps))
+    yield measure.table_head("kernel | ms a step | calls a step | share")
+    total = sum(secs.values())
+    for name, value in secs.most_common(MOST_KERNELS):
+        ms, count = 1e3 * value / steps, calls[name] / steps
+        yield measure.table_row(name, f"{ms:.3f}", f"{count:g}", f"{value / total:.3f}")
+    busy, gaps, end = 0, [], None
+    for begin, until in sorted(spans):
+        if end is not None and begin > end:
+            gaps.append(begin - end)
+        busy += max(0, until - max(begin, end or 0))
+        end = max(end or 0, until)
+    whole = max(x[1] for x in spans) - min(x[0] for x in spans)
+    longest = ", ".join(f"{gap * 1e-6:.0f}" for gap in sorted(gaps)[:-6:-1])
+    yield (
+        f"\n{sum(calls.values()) / steps:g} kernels a step; the device is busy for "
+        f"{busy / whole:.3f} of {whole * 1e-9 / steps:.2f} ms a step; longest gaps in "
+        f"microseconds: {longest}."
+    )
+
+
 PROOFS = {
+    "smoke": prove_smoke,
     "placement": prove_placement,
     "kernels": prove_kernels,
     "equality": prove_equality,

@@ -114,11 +114,9 @@ def compare_steps(options: argparse.Namespace) -> None:
             refused.append((cells(fields), f"{len(chosen.towers)} device(s)"))
             continue
         try:
-            parts = trainers.on_still_batch(
-                build.build(config, device_kind=chosen.kind)
-            )
+            parts = build.build(config, device_kind=chosen.kind)
             memory = measure.PeakMemory(chosen)
-            trainer = trainers.create_trainer(config, parts, chosen)
+            trainer = trainers.create_on_constant_batch(config, parts, chosen)
             trainer.train(2)
         except (TowersError, tf.errors.OpError) as error:
             refused.append((cells(fields), str(error).splitlines()[0]))

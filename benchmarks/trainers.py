@@ -15,19 +15,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from towers import build
 from towers.config import Config
-from towers.data.batches import TrainBatches
-from towers.data.streams import without_tuning
+from towers.data.part import shares
+from towers.doctor.constant_feed import ConstantFeed
 from towers.errors import TowersError
 from towers.launch.process import Share
 from towers.parallel import devices
 from towers.parallel.connect import connect
+from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -44,40 +45,9 @@ STEP_ALONE = {
 }
 
 
-class StillBatches:
-    """The first batch for ever, in memory."""
-
-    source = None
-
-    def __init__(self, batches: TrainBatches):
-        self._batches = batches
-
-    def split(self, sizes: Sequence[int]) -> list["StillBatches"]:
-        """Those of several towers, as of `TrainBatches`."""
-        return [StillBatches(batches) for batches in self._batches.split(sizes)]
-
-    @functools.cached_property
-    def batch(self) -> dict[str, tf.Tensor]:
-        return self._batches(tf.constant(0, tf.int64))
-
-    def stream(self, first_step: int, share: Callable | None = None) -> tf.data.Dataset:
-        batch = self.batch if share is None else tuple(share(self.batch))
-        return without_tuning(tf.data.Dataset.from_tensors(batch).repeat())
-
-    stored_stream = stream
-
-    def process(self, step: tf.Tensor, batch: dict[str, tf.Tensor]):
-        return batch
-
-
-def on_still_batch(parts: build.Parts) -> build.Parts:
-    """The same parts whose training batches are the first one for ever."""
-    return dataclasses.replace(parts, train_batches=StillBatches(parts.train_batches))
-
-
 def create_trainer(
     config: Config, parts: build.Parts, chosen: devices.Devices, **options
-):
+) -> Trainer:
     """The trainer of a config on the first `num_towers` of the devices.
 
     Args:
@@ -86,6 +56,24 @@ def create_trainer(
     first = chosen.towers[: config.num_towers or None]
     chosen = dataclasses.replace(chosen, towers=first)
     return build.create_trainer(config, parts, chosen, **options)
+
+
+def create_on_constant_batch(
+    config: Config, parts: build.Parts, chosen: devices.Devices, **options
+) -> Trainer:
+    """The same, whose every step has the first batch, which lies in the memory of the
+    devices: a batch from the host would be copied from pageable memory in each step."""
+    leads = chosen.towers[: config.num_towers or None][:: config.devices_per_network]
+    batch, turns = first_batch(parts), config.accumulate_steps
+    num_images = batch["images"].shape[0] // turns
+    sizes = [turns * size for size in shares(num_images, len(leads))]
+    feed = ConstantFeed(batch, sizes, leads)
+    return create_trainer(config, parts, chosen, feed=feed, **options)
+
+
+def first_batch(parts: build.Parts) -> dict[str, tf.Tensor]:
+    with tf.device(devices.HOST):
+        return parts.train_batches(tf.constant(0, tf.int64))
 
 
 class ChildProcess:
@@ -217,7 +205,7 @@ def serve() -> None:
         )
     part = build.part_of(config, chosen, workers)
     parts = build.build(config, device_kind=chosen.kind, part=part)
-    trainer = create_trainer(config, on_still_batch(parts), chosen, workers=workers)
+    trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
     started = time.perf_counter()
     trainer.train(1)
     secs = time.perf_counter() - started

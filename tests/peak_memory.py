@@ -30,11 +30,10 @@ def main(strategy, num_towers, group_size):
     )
     chosen = devices.configure("cpu", config.num_towers)
     parts = build.build(config)
-    parts = trainers.on_still_batch(parts)
 
     # Measured from here on, not while the data are made.
     memory = measure.PeakMemory(chosen)
-    trainer = build.create_trainer(config, parts, chosen)
+    trainer = trainers.create_on_constant_batch(config, parts, chosen)
     accounts = trainer_accounts(trainer)
     accounted = sum(account.total for account in accounts)
     # Next to other work on the machine the towers seldom compute all at once.

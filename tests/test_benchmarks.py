@@ -153,7 +153,7 @@ def tiny_setting(lines):
 
 def test_a_section_that_hangs_is_cut_short(monkeypatch):
     hangs = ["timeit", "-n1", "while True: pass"]
-    monkeypatch.setattr(gpu, "command_of", lambda *_: hangs)
+    monkeypatch.setattr(gpu, "commands_of", lambda *_: [(hangs, {})])
     ended = gpu.run_section("step", gpu.parse_options([]), 0.5, lambda line: None)
     assert ended == "cut short: no time left"
 
@@ -203,8 +203,8 @@ def test_a_difference_is_relative_to_the_change_in_training():
 def test_the_report_on_gpus_in_miniature(tmp_path):
     path = tmp_path / "report.md"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", "--minutes=40"]
-        + [f"--output={path}"],
+        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", "--secs=1200"]
+        + [f"--output={path}", f"--sections={','.join(gpu.SECTIONS)}"],
         cwd=FOLDER.parent,
         capture_output=True,
         text=True,
