@@ -102,6 +102,24 @@ def normalized_twice():
     return keras.Model(images, layers.Dense(5)(x))
 
 
+def recurrent():
+    """Without dropout it draws nothing, though its cells keep generators."""
+    image = [keras.Input((8, 8, 3)), layers.Reshape((8, 24))]
+    cells = layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)], return_sequences=True)
+    rows = [cells, layers.Bidirectional(layers.GRU(3))]
+    return keras.Sequential([*image, *rows, layers.Dense(5)])
+
+
+def ending_in(*some):
+    return keras.Sequential([keras.Input((8, 8, 3)), *some, layers.Dense(5)])
+
+
+def of_two_inputs(name):
+    inputs = [keras.Input((8, 8, 3), name=name), keras.Input((2,), name="place")]
+    x = layers.Concatenate()([layers.Flatten()(inputs[0]), inputs[1]])
+    return keras.Model(inputs, layers.Dense(5)(x))
+
+
 def test_networks_side_by_side_keep_their_numbers():
     inner = [keras.Sequential([layers.Dense(3)]) for _ in range(2)]
     model = keras.Sequential([keras.Input((8, 8, 3)), *inner])
@@ -116,7 +134,8 @@ def standardized(images):
 
 
 @pytest.mark.parametrize(
-    "create", [sequential, functional, without_input, adapted, normalized_twice]
+    "create",
+    [sequential, functional, without_input, adapted, normalized_twice, recurrent],
 )
 def test_a_step_is_that_of_keras(create, tmp_path):
     """All images are one batch, so that their order does not matter."""
@@ -142,6 +161,19 @@ def test_a_step_is_that_of_keras(create, tmp_path):
     logits = model(standardized(TEST[0]), training=False)
     accuracy = (np.argmax(logits, 1) == TEST[1]).mean()
     assert evaluate(tmp_path, data=TEST)["test_accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("channels", [2, 5])
+def test_images_have_any_number_of_channels(channels, tmp_path):
+    data = [(np.repeat(x, 2, 3)[..., :channels], y) for x, y in (TRAIN, TEST)]
+    stack = [keras.Input((8, 8, channels)), layers.Flatten(), layers.Dense(5)]
+    config = dataclasses.replace(CONFIG, max_steps=1, summary_every_steps=1)
+    given = {"model": keras.Sequential(stack), "data": data, "progress": "off"}
+    assert train(tmp_path / "run", config, **given).step == 1
+    for colors in ({"color_jitter": 0.5}, {"policy": "rand_augment"}):
+        config = dataclasses.replace(CONFIG, **colors)
+        with pytest.raises(ConfigError, match=f"{channels} channels"):
+            train(tmp_path / "refused", config, **given)
 
 
 def test_ramped_moments_go_on_in_another_run(tmp_path):
@@ -403,6 +435,20 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
             },
             "leave its softmax out",
         ),
+        (
+            {
+                "model": ending_in(
+                    layers.SpectralNormalization(layers.Conv2D(2, 8)), layers.Flatten()
+                )
+            },
+            "'spectral_normalization' .* changes parameters",
+        ),
+        (
+            {"model": ending_in(layers.Reshape((8, 24)), layers.LSTM(3, dropout=0.1))},
+            "'lstm' .* set dropout and recurrent_dropout to 0",
+        ),
+        ({"model": of_two_inputs("photo")}, "photo, place, and .* one input"),
+        ({"model": of_two_inputs("images")}, "images, place, and .* one input"),
     ],
     ids=lambda x: "" if isinstance(x, dict) else x[:20],
 )

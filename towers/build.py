@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from towers import data, models
-from towers.config import Config, factories
+from towers.config import Config, choices, factories
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
 from towers.data.classes import (
@@ -194,6 +194,19 @@ def create_augmentation(
 ) -> Augment:
     """The augmentation of the images of a data set. ConfigError where it does not fit
     them."""
+    channels = info.image_shape[-1]
+    for name, plain in {
+        "color_jitter": [0.0],
+        "random_gray": [0.0],
+        "policy": ["none", "augmix"],
+        "augment": [x for x in choices.AUGMENTS if x != "rand_augment"],
+    }.items():
+        value = getattr(config, name)
+        if channels not in (1, 3) and value not in plain and ":" not in str(value):
+            raise ConfigError(
+                f"{name}={value} changes colors, and the images have {channels} "
+                "channels, not 1 or 3; leave it out"
+            )
     try:
         return extend(
             create_augment(

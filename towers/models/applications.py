@@ -76,9 +76,11 @@ def _check(source, layer):
     """Refuses a layer that keeps a state that no strategy looks after."""
     state = [v.name for v in layer.non_trainable_variables]
     if state and not isinstance(layer, BatchNormalization):
+        other = ", such as keras:EfficientNetV2B0" if "EfficientNetB" in source else ""
         raise ConfigError(
             f"{source}: layer {layer.name!r} ({type(layer).__name__}) keeps "
-            f"{', '.join(state)}, which are no parameters; choose another --model"
+            f"{', '.join(state)}, which are no parameters; choose another "
+            f"--model{other}"
         )
 
 

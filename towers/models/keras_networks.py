@@ -206,9 +206,11 @@ class _Rebuilding:
         inputs = getattr(network, "inputs", None) or [keras.Input(image_shape)]
         names = [x.name for x in inputs]
         place = names.index(IMAGES) if IMAGES in names else 0
-        if len(inputs) > 1 and IMAGES not in names:
+        others = [x for x in names if x != names[place] and "noise" not in x]
+        if others or (len(names) > 1 and IMAGES not in names):
             self.complaints.append(
-                f"has the inputs {', '.join(names)}; name that of the images {IMAGES!r}"
+                f"has the inputs {', '.join(names)}, and is given images alone; keep "
+                f"one input (next to {IMAGES!r}, one of a name with 'noise' is drawn)"
             )
         shape = tuple(inputs[place].shape[1:])
         if len(shape) == 3:
@@ -245,11 +247,18 @@ class _Rebuilding:
         kwargs.pop("training", None)
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
+        inner = operation._flatten_layers()
         if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
             return self._drop(operation, args[0])
         if isinstance(operation, layers.Normalization) and not operation.variables:
             name, rank = self._name_of_call(operation), len(args[0].shape)
             return _rescaling(operation, name, rank)(*args)
+        if any(isinstance(x, layers.SpectralNormalization) for x in inner):
+            self.complaints.append(
+                f"layer {operation.name!r} ({type(operation).__name__}): spectral "
+                "normalization changes parameters while the loss is computed; leave it "
+                "out, or write it as a layer that normalizes its kernel at each use"
+            )
         if not _replace_inside(operation):
             return operation(*args, **kwargs)
         layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
@@ -304,10 +313,13 @@ class _Rebuilding:
             if type(layer) not in _DROPOUTS and any(
                 "seed_generator" in variable.path for variable in variables
             ):
+                hint = "and --augment changes images"
+                inner = layer._flatten_layers()
+                if any(hasattr(x, "recurrent_dropout") for x in inner):
+                    hint = "so set dropout and recurrent_dropout to 0"
                 self.complaints.append(
                     f"layer {name!r} ({type(layer).__name__}) keeps a random generator;"
-                    " only dropout and Gaussian noise are replaced, and --augment "
-                    "changes images"
+                    f" only dropout and Gaussian noise are replaced, {hint}"
                 )
         shapes = [tuple(x.shape) for x in outputs]
         if shapes != [(None, num_classes)]:
@@ -360,6 +372,8 @@ def _replace_inside(layer):
                 inner.__class__ = GroupedConv2D
         elif kind in _NOISY:
             inner.__class__ = _NOISY[kind]
+        elif {getattr(inner, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
+            inner._seed_generators.clear()  # recurrent cells always have one
         has_noise |= isinstance(inner, _Noisy) and _draws(inner) > 0
     return has_noise
 

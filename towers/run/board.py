@@ -238,7 +238,7 @@ def mistakes_picture(
     """Images with their classes and what is predicted for them.
 
     Args:
-        images: [n, height, width, 1 or 3].
+        images: [n, height, width, channels].
         predictions: rows of label, predicted class and loss.
 
     Returns:
@@ -257,7 +257,7 @@ def batch_picture(
     """The first images of a batch, as the network gets them, with their classes.
 
     Args:
-        images: floats [n, height, width, 1 or 3], each stretched to the whole range.
+        images: floats [n, height, width, channels], each stretched to the whole range.
         labels: int [n], or shares of the classes [n, classes], of mixed images.
 
     Returns:

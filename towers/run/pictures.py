@@ -17,17 +17,17 @@ def captioned_images(
     """Images next to each other, each over its caption.
 
     Args:
-        images: [n, height, width, 1 or 3]; uint8, or floats, each image of which is
-            stretched to the whole range.
+        images: [n, height, width, channels]; uint8, or floats, each image of which is
+            stretched to the whole range. Of more than three channels the first three
+            are shown as colors, of two the first one is gray.
         captions: lines of each image, equally many.
 
     Returns:
         uint8 [height, width, 3].
     """
+    images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)
-    if images.shape[3] == 1:
-        images = np.repeat(images, 3, axis=3)
     count, height, width = images.shape[:3]
     columns = math.ceil(math.sqrt(count))
     room = _WIDTH // columns - _GAP
