@@ -107,10 +107,8 @@ def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 def _is_alive(pid):
     try:
         os.kill(int(pid or ""), 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError, ValueError):
-        return False
+    except (OSError, OverflowError, ValueError) as error:
+        return isinstance(error, PermissionError)
     return True
 
 

@@ -208,19 +208,11 @@ def foreseen(error: BaseException, more_memory: str) -> BaseException:
         if frame.filename in _loaded_files:
             place = f"{frame.filename}:{frame.lineno}"
             return ConfigError(f"{place}: {type(error).__name__}: {one_line(error)}")
-    if isinstance(error, FileNotFoundError) and not (error.filename or _has_folder()):
+    if isinstance(error, FileNotFoundError) and not os.stat(os.curdir).st_nlink:
         return ConfigError("the current folder was removed; change to another one (cd)")
     if no_memory := out_of_memory(error):
         return ConfigError(f"{no_memory}; {more_memory}")
     return error
-
-
-def _has_folder():
-    """Whether the current folder is still there."""
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def _line_of_error(path: pathlib.Path, error: BaseException) -> str:

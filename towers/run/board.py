@@ -177,12 +177,11 @@ class Board:
     def _append_event(self, event):
         events = [event]
         if self._is_new:
-            now = time.time()
-            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+            first = Event(wall_time=time.time(), file_version="brain.Event:2")
+            events.insert(0, first)
             if self._first_step is not None:
                 start = SessionLog(status=SessionLog.START)
-                start = Event(wall_time=now, step=self._first_step, session_log=start)
-                events.insert(1, start)
+                events.insert(1, Event(step=self._first_step, session_log=start))
             # Not with all folders above: a run's folder that was removed stays so.
             for folder in (self._path.parent.parent, self._path.parent):
                 with contextlib.suppress(FileExistsError):
