@@ -98,7 +98,7 @@ def read_image(
         if not resize:
             raise Refused(
                 f"is {full_size[0]}x{full_size[1]} (height x width) where "
-                f"{height}x{width} is expected; --image_size resizes and crops all "
+                f"{height}x{width} is expected; --image_size=N resizes and crops all "
                 "images"
             )
         if crop is None:
