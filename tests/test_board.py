@@ -45,7 +45,7 @@ def steps_of(folder, kind):
     return {tag: [s for s, _ in x] for tag, x in curves if tag.startswith("curves")}
 
 
-@pytest.mark.row(57)
+@pytest.mark.row(58)
 def test_after_a_kill_each_step_is_in_a_curve_once(small, tmp_path):
     """Killed after the last step, when the last checkpoint was that of step 4."""
     config = small_config(checkpoint_every_steps=4, eval_every_epochs=0.2)
@@ -60,7 +60,7 @@ def test_after_a_kill_each_step_is_in_a_curve_once(small, tmp_path):
             shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
 
 
-@pytest.mark.row(57)
+@pytest.mark.row(58)
 @pytest.mark.parametrize("halt", ["evaluating", "evaluated"])
 def test_a_step_that_is_evaluated_once_more_is_there_once(small, tmp_path, halt):
     def stop(*_):

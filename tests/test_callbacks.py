@@ -115,7 +115,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
         *(CheckpointError("damaged"), RuntimeError("DataError: of other data")),
     ],
 )
-@pytest.mark.row(54)
+@pytest.mark.row(55)
 def test_the_error_of_a_callback_is_none_of_the_run(small, tmp_path, error):
     told = []
 

@@ -356,7 +356,7 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
     assert result.dataset_info.num_train == 45  # a tenth of each class is held out
 
 
-@pytest.mark.row(58)
+@pytest.mark.row(56)
 @pytest.mark.parametrize(
     "given,words",
     [

@@ -275,7 +275,7 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
     assert text.startswith(f"{root / place}") and words in text
 
 
-@pytest.mark.row(56)
+@pytest.mark.row(57)
 def test_row_56_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
     write_folder(tmp_path / "near/photos", ".", {"cat": 3, "dog": 2})
     write_folder(tmp_path / "one", ".", {"cat": 3})

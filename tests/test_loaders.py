@@ -279,7 +279,7 @@ def load():
 """
 
 
-@pytest.mark.row(58)
+@pytest.mark.row(56)
 @pytest.mark.parametrize(
     "change,words",
     [

@@ -192,7 +192,7 @@ def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.row(56)
+@pytest.mark.row(57)
 def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
     tmp_path, no_network
 ):
@@ -209,7 +209,7 @@ def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
         photo_options(str(tmp_path / "cifar10"))
 
 
-@pytest.mark.row(56)
+@pytest.mark.row(57)
 def test_row_56_nothing_is_downloaded_into_a_folder_of_other_things(
     tmp_path, monkeypatch, server
 ):
