@@ -135,7 +135,7 @@ def test_the_error_of_a_callback_is_none_of_the_run(small, tmp_path, error):
     assert_equal_states(train(tmp_path, small_config()).state, expected)
 
 
-@pytest.mark.row(35, 54)
+@pytest.mark.row(35, 55)
 def test_a_tracker_that_cannot_write_is_a_warning(small, tmp_path, capsys):
     class Tracks(callbacks.Tracker):
         def on_log(self, step, metrics):

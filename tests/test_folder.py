@@ -179,7 +179,7 @@ def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
         towers.predict(tmp_path, path)
 
 
-@pytest.mark.row(49, 55)
+@pytest.mark.row(49, 54)
 @pytest.mark.parametrize(
     "path",
     ["gs://bucket/a", "S3://a", pathlib.Path("hf://a/b"), "file:///a", "~nosuch/a"],

@@ -276,7 +276,7 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
 
 
 @pytest.mark.row(57)
-def test_row_56_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
+def test_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
     write_folder(tmp_path / "near/photos", ".", {"cat": 3, "dog": 2})
     write_folder(tmp_path / "one", ".", {"cat": 3})
     write_folder(tmp_path / "vehicles", ".", {"train": 3, "bus": 2})

@@ -193,7 +193,7 @@ def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
 
 
 @pytest.mark.row(57)
-def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
+def test_what_is_in_a_folder_decides_where_no_data_set_is_named(
     tmp_path, no_network
 ):
     for name in ("cifar10", "mnist"):
@@ -210,7 +210,7 @@ def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
 
 
 @pytest.mark.row(57)
-def test_row_56_nothing_is_downloaded_into_a_folder_of_other_things(
+def test_nothing_is_downloaded_into_a_folder_of_other_things(
     tmp_path, monkeypatch, server
 ):
     """Nor is the data set of another folder taken where it holds images."""
