@@ -193,9 +193,7 @@ def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
 
 
 @pytest.mark.row(57)
-def test_what_is_in_a_folder_decides_where_no_data_set_is_named(
-    tmp_path, no_network
-):
+def test_what_is_in_a_folder_decides_where_no_data_set_is_named(tmp_path, no_network):
     for name in ("cifar10", "mnist"):
         write(tmp_path / name / PUBLISHED[name].folders[-1], official(name)[0])
         assert photo_options(str(tmp_path / name)) == {"dataset": name}
