@@ -13,7 +13,7 @@ from small_runs import small_config
 
 from towers import build
 from towers.config import Config
-from towers.doctor import steps
+from towers.doctor import measure
 from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.diagnosis import diagnose
 from towers.doctor.verdict import Measured, judge
@@ -28,9 +28,7 @@ GOOD = Measured(
     step_secs=0.51,
     ready_secs=0.50,
     gradients_secs=0.48,
-    tower_secs=0.47,
-    double_secs=0.92,
-    one_secs=0.48,
+    double_secs=0.94,
     eval_secs=10.0,
     checkpoint_secs=0.5,
     num_steps=10_000,
@@ -63,16 +61,21 @@ CASES = {
         {"dataset": "image_folder", "num_epochs": 10.0},
         *("input", 0.5, "--image_cache_mb"),
     ),
-    # 0.47 s of one tower are 0.45 + 0.02 for the images: 15/16 of 0.45 in 0.51.
+    # 0.48 s are 0.46 + 0.02 for the images: 15/16 of 0.46 in 0.51.
     "a small batch": (
-        {"double_secs": 0.49},
+        {"double_secs": 0.5},
         {},
-        *("fixed", 0.45 * 15 / 16 / 0.51, "--batch_size=2048, or fewer --num_towers"),
+        *("fixed", 0.46 * 15 / 16 / 0.51, "2048, fewer --num_towers or --compile=xla."),
     ),
     "a small batch on one tower": (
-        {"double_secs": 0.49, "num_towers": 1, "gradients_secs": 0.47},
+        {"double_secs": 0.5, "num_towers": 1},
+        {"compile": "xla"},
+        *("fixed", 0.46 * 15 / 16 / 0.51, "--batch_size=2048."),
+    ),
+    "a small batch on a CPU": (
+        {"double_secs": 0.5, "kind": "CPU"},
         {},
-        *("fixed", 0.45 * 15 / 16 / 0.51, "--batch_size=2048."),
+        *("fixed", 0.46 * 15 / 16 / 0.51, "2048 or fewer --num_towers."),
     ),
     "parameters on the host": (
         {"ready_secs": 0.96, "step_secs": 0.96},
@@ -83,11 +86,6 @@ CASES = {
         {"ready_secs": 0.96, "step_secs": 0.96},
         {"strategy": "replicated"},
         *("synchronization", 0.5, "--accumulate_steps=16"),
-    ),
-    "towers that hold each other up": (
-        {"gradients_secs": 0.94, "ready_secs": 0.94, "step_secs": 0.94},
-        {},
-        *("contention", 0.5, "--compile=xla"),
     ),
     # 0.51 s for 10,000 steps are 5,100 s, and so are the evaluations.
     "many evaluations": (
@@ -122,8 +120,6 @@ def test_each_cause_has_its_share_and_a_way_out(case):
     assert finding.subject == subject
     assert finding.share == pytest.approx(share, rel=0.03)
     assert way_out in finding.text
-    lines = finding.lines()
-    assert len(lines) <= 2 and max(map(len, lines)) <= 80
     faster = verdict.images_per_sec / (1 - finding.share)
     assert verdict.without_findings == pytest.approx(faster)
 
@@ -137,51 +133,42 @@ def test_the_largest_share_is_first_and_small_ones_are_left_out():
 
 def test_what_is_less_than_the_error_is_not_judged():
     measured = dataclasses.replace(GOOD, step_secs=0.8)
-    share = judge(measured, Config()).findings[0].share
-    for error, count in ((share - 0.01, 1), (share + 0.01, 0)):
-        varied = dataclasses.replace(measured, error=error)
+    secs = judge(measured, Config()).secs["input"]
+    for error_secs, count in ((secs - 0.01, 1), (secs + 0.01, 0)):
+        varied = dataclasses.replace(measured, error_secs=error_secs)
         assert len(judge(varied, Config()).findings) == count
-    # It is that of a step: half of this run are evaluations.
-    often = dataclasses.replace(GOOD, num_evaluations=510, error=0.6)
+    # Half of this run are evaluations, longer than the error of a step.
+    often = dataclasses.replace(GOOD, num_evaluations=510, error_secs=0.3)
     assert [x.subject for x in judge(often, Config()).findings] == ["evaluations"]
 
 
-def test_towers_of_a_cpu_share_its_cores():
-    measured = dataclasses.replace(GOOD, kind="CPU", tower_secs=0.2, double_secs=0.4)
-    assert judge(measured, Config()).secs["contention"] == 0
-
-
 def test_asynchronous_towers_have_no_synchronization():
-    measured = dataclasses.replace(GOOD, gradients_secs=None)
+    measured = dataclasses.replace(GOOD, gradients_secs=0.2, double_secs=0.4)
     verdict = judge(measured, Config(strategy="async_towers"))
     assert verdict.secs["synchronization"] == 0
+    assert verdict.secs["gradients"] == 0.5
 
 
 # What is timed.
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=str)
-def test_steps_are_taken_and_gradients_alone_are_not_applied(options):
-    config = small_config(num_towers=2, batch_size=6, **options)
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_steps": 2}, {"strategy": "async_towers"}], ids=str
+)
+def test_steps_are_taken_and_neither_gradients_nor_parameters_move(options):
+    config = small_config(num_towers=2, batch_size=6, ema_decay=0.0, **options)
+    config = measure.without_learning(config)
     devices, parts = build.configure_devices(config), build.build(config)
     trainer = build.create_trainer(config, parts, devices)
     batch = parts.train_batches(tf.constant(0, tf.int64))
-    timed = steps.create_steps(config, parts, devices, trainer, batch)
+    runs = measure.create_runs(config, parts, devices, trainer, batch)
     before = trainer.state()
-    for name in (steps.GRADIENTS, steps.TOWER, steps.DOUBLE):
-        timed[name].run(2)
+    for name in (measure.GRADIENTS, measure.DOUBLE):
+        runs[name](2)
     for name, array in trainer.state().items():
         np.testing.assert_array_equal(array, before[name], name)
-    timed[steps.CONSTANT].run(2)
+    runs[measure.INPUT](2)
     assert trainer.step == 2
-
-
-def test_no_parameter_moves_while_steps_are_timed():
-    config = steps.without_learning(small_config(ema_decay=0.0))
-    devices, parts = build.configure_devices(config), build.build(config)
-    trainer = build.create_trainer(config, parts, devices)
-    before = trainer.state()
-    trainer.train(5)
     for name, array in trainer.state().items():
         if name.startswith("params/"):
             np.testing.assert_allclose(array, before[name], atol=1e-9)
@@ -262,7 +249,6 @@ def test_the_doctor_finds_the_bottleneck_of_a_real_run(
             break
     else:
         pytest.fail("\n".join(lines))
-    assert max(map(len, lines)) <= 80
     assert lines[-1].startswith("run: ") and "images/s" in lines[-1]
     # Nothing is left.
     assert {path.name for path in tmp_path.iterdir()} <= {

@@ -2,9 +2,9 @@
 
     python -m towers.doctor --config=cifar10_resnet18 --num_towers=4
 
-It takes the options of a run, checks the machine, times the parts of a step, an
-evaluation and a checkpoint, and names the bottlenecks and which flags to try. Nothing
-is written into the run folder. See docs/doctor.md.
+It takes the options of a run, times the parts of a step, an evaluation and a
+checkpoint, and names the bottlenecks and which flags to try. Nothing is written into
+the run folder. See docs/doctor.md.
 """
 
 from towers.run.signals import exit_on_signals
@@ -32,7 +32,7 @@ def main(_):
     values = flags.FLAGS
     cluster = cluster_spec.cluster_of_flags()["cluster"]
     stored = functools.partial(config_to_continue, overwrite=values.overwrite)
-    config, workdir, _, remark = config_of_flags(
+    config, workdir, origins, remark = config_of_flags(
         values.config,
         RECIPES,
         config_flags.given_flags(),
@@ -44,7 +44,8 @@ def main(_):
         console.line(remark)
     with quiet_imports():
         from towers.doctor.diagnosis import diagnose
-    diagnose(workdir, config, values.measure_secs, cluster.size if cluster else 1)
+    num_workers = cluster.size if cluster else 1
+    diagnose(workdir, config, values.measure_secs, num_workers, origins)
 
 
 if __name__ == "__main__":

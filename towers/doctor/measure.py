@@ -1,4 +1,4 @@
-"""Times of the parts of a run, on trainers that write nothing into its folder."""
+"""Times of the parts of a run; nothing is written into its folder."""
 
 import dataclasses
 import itertools
@@ -12,22 +12,53 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from towers import build
+from towers import build, console
 from towers.config import Config
+from towers.data import streams
+from towers.data.batches import Batch
 from towers.data.sources import num_bytes
-from towers.doctor import steps, timing
+from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.verdict import Measured
+from towers.errors import NumericError
 from towers.evaluation.duration import evaluation_secs
 from towers.parallel.devices import HOST, Devices
-from towers.parallel.trainer import Trainer
+from towers.parallel.loop import Loop
+from towers.parallel.reduce import shares
+from towers.parallel.step import accumulate
+from towers.parallel.trainer import SynchronousTrainer, Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 
-# For all rounds together, after tracing; the part of it for one thing in a round, and
-# for evaluations and checkpoints each.
-MEASURE_SECS, PART, OTHERS = 40.0, 0.01, 0.1
-LEAST_CHECKPOINTS, MOST_CHECKPOINTS, PAIR = 5, 50, 5
+# Small enough that no parameter moves, however many steps are timed.
+LEARNING_RATE = 1e-12
+
+# For all rounds together, and the share of it for evaluations and checkpoints each.
+MEASURE_SECS, OTHERS = 40.0, 0.1
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+# Number of rounds -> Student's t of 97.5 %, with one degree of freedom less.
+STUDENT = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31}
+MOST_STEPS = 500  # in a round
+LEAST_CHECKPOINTS = 5
+
+# Batches that a stream may have made ahead: in two stages, and behind them.
+NUM_AHEAD = 2 * streams.NUM_CALLS + 4
+MOST_AHEAD_SECS = 10.0
+
+INPUT, CONSTANT, GRADIENTS, DOUBLE = (
+    "steps on the run's own input",
+    "steps on a batch in memory",
+    "the gradients of this batch alone",
+    "the gradients of twice the images",
+)
+
+# Takes a number of steps.
+Run = Callable[[int], None]
+
+
+def without_learning(config: Config) -> Config:
+    """The config of the trainers that are timed."""
+    return dataclasses.replace(config, learning_rate=LEARNING_RATE)
 
 
 def measure(
@@ -36,18 +67,16 @@ def measure(
     devices: Devices,
     trainer: Trainer,
     folder: pathlib.Path,
-    *,
     secs: float = MEASURE_SECS,
-    say: Callable[[str], None],
 ) -> Measured:
-    """Times the parts of a run.
+    """Times the parts of a run in turn, round by round, so that a machine that becomes
+    slower affects them alike.
 
     Args:
-        config: `steps.without_learning`.
+        config: `without_learning`.
         parts, devices, trainer: made of it.
         folder: for checkpoints, which are removed.
-        secs: for the rounds, of which there are three at least, however long they take.
-        say: takes a line about what is being done.
+        secs: for all rounds, of which there are LEAST_ROUNDS, however long they take.
 
     Raises:
         NumericError: the first step is not finite.
@@ -56,52 +85,165 @@ def measure(
     """
     with tf.device(HOST):
         batch = parts.train_batches(tf.constant(0, tf.int64))
-    timed, counts = steps.create_steps(config, parts, devices, trainer, batch), {}
-    for name, of_name in timed.items():
-        say(f"tracing and warming up {name}")
-        counts[name] = timing.warm_up(of_name, PART * secs)
-    say(f"timing them in turn, for about {secs:.0f} s")
-    times = timing.in_rounds(timed, counts, secs)
-    ready, tower = times[steps.CONSTANT], times[steps.TOWER]
-    ready_secs, tower_secs = statistics.median(ready), statistics.median(tower)
-    step_secs = timing.scaled(ready, times[steps.INPUT])
-    errors = [
-        timing.error(ready, times[steps.INPUT]) * ready_secs / step_secs,
-        timing.error(tower, times[steps.DOUBLE]),
-    ]
-    gradients_secs = None
-    if steps.GRADIENTS in times:
-        gradients_secs = timing.scaled(ready, times[steps.GRADIENTS])
-        errors.append(timing.error(ready, times[steps.GRADIENTS]))
+    runs, counts = create_runs(config, parts, devices, trainer, batch), {}
+    for name, run in runs.items():
+        console.line(f"tracing {name}")
+        run(1)
+        run_secs = secs / MOST_ROUNDS / len(runs)
+        count = min(MOST_STEPS, int(run_secs / timed(run, streams.NUM_CALLS)))
+        # Batches that are made at the same time come at the same time.
+        counts[name] = max(streams.NUM_CALLS if name == INPUT else 1, count)
+    console.line(f"timing them in turn, for about {secs:.0f} s")
+    times = {name: [] for name in runs}
+    until = time.perf_counter() + secs
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() > until:
+            break
+        for name in list(runs) if number % 2 else reversed(runs):
+            if name == INPUT:
+                _use_up(runs[INPUT])
+            times[name].append(timed(runs[name], counts[name]))
+            if name == INPUT:
+                _wait_for_reading()
+    medians, error_secs = {CONSTANT: statistics.median(times[CONSTANT])}, 0.0
+    for name, base in {INPUT: CONSTANT, GRADIENTS: CONSTANT, DOUBLE: GRADIENTS}.items():
+        # What slows a whole round down does not count.
+        ratios = [x / y for x, y in zip(times[name], times[base], strict=True)]
+        medians[name] = statistics.median(ratios) * medians[base]
+        error = STUDENT[len(ratios)] * statistics.stdev(ratios) / len(ratios) ** 0.5
+        error_secs = max(error_secs, error * medians[base])
 
-    say("timing an evaluation")
+    console.line("timing an evaluation and checkpoints")
     eval_secs = 0.0
     if config.eval_every_epochs:
         eval_secs = evaluation_secs(config, parts, trainer, secs=OTHERS * secs)
-    say("timing checkpoints")
     checkpoint_secs = _checkpoint_secs(
-        config, trainer, timed[steps.INPUT], step_secs, folder, OTHERS * secs
+        config, trainer, runs[CONSTANT], medians[CONSTANT], folder, OTHERS * secs
     )
     num_steps = build.last_step_of(config, parts)
+    periods = build.create_periods(config, parts)
     return Measured(
         kind=devices.kind,
         num_towers=len(devices.towers) // config.devices_per_network,
         images=config.images_per_step,
-        step_secs=step_secs,
-        ready_secs=ready_secs,
-        gradients_secs=gradients_secs,
-        tower_secs=tower_secs,
-        double_secs=max(tower_secs, timing.scaled(tower, times[steps.DOUBLE])),
-        one_secs=statistics.median(times[steps.ONE]),
+        step_secs=medians[INPUT],
+        ready_secs=medians[CONSTANT],
+        gradients_secs=medians[GRADIENTS],
+        double_secs=max(medians[GRADIENTS], medians[DOUBLE]),
         eval_secs=eval_secs,
         checkpoint_secs=checkpoint_secs,
         num_steps=num_steps,
-        num_evaluations=build.create_periods(config, parts).num_evaluations(
-            0, num_steps
-        ),
-        error=max(errors),
+        num_evaluations=periods.num_evaluations(0, num_steps),
+        error_secs=error_secs,
         **_input(config, parts),
     )
+
+
+def timed(run: Run, num_steps: int) -> float:
+    """Mean seconds per step."""
+    started = time.perf_counter()
+    run(num_steps)
+    return (time.perf_counter() - started) / num_steps
+
+
+def create_runs(
+    config: Config,
+    parts: build.Parts,
+    devices: Devices,
+    trainer: Trainer,
+    batch: Batch,
+) -> dict[str, Run]:
+    """INPUT, CONSTANT, GRADIENTS and DOUBLE -> takes steps of it.
+
+    Args:
+        config: `without_learning`.
+        parts, devices, trainer: made of it.
+        batch: of a step.
+    """
+    leads = devices.towers[:: config.devices_per_network]
+    sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
+    constant = ConstantFeed(batch, sizes, leads)
+    twice = ConstantFeed(batch, [2 * n for n in sizes], leads)
+    synchronous = trainer
+    if isinstance(trainer, SynchronousTrainer):
+        runs = {
+            INPUT: _steps(trainer, trainer.loop),
+            CONSTANT: _steps(trainer, trainer.create_loop(constant)),
+        }
+    else:
+        in_memory = build.create_trainer(config, parts, devices, feed=constant)
+        runs = {INPUT: trainer.train, CONSTANT: in_memory.train}
+        config = dataclasses.replace(config, strategy="towers")
+        synchronous = build.create_trainer(config, parts, devices, feed=constant)
+    return runs | {
+        GRADIENTS: _gradients(synchronous, constant),
+        DOUBLE: _gradients(synchronous, twice),
+    }
+
+
+def _steps(trainer: SynchronousTrainer, loop: Loop) -> Run:
+    """Steps of a loop, in the last phase of the run."""
+    phase, taken = len(trainer.phases) - 1, 0
+
+    def run(num_steps):
+        nonlocal taken
+        begun, *_ = loop(phase, taken, num_steps)
+        taken += begun
+        if begun < num_steps or trainer.guard.stopped:
+            raise NumericError(
+                "the loss or a gradient is not finite before any parameter has moved; "
+                "check the data set, --augment and --init_from"
+            )
+
+    return run
+
+
+def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Run:
+    """The gradients of a trainer's towers, with parameters that lie on their devices;
+    no mean, no update."""
+    fetched, home = trainer.strategy.fetch(), trainer.strategy.home
+
+    def compute(phase, batches, before):
+        def gradients(values, pieces):
+            scale = trainer.guard.read_scale()
+            return trainer.network.gradients(phase, values, pieces, loss_scale=scale)
+
+        accumulated = trainer.task.accumulate_steps
+        if accumulated == 1:
+            results = gradients(fetched, batches)
+        else:
+            results = accumulate(gradients, fetched, batches, accumulated)
+        losses = []
+        for device, result in zip(trainer.devices, results, strict=True):
+            everything = tf.nest.flatten(result)
+            with tf.device(device), tf.control_dependencies(everything):
+                losses.append(tf.identity(result.loss))
+        with tf.device(home):
+            return tf.constant(True), before + tf.cast(tf.add_n(losses), before.dtype)
+
+    def zero():
+        with tf.device(home):
+            return tf.zeros([])
+
+    return _steps(trainer, trainer.create_loop(feed, compute, zero))
+
+
+def _use_up(run: Run) -> None:
+    """Takes the batches that a stream has made ahead in a pause."""
+    until = time.perf_counter() + MOST_AHEAD_SECS
+    for _ in range(NUM_AHEAD):
+        run(1)
+        if time.perf_counter() > until:
+            break
+
+
+def _wait_for_reading() -> None:
+    """Waits until the processor is idle, because the next batches are made ahead."""
+    for _ in range(20):
+        used = time.process_time()
+        time.sleep(0.05)
+        if time.process_time() - used < 0.01:
+            break
 
 
 def _input(config, parts):
@@ -121,9 +263,8 @@ def _input(config, parts):
     }
 
 
-def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
-    """How much longer steps on the run's own input take with a checkpoint, which is
-    written while they go on; the next one waits for its end. It also ends a call."""
+def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
+    """How much longer steps take with a checkpoint, which is written meanwhile."""
     numbers = itertools.count()
     with (
         tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,
@@ -136,7 +277,7 @@ def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
         def save():
             tensors = trainer.state()
             for array in tensors.values():
-                np.isfinite(array.astype(np.float64, copy=False)).all()
+                np.isfinite(array.astype(np.float64, copy=False)).all()  # as a run does
             values = {"best": None, "config": dataclasses.asdict(config)}
             snapshot = Snapshot(next(numbers), tensors, values)
             background.submit(lambda: checkpointer.save(snapshot))
@@ -144,25 +285,14 @@ def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
         started = time.perf_counter()
         save()
         background.wait()
-        write_secs = time.perf_counter() - started
-        num_steps = math.ceil(2 * write_secs / step_secs)
+        num_steps = math.ceil(2 * (time.perf_counter() - started) / step_secs)
         num_steps = min(num_steps, config.checkpoint_every_steps or num_steps)
-
-        timed.run(num_steps)
-        with_saving, without = [], []
-        started = time.perf_counter()
-        while len(with_saving) < LEAST_CHECKPOINTS or (
-            len(with_saving) < MOST_CHECKPOINTS
-            and time.perf_counter() - started < most_secs
-        ):
-            timed.prepare()
+        costs, until = [], time.perf_counter() + most_secs
+        while len(costs) < LEAST_CHECKPOINTS or time.perf_counter() < until:
+            without_secs = num_steps * timed(run, num_steps)
+            started = time.perf_counter()
             save()
-            for _ in range(PAIR):
-                before = time.perf_counter()
-                timed.run(num_steps)
-                trainer.learning_rate(0)  # of the metrics of a call
-                save()
-                with_saving.append(time.perf_counter() - before)
-            background.wait()
-            without.append(num_steps * timed.secs(PAIR * num_steps))
-    return max(0.0, statistics.mean(with_saving) - statistics.mean(without))
+            run(num_steps)
+            background.wait()  # as the next checkpoint does
+            costs.append(time.perf_counter() - started - without_secs)
+    return max(0.0, statistics.mean(costs))

@@ -3,18 +3,16 @@
 The time of a run, for one step, is the sum of
 
 - input: a step on the run's own input, less one on a batch that lies in memory;
-- synchronization: a step on such a batch, less the gradients of all towers; that is to
-  bring the parameters to the towers, the mean, and the update;
-- contention (GPUs): the gradients of all towers at once, less those of one tower alone;
-- fixed, the fixed cost of a step: what a much larger batch, MOST_TIMES as large, would
-  save of the gradients, because part of their time does not grow with the images;
+- synchronization: a step on such a batch, less the gradients of all towers: to bring
+  the parameters to the towers, the mean, and the update;
+- fixed, the fixed cost of a step: what a batch MOST_TIMES as large would save of the
+  gradients, because part of their time does not grow with the images;
 - the rest of the gradients, which is what the devices are for;
 - evaluations, and what checkpoints cost the steps.
 """
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,8 +33,6 @@ GOOD_SHARE = 0.05
 # Most times the batch, and micro-batches, that are recommended.
 MOST_TIMES = 16
 
-WIDTH = 80
-
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -48,15 +44,12 @@ class Measured:
         images: of a step, all towers together.
         step_secs: a step on the run's own input.
         ready_secs: the same on a batch in memory.
-        gradients_secs: the gradients of all towers, on a batch in memory; None of
-            asynchronous towers.
-        tower_secs: the gradients of one tower alone, of its share of the batch.
+        gradients_secs: the gradients of all towers, on a batch in memory.
         double_secs: the same with twice the images; not less.
-        one_secs: a whole step of one tower alone, with its share of the batch.
         eval_secs: an evaluation.
         checkpoint_secs: how much longer steps take with a checkpoint.
         num_steps, num_evaluations: of the whole run.
-        error: of the parts of a step, as a share of it.
+        error_secs: of the parts of a step.
         data_mb: of the decoded training images; 0 where crops of files are decoded,
             which are not kept.
         in_memory: whether they lie in memory from the start.
@@ -69,50 +62,32 @@ class Measured:
     images: int
     step_secs: float
     ready_secs: float
-    gradients_secs: float | None
-    tower_secs: float
+    gradients_secs: float
     double_secs: float
-    one_secs: float
     eval_secs: float
     checkpoint_secs: float
     num_steps: int
     num_evaluations: int
-    error: float = 0.0
+    error_secs: float = 0.0
     data_mb: float = 0.0
     in_memory: bool = True
     is_resident: bool = False
     is_cached: bool = False
 
-    @property
-    def error_secs(self) -> float:
-        return self.error * self.step_secs
-
 
 class Finding(NamedTuple):
-    """A bottleneck: a part of the run's time, the share of that, and what to try."""
+    """A bottleneck: a part of the run's time, its share, and what to try."""
 
     subject: str
     share: float
     text: str
 
-    def lines(self) -> list[str]:
-        """At most two lines for a terminal."""
-        head = f"{self.share:5.0%}  "
-        return textwrap.wrap(
-            self.text,
-            WIDTH,
-            initial_indent=head,
-            subsequent_indent=" " * len(head),
-            break_on_hyphens=False,
-        )
-
 
 class Verdict(NamedTuple):
-    """The parts of a run's time, and what of them is too much.
+    """The parts of a run's time, and the bottlenecks among them.
 
     Attributes:
-        secs: name -> seconds of a step; "gradients" are without "fixed" and
-            "contention".
+        secs: name -> seconds of a step; "gradients" are without "fixed".
         findings: the largest share first.
         images_per_sec: of the whole run, with evaluations and checkpoints.
         without_findings: the same without the time of the findings.
@@ -145,16 +120,12 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
     if m.is_cached:
         secs["input"] /= max(1.0, config.num_epochs)
     gradients = m.ready_secs
-    if m.gradients_secs is not None:
+    if not config.choice_of("strategy").asynchronous:  # whose towers do not wait
         gradients = min(m.gradients_secs, m.ready_secs)
     secs["synchronization"] = m.ready_secs - gradients
-    alone = gradients
-    if m.kind == "GPU" and m.num_towers > 1:  # those of a CPU share its cores
-        alone = min(m.tower_secs, gradients)
-    secs["contention"] = gradients - alone
-    fixed = max(0.0, 2 * m.tower_secs - m.double_secs) / m.tower_secs
-    secs["fixed"] = fixed * alone * (1 - 1 / MOST_TIMES)
-    secs["gradients"] = alone - secs["fixed"]
+    fixed = max(0.0, 2 * m.gradients_secs - m.double_secs) / m.gradients_secs
+    secs["fixed"] = fixed * gradients * (1 - 1 / MOST_TIMES)
+    secs["gradients"] = gradients - secs["fixed"]
     secs["evaluations"] = m.eval_secs * m.num_evaluations / m.num_steps
     per_step, total = 0.0, sum(secs.values())
     if config.checkpoint_every_steps:
@@ -168,22 +139,23 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
 def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
     """Subject and text of everything that may be found."""
     yield "input", f"A step waits for its images. {_input_advice(m, config)}"
-    grows = m.double_secs - m.tower_secs
-    times = _power_of_two(4 * (m.tower_secs - grows) / max(grows, 1e-9))
-    if 2 * m.tower_secs >= LEAST_GAIN * m.double_secs:
-        fewer = ", or fewer --num_towers" if m.num_towers > 1 else ""
+    grows = m.double_secs - m.gradients_secs
+    times = _power_of_two(4 * (m.gradients_secs - grows) / max(grows, 1e-9))
+    if 2 * m.gradients_secs >= LEAST_GAIN * m.double_secs:
+        others = ""
+        if m.num_towers > 1:
+            others = ", fewer --num_towers"
+        if m.kind == "GPU" and _is_another(config, compile="xla"):
+            others += ", --compile=xla"
+        others = " or".join(others.rsplit(",", 1))
         share = max(1, m.images // config.accumulate_steps // m.num_towers)
         yield (
             "fixed",
             f"{share} image{'s' * (share > 1)} a tower are few: twice as many take "
-            f"{m.double_secs / m.tower_secs:.2f} times as long. Try "
-            f"--batch_size={times * config.batch_size}{fewer}.",
+            f"{m.double_secs / m.gradients_secs:.2f} times as long. Try "
+            f"--batch_size={times * config.batch_size}{others}.",
         )
     yield "synchronization", _synchronization_text(m, config, secs)
-    longer = time_text(secs["contention"])
-    text = f"Towers at the same time take {longer} longer than one alone. Try"
-    compiled = "--compile=xla, or " * _is_another(config, compile="xla")
-    yield "contention", f"{text} {compiled}a larger --batch_size."
     if m.num_evaluations > 1:
         times = secs["evaluations"] / (total - secs["evaluations"]) / GOOD_SHARE
         every = _round_up(times * config.eval_every_epochs)
@@ -239,7 +211,7 @@ def _synchronization_text(m, config, secs):
         return f"{text} Try --strategy=replicated, or a larger --batch_size."
     if config.strategy == "async_towers":
         return text
-    computing = secs["gradients"] + secs["fixed"] + secs["contention"]
+    computing = secs["gradients"] + secs["fixed"]
     steps = _power_of_two(secs["synchronization"] / max(computing, 1e-9) / GOOD_SHARE)
     return (
         f"{text} Try a larger --batch_size, or "
