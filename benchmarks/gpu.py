@@ -18,6 +18,8 @@ Not among them by default:
 - `placement`: whether every tower computes on its own device.
 - `kernels`: whether every operation of a step has a kernel on GPUs, what the host
   launches, and which bytes cross devices; from traced graphs, so on any machine.
+- `graphs`: launches, transposes and what crosses between host and GPU in a step, as
+  Grappler leaves it for an H100; on any machine.
 - `repetition`: as `equality`, with deterministic kernels.
 - `towers`: steps of several GPUs.
 
@@ -47,7 +49,6 @@ from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 FINE = "nothing amiss"
-PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 
 class Section(NamedTuple):
@@ -77,11 +78,11 @@ DEFAULT = {
     "step": Section(
         110,
         [
-            f"{PERSISTENT}={x} {STEP} --models=resnet20,speedrun --compilers=none,xla "
-            "--batch_size=1024 --steps=30 --rounds=3"
+            f"{proofs.PERSISTENT}={x} {STEP} --models=resnet20,speedrun "
+            "--compilers=none,xla --batch_size=1024 --steps=30 --rounds=3"
             for x in (0, 1)
         ],
-        [f"{PERSISTENT}=1 step --models=lenet --compilers=none,xla {TINY}"],
+        [f"{proofs.PERSISTENT}=1 step --models=lenet --compilers=none,xla {TINY}"],
     ),
     "recipe": Section(
         90,
@@ -120,6 +121,7 @@ DEFAULT = {
 SECTIONS = DEFAULT | {
     "placement": proof("placement", 300),
     "kernels": proof("kernels", 300),
+    "graphs": proof("graphs", 300),
     "repetition": proof("repetition", 300),
     "towers": Section(
         300,

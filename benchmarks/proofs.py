@@ -7,6 +7,7 @@ of `python -m benchmarks.gpu`.
 import collections
 import dataclasses
 import functools
+import os
 import pathlib
 import tempfile
 import traceback
@@ -17,10 +18,11 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import measure, trainers
-from benchmarks.graphs import executed, placement, traced
+from benchmarks.graphs import executed, optimized, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers import build
 from towers.config import Config
+from towers.config.choices import POLICIES
 from towers.data.batches import EvalBatches
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices, configure, enable_determinism, show_gpus
@@ -28,6 +30,8 @@ from towers.parallel.trainer import Trainer
 
 NUM_LOGICAL = 4  # two groups of two
 STEPS = 3
+GRAPHS = ("resnet20", "resnet18", "speedrun", "vit_tiny")
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 # Of the largest change in training. Rounding gives far less, a wrong mean far more.
 EQUAL_WITHIN = 0.01
 KINDS = ("params", "state", "slots", "averages")
@@ -366,6 +370,38 @@ def _transfers(trained):
     return [edges, *(f"{count:,}" for count in (*summed(totals).values(), busiest))]
 
 
+def prove_graphs(setting: Setting) -> bool:
+    """Whether, as Grappler leaves a step for an H100, nothing goes from the host to a
+    GPU and back but a streamed batch, and no kernel of batch normalization transposes.
+    """
+    show_gpus()
+    amiss, common = [], {"dataset": "synthetic", "num_towers": 1, "compile": "none"}
+    common |= {"augment": "pad_crop_flip", "input": "resident", "batch_size": 128}
+    networks = ["lenet"] if setting.is_tiny else GRAPHS
+    cases = {(x,): {"model": x, "precision": "bfloat16"} for x in networks}
+    cases["resnet20, stream",] = {"model": "resnet20", "input": "stream"}
+    policies = [name for name in POLICIES if name != "none"]
+    cases |= {(f"lenet, {x}",): {"model": "lenet", "policy": x} for x in policies}
+
+    def row(fields):
+        os.environ.pop(PERSISTENT, None)
+        step = optimized.optimized(traced.on_gpus(Config(**common | fields)))
+        is_persistent = os.environ.get(PERSISTENT) == "1"
+        hidden = step.num_hidden_transposes(is_persistent)
+        launches = sum(op.type not in NO_LAUNCH for op in step.on_gpus())
+        if step.to_gpu or step.to_host or hidden:
+            amiss.append(fields)
+        shown = len(step.on_gpus("Transpose"))
+        return launches, shown, hidden, len(step.to_host), len(step.to_gpu)
+
+    failed = setting.table(
+        "step | launches | transposes | within kernels of batch normalization | "
+        "tensors and control edges to the host | from the host",
+        {name: functools.partial(row, fields) for name, fields in cases.items()},
+    )
+    return bool(amiss or failed)
+
+
 # Smoke: does it train, and what does the GPU do meanwhile.
 
 SMOKE_STEPS, PROFILED_STEPS, MOST_KERNELS = 60, 5, 15
@@ -437,6 +473,7 @@ def profiled(trainer: Trainer, steps: int) -> Iterator[str]:
 
 
 PROOFS = {
+    "graphs": prove_graphs,
     "smoke": prove_smoke,
     "placement": prove_placement,
     "kernels": prove_kernels,
