@@ -103,7 +103,8 @@ def test_weights_of_a_dict_have_names_or_numbers_of_classes():
         ({-1: 1}, "no class '-1'"),
         ({"d": 1}, "no class 'd'"),
         ({0: -1}, "at least 0"),
-        ({0: "2"}, "is ..2"),
+        ({0: "2"}, "is .2"),
+        ({None: 1}, "no class .None"),
         ({0: np.nan}, "is nan"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -287,7 +287,6 @@ def load():
         ("validation=ArraySource(images[:0], labels[:0])", "num_examples=0 of the val"),
         ("train=None", "no training images"),
         ("test=None", "no test images"),
-        ("name=5", "name=5"),
         ("class_names=(0, 1, 2)", "class_names=.0, 1, 2. should be texts"),
         ("class_names='abc'", "class_names='abc' should be texts"),
         ("mean=9.0", "mean=9.0 should be"),
@@ -309,7 +308,7 @@ def test_a_data_set_of_ones_own_that_contradicts_itself_is_refused(
 ):
     path = tmp_path / "mine.py"
     path.write_text(WRONG.replace("{change}", change))
-    with pytest.raises(DataError, match=f"mine: .*{words}|name=5"):
+    with pytest.raises(DataError, match=f"mine: .*{words}"):
         data.load(f"{path}:load")
 
 

@@ -86,14 +86,8 @@ free_option = functools.partial(option, free=True)
 def check_option(field: dataclasses.Field, value: Any) -> Any:
     """The value in the field's own type, or a ConfigError that names the field."""
     if field.name == "class_weights" and isinstance(value, Mapping):
-        pairs = [
-            [
-                int(key) if isinstance(key, numbers.Integral) else str(key),
-                float(weight) if isinstance(weight, numbers.Real) else repr(weight),
-            ]
-            for key, weight in value.items()
-        ]
-        value = json.dumps(sorted(pairs, key=repr)) if pairs else ""
+        pairs = sorted(map(list, value.items()), key=repr)
+        value = json.dumps(pairs, default=_plain) if pairs else ""
     value, choices = _with_type(field, value), field.metadata["choices"]
     if field.type == int | str:
         value = _size(field.name, value)
@@ -115,6 +109,11 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
         if is_number and is_wrong(bound):
             raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
     return value
+
+
+def _plain(value):
+    """A number of NumPy as Python's, anything else as text."""
+    return value.item() if hasattr(value, "item") else repr(value)
 
 
 def bind_arguments(

@@ -54,8 +54,7 @@ def load(
             f"dataset={name}: gave {type(data_set).__name__}; return a "
             "towers.data.sources.DataSet"
         )
-    choice = choices.find("dataset", name)
-    validate(data_set, reads=choice.is_in_a_file or choice.is_given)
+    validate(data_set, is_own=choices.find("dataset", name).is_in_a_file)
     if data_set.train is None and trained is None:
         raise DataError(f"{data_set.name}: it has no training images")
     validate_labels(data_set, known_alone=options.survey is not None)

@@ -27,17 +27,15 @@ _SPLIT = re.compile(
     r"(?:[ _-]?(?:images?|set|data))?",
     re.IGNORECASE,
 )
-# Folders inside each other, as Python's stack is limited.
-_MOST_LEVELS = 100
 
 
 def find_folders(root: str) -> tuple[dict[str, str], str]:
     """The folders for training, validation and testing that have labels.
 
     Returns:
-        "train", "validation" and "test" -> path, of those that are there. Where no
-        folder has such a name, "train" is the root. And a note about folders for
-        validation or testing whose images are in no class folders, or "".
+        "train", "validation" and "test" -> path, if the folder exists. Where there is
+        none of them, "train" is the root. And a note about folders for validation or
+        testing that have images but no class folders, or "".
 
     Raises:
         DataError: there is no such folder, or there are two for the same split.
@@ -74,7 +72,7 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
 
 
 def is_split(name: str) -> bool:
-    """Whether a folder has the name of one for training, validation or testing."""
+    """Whether a name is that of a folder for training, validation or testing."""
     return _SPLIT.fullmatch(name) is not None
 
 
@@ -125,8 +123,8 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
 
 
 def suggestion(root: str) -> str:
-    """Names the nearest folder with two classes, at most two levels below or one above;
-    empty without one."""
+    """Names the nearest folder with two classes, up to two levels below or one above;
+    empty if there is none."""
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
     above = [os.path.dirname(root)] if _is_unlabeled(root) else []
@@ -158,13 +156,13 @@ def folders_in(folder: str) -> list[os.DirEntry]:
 
 
 def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
-    """The files in a folder and in the folders in it, in no order, and such folders
-    that are without images, or links to a folder that they are in."""
+    """The files in a folder and below it, in no order. Folders without files, and links
+    to a folder that they are in, are given themselves."""
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
         if not is_folder(entry) or is_without_images(entry):
             yield entry
-        elif os.path.realpath(entry.path) in above or len(above) > _MOST_LEVELS:
+        elif os.path.realpath(entry.path) in above:
             yield entry
         else:
             yield from files_below(entry.path, above)

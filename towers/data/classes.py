@@ -88,7 +88,7 @@ def class_weights(
     if not isinstance(weights, dict):
         raise ConfigError(f"{option}: an object of classes and weights is expected")
     weights = {
-        x if isinstance(x, int) else normalize("NFC", x): weight
+        x if isinstance(x, int) else normalize("NFC", str(x)): weight
         for x, weight in weights.items()
     }
     class_names = [normalize("NFC", name) for name in class_names]

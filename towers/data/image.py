@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from PIL import ExifTags, Image
-from PIL.IcoImagePlugin import IcoFile
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.TgaImagePlugin import TgaImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
@@ -22,6 +20,7 @@ from towers.errors import one_line
 # does the rest, so little is lost; Pillow's `thumbnail` has the same number.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
+END_OF_JPEG = b"\xff\xd9"
 
 # Of the images that are decoded at the same time.
 MOST_PIXEL_BYTES = 2 * 10**9
@@ -158,36 +157,28 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 def _opened(content):
     # Not Image.open, which has a limit of pixels of its own.
-    name, file = format_of(content), io.BytesIO(content)
-    if name == "ICO":  # IcoImageFile decodes before its size is known
-        return IcoFile(file).frame(0)
-    if name:
-        return Image.OPEN[name][0](file, "")
+    if name := format_of(content):
+        return Image.OPEN[name][0](io.BytesIO(content), "")
     if is_heif(content):
         raise Refused(HEIF_HINT)
-    try:
-        return TgaImageFile(file, "")
-    except SyntaxError:
-        words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
-        raise Refused(f"cannot be decoded: {words}") from None
+    words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+    raise Refused(f"cannot be decoded: {words}")
 
 
 def _completed(image, content):
-    """With its end marker a JPEG file that lacks nothing else: whatever bits stand in
-    place of what may be missing, the pixels are the same."""
-    end = b"\xff\xd9"
-    if not isinstance(image, JpegImageFile) or content.endswith(end):
+    """Adds a missing end marker to a JPEG file. Other data may be missing as well where
+    the pixels depend on the bits that are put in their place."""
+    if not isinstance(image, JpegImageFile) or content.endswith(END_OF_JPEG):
         return image
     scan = content.rfind(b"\xff\xda")
-    is_ended = end in content[scan:]
     # Of several scans the last ones may be missing.
     is_one_scan = content[scan + 4 : scan + 5] == bytes([image.layers])
-    if is_ended or not is_one_scan or "progressive" in image.info:
+    if END_OF_JPEG in content[scan:] or "progressive" in image.info or not is_one_scan:
         return image
 
     def read(bits):
-        content_and_bits = content.removesuffix(b"\xff") + 999 * bits + end
-        return JpegImageFile(io.BytesIO(content_and_bits), "")
+        whole = content.removesuffix(b"\xff") + 999 * bits + END_OF_JPEG
+        return JpegImageFile(io.BytesIO(whole), "")
 
     pixels = {read(bits).tobytes() for bits in (b"", b"\x55", b"\xaa")}
     return read(b"") if len(pixels) == 1 else image
@@ -196,12 +187,12 @@ def _completed(image, content):
 def _pixels(image, channels):
     """The image decoded, in 8 bits, gray or in colors, as stored."""
     image.load()
-    # Pillow brings PGM files of more than 8 bits to 16, in integers of 32.
+    # Pillow scales PGM files of more than 8 bits to 16 bits, as 32-bit integers.
     is_pgm = image.format == "PPM" and image.mode == "I"
     if image.mode.startswith("I;16") or is_pgm:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise Refused("has pixels of 32 bits; only those of 8 and 16 bits are read")
+        raise Refused("has pixels of 32 bits; 8 and 16 bits are read")
     image.info.pop("transparency", None)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

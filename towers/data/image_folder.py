@@ -1,5 +1,5 @@
-"""A folder of image files, one folder a class: `train/CLASS/*` or `CLASS/*`; folders in
-that of a class are read as well.
+"""A folder of image files with a folder for each class, `train/CLASS/*` or `CLASS/*`,
+which is read recursively.
 
 Names are read at the start, contents when they are needed.
 """
@@ -35,6 +35,7 @@ from towers.data.paths import (
     OTHER_IMAGES,
     class_name,
     data_folder,
+    ending,
     is_file,
     is_folder,
     is_image,
@@ -61,7 +62,7 @@ class Listing:
         survey: records what cannot be used; without one the first is an error.
         num_skipped: files that are no images, and folders without images.
         first_skipped: path of the first.
-        num_nested: images in folders that are in the folder of a class.
+        num_nested: images in folders inside class folders.
     """
 
     survey: Survey | None
@@ -95,11 +96,12 @@ class Listing:
         found, loose = {}, []
         for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
+                num_nested = self.num_nested
                 images = sorted(self._images(entry.path))
                 if not images:
                     self.skip(entry.path)
                     continue
-                if self.num_nested and _is_data_set(entry.path):
+                if self.num_nested > num_nested and _is_data_set(entry.path):
                     raise DataError(
                         f"{shown(entry.path)}: is no class, as there are folders for "
                         f"training or testing in it; {suggestion(folder)}{LAYOUT}"
@@ -122,13 +124,13 @@ class Listing:
         return found
 
     def _images(self, folder):
-        """Their names, those in folders inside with the path from the folder."""
+        """Paths of the images in and below a folder, from there."""
+        begin = len(os.path.join(folder, ""))
         for entry in files_below(folder):
             # The listing has the kind of each entry; few files are opened.
-            name = entry.name.lower()
-            is_read = is_file(entry) and not name.endswith(OTHER_IMAGES)
-            if is_read and is_image(entry):
-                path = os.path.relpath(entry.path, folder)
+            kind = ending(entry.name)
+            if is_file(entry) and kind not in OTHER_IMAGES and is_image(entry):
+                path = entry.path[begin:]
                 self.num_nested += path != entry.name
                 yield path
             elif is_folder(entry):
@@ -136,9 +138,9 @@ class Listing:
                     self.skip(entry.path)
                 else:
                     self.refuse(entry.path, "is a link to a folder that it is in")
-            elif name.endswith(OTHER_IMAGES):
+            elif kind in OTHER_IMAGES:
                 words = "is of a format that is not read; convert it, or move it away"
-                is_heic = name.endswith((".heic", ".heif", ".hif"))
+                is_heic = kind in (".heic", ".heif", ".hif")
                 self.refuse(entry.path, HEIF_HINT if is_heic else words)
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 self.refuse(entry.path, "is a link that leads nowhere")
@@ -147,11 +149,10 @@ class Listing:
 
 
 def _is_data_set(folder):
-    """Whether a folder has folders for training and testing in it, or train/CLASS."""
+    """Whether there are folders for training and testing, or train/CLASS, in it."""
     folders, note = find_folders(folder)
     train = folders.get("train", folder)
-    has_train = train != folder and bool(folders_in(train))
-    return has_train or bool(note) or len(folders) > 1
+    return len(folders) > 1 or bool(note) or train != folder and bool(folders_in(train))
 
 
 def load(

@@ -17,10 +17,10 @@ with contextlib.suppress(ImportError):  # the extra `heif`
 
 Image.init()
 _COMMON = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
-# Not read, of what Pillow opens: other programs draw EPS and WMF; BLP, FITS and ICNS
-# hold files whose size their headers do not tell; CUR begins as some TGA files do;
-# MCIDAS is of satellites; the others have no decoder.
-_NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS MCIDAS MPEG WMF".split()
+# Formats of Pillow that are not read: other programs draw EPS and WMF; the headers of
+# BLP, FITS, ICNS and ICO do not give the size; the others are no photos, or Pillow has
+# no decoder.
+_NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS ICO MCIDAS MPEG WMF".split()
 # Formats that are recognized by the first bytes of a file, the common ones first.
 _RECOGNIZED = tuple(
     name
@@ -28,17 +28,14 @@ _RECOGNIZED = tuple(
     if name in Image.OPEN and Image.OPEN[name][1] and name not in _NOT_READ
 )
 FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
-ENDINGS = tuple(
-    ending
-    for ending, name in Image.EXTENSION.items()
-    if name in (*_RECOGNIZED, "MPO", "TGA")
-)
+_ENDINGS = {x for x, name in Image.EXTENSION.items() if name in (*_RECOGNIZED, "MPO")}
 # Images of other formats, which are named and not silently skipped.
 _OTHER_IMAGES = (
     ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
-    ".im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .wmf"
+    ".ico .im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .tga .wmf"
 )
-OTHER_IMAGES = tuple(x for x in _OTHER_IMAGES.split() if x not in ENDINGS)
+OTHER_IMAGES = {*_OTHER_IMAGES.split()} - _ENDINGS
+_IMAGE_ENDINGS = _ENDINGS | OTHER_IMAGES
 HEIF_HINT = (
     "is a HEIC photo; install what reads it, the extra heif (python -m pip install "
     "pillow-heif), or convert it"
@@ -100,7 +97,7 @@ def check_paths(paths: Paths) -> list[str]:
 
 def format_of(start: bytes) -> str | None:
     """The format of a file that begins with these bytes, 64 or more; None where it is
-    not read, or is TGA, whose files begin with nothing of their own."""
+    not read."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
     start = start[:16].ljust(16, b"\0")
@@ -114,10 +111,15 @@ def is_heif(start: bytes) -> bool:
     return b"hei" in brands or b"hev" in brands
 
 
+def ending(name: str) -> str:
+    """The ending of a file name in lower case, such as ".jpg"."""
+    return os.path.splitext(name)[1].lower()
+
+
 def is_image_name(name: str) -> bool:
-    """Whether a name ends like that of an image file, of a format that is read or
-    not."""
-    return name.lower().endswith((*ENDINGS, *OTHER_IMAGES))
+    """Whether a name has the ending of an image format, which may be one that is not
+    read."""
+    return ending(name) in _IMAGE_ENDINGS
 
 
 def is_image(entry: os.DirEntry) -> bool:
@@ -125,7 +127,7 @@ def is_image(entry: os.DirEntry) -> bool:
     ending of letters (IMG_0001, photo.1), is a file that begins like one."""
     if is_image_name(entry.name):
         return True
-    if os.path.splitext(entry.name)[1][1:].isalpha() or not is_file(entry):
+    if ending(entry.name)[1:].isalpha() or not is_file(entry):
         return False
     try:
         with open_data_file(entry.path) as file:
@@ -138,10 +140,10 @@ def is_image(entry: os.DirEntry) -> bool:
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
     """The image files of paths, in their order.
 
-    Of a folder these are the files in it and below that `is_image` tells, in the order
-    of the names; names that begin with a dot are skipped. Links are followed. A path of
-    a file is taken whatever its name. The names of one folder and those above it are in
-    memory.
+    Folders are read recursively, in the order of the names, and their images are found
+    by `is_image`; names that begin with a dot are skipped. Links are followed. A path
+    of a file is taken whatever its name. The names in one folder and in the folders
+    above it are in memory.
 
     Args:
         paths: files and folders.
@@ -154,40 +156,25 @@ def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str
             yield path
 
 
-def _walk_folder(folder, fail):
-    # Per folder on the way down its identity, and what is left to visit in it.
-    levels = [(None, iter([(folder, True)]))]
-    while levels:
-        path, is_folder = next(levels[-1][1], ("", False))
-        if is_folder:
-            try:
-                status = os.stat(path)
-                identity = status.st_dev, status.st_ino
-                if any(identity == other for other, _ in levels):
-                    raise ValueError("is a link to a folder that it is in")
-                levels.append((identity, _entries(path)))
-            except (OSError, ValueError) as error:
-                fail(path, reason(error))
-        elif path:
-            yield path
+def _walk_folder(folder, fail, above=()):
+    above = (*above, os.path.realpath(folder))
+    try:
+        if above[-1] in above[:-1]:
+            raise ValueError("is a link to a folder that it is in")
+        with os.scandir(folder) as found:
+            entries = sorted(
+                (entry.name, is_folder(entry))
+                for entry in found
+                if entry.name[0] != "." and (is_folder(entry) or is_image(entry))
+            )
+    except (OSError, ValueError) as error:
+        return fail(folder, reason(error))
+    for name, is_below in entries:
+        path = os.path.join(folder, name)
+        if is_below:
+            yield from _walk_folder(path, fail, above)
         else:
-            levels.pop()
-
-
-def _entries(folder):
-    """(path, whether it is a folder) of the folders and images in a folder, sorted."""
-    names, folders = [], set()
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if is_folder(entry):
-                folders.add(entry.name)
-            elif not is_image(entry):
-                continue
-            names.append(entry.name)
-    names.sort()
-    return ((os.path.join(folder, name), name in folders) for name in names)
+            yield path
 
 
 def is_folder(entry: os.DirEntry) -> bool:

@@ -1,14 +1,14 @@
-"""Images of any size for a trained network, in files, as many as there may be, or in
-memory.
+"""Images of any size for a trained network, in files or in memory.
 
-Of a million files the pixels of a few dozen are in memory, and besides those of the
-batch that is computed.
+Of a million files only the batch that is computed and a few dozen images that are read
+ahead are in memory.
 """
 
 import collections
 import contextlib
 import io
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from towers.data.image import read_image
 from towers.data.paths import check_paths, class_name, reason
 from towers.errors import ConfigError, DataError, cause, one_line
 
-# Fractions up to this value cannot be meant to be from 0 to 255.
+# Fractions whose maximum is lower than this do not range from 0 to 255.
 MOST_FRACTIONS = 4
 
 # Images that are read ahead, for each reader.
@@ -136,11 +136,13 @@ def paths_or_images(
         return [], _elements(images)
     is_path = isinstance(images, str | os.PathLike)
     is_list = isinstance(images, Iterable) and not isinstance(images, Mapping)
-    if not is_path and (not is_list or getattr(images, "ndim", 1) > 1):
-        return [], _batch(images)
-    images = [images] if is_path else list(images)
+    if is_path or not is_list or getattr(images, "ndim", 1) != 1:
+        images = [images]
+    images = list(images)
     if all(isinstance(image, str | os.PathLike) for image in images):
         return check_paths(images), ()
+    if isinstance(images[0], list | tuple):  # of numbers
+        images = [images]
     return [], [image for x in images for image in _batch(x)]
 
 
@@ -156,8 +158,7 @@ def _batch(images):
     """The images of an array of one or several, or one of Pillow."""
     if isinstance(images, Image.Image):
         return [images]
-    is_one = np.ndim(images) == 2 or np.ndim(images) == 3 and len(images[0][0]) < 5
-    return pixels(np.asarray(images)[None] if is_one else images, "images")
+    return pixels(images, "images", may_be_one=True)
 
 
 @contextlib.contextmanager
@@ -172,16 +173,17 @@ def reading(what: str) -> Iterator[None]:
         raise DataError(f"{what} {problem}: {words}") from None
 
 
-def pixels(images: Any, what: str) -> np.ndarray:
+def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
     """Images in memory as uint8 [n, height, width, channels].
 
     Args:
         images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
             width] of gray images.
         what: begins a message, such as "data: the test images".
+        may_be_one: whether [height, width] and [height, width, 1 to 4] are one image.
 
     Raises:
-        DataError: they have another form, or values that are not of this range.
+        DataError: they have another shape, or values outside of 0 to 255.
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
@@ -195,6 +197,8 @@ def pixels(images: Any, what: str) -> np.ndarray:
         raise DataError(f"{what} differ in shape: {one_line(error)}") from None
     if images.dtype.name == "bfloat16":  # NumPy has none
         images = images.astype(np.float32)
+    if may_be_one and (images.ndim == 2 or images.ndim == 3 and images.shape[2] < 5):
+        images = images[None]
     shape, hint = images.shape[1:], ""
     if images.size and isinstance(images.flat[0], str | bytes):
         hint = "; files of images are a data set by data_dir"
@@ -214,54 +218,56 @@ def _in_bytes(images, what):
     """Images as uint8, or a DataError where their values are not from 0 to 255."""
     if not images.size:
         return images.astype(np.uint8)
-    low, high, kind = float(images.min()), float(images.max()), images.dtype.kind
-    hint = ""
+    low, high = float(images.min()), float(images.max())
+    is_float, hint = images.dtype.kind == "f", ""
+    is_photo_of_0_and_1 = high == 1 and (is_float or len(images) > 1)
     if not np.isfinite([low, high]).all():
         hint = "some are not finite: replace them, or leave these images out"
-    elif -64 < low < 0 and high > 64 or kind == "f" and 255 < high < 320:
+    elif -64 < low < -0.5 and high > 64 or is_float and 255.5 <= high < 320:
         hint = "np.clip(images, 0, 255) limits what a filter has added"
-    elif low < 0 or kind == "f" and 0 < high <= 1:
-        hint = (
-            "leave out the division: they are standardized in training and in "
-            "evaluations"
-        )
-    elif high > 255:
+    elif high > 255.5:
         hint = f"divide them, such as by {np.ceil(high / 255):g}"
-    elif kind == "f" and 0 < high <= MOST_FRACTIONS and (images % 1).any():
-        hint = f"{high + 1:.0f} shades of gray would be left; leave out the division"
-    elif kind != "f" and high == 1 and len(images) > 1:
-        hint = "multiply drawings by 255; leave out a division of photos"
+    elif (
+        low < -0.5
+        or is_photo_of_0_and_1
+        or 0 < high <= MOST_FRACTIONS
+        and (images % 1).any()
+    ):
+        hint = (
+            "leave out the division, as they are standardized in training and in "
+            "evaluations; multiply drawings of 0 and 1 by 255"
+        )
     if hint:
         raise DataError(
             f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
             f"0 to 255: {hint}"
         )
-    images = np.round(images) if kind == "f" else images
+    images = np.round(images) if is_float else images
     return images.astype(np.uint8, copy=False)
 
 
 class Labels:
     """The label of a file in a folder that has the name of a class.
 
-    That is the first such folder below the one that was given, where folders inside the
-    folder of a class may have the name of another; else the given one, or that above.
+    It is the first such folder below the given path, as a folder inside the folder of a
+    class may have the name of another class; else the given folder or its parent.
 
     Args:
         class_names: in the order of the labels.
-        paths: that were given, of folders and files.
+        paths: the folders and files that were given.
     """
 
     def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
         self._labels = {normalize("NFC", x): i for i, x in enumerate(class_names)}
-        self._given = [os.path.join(path, "") for path in paths]
+        self._given = set(map(pathlib.PurePath, paths))
 
     def __call__(self, path: str) -> int:
-        """-1 where no such folder has the name of a class."""
-        folder = os.path.join(os.path.dirname(path), "")
-        given = next((x for x in self._given if folder.startswith(x)), folder)
-        below = folder.removeprefix(given).split(os.sep)
+        """-1 where no folder has the name of a class."""
+        folder, *above = pathlib.PurePath(path).parents
+        given = next((x for x in (folder, *above) if x in self._given), folder)
+        below = folder.relative_to(given).parts
         above = os.path.abspath(given).split(os.sep)[:-3:-1]
         names = [x for x in map(class_name, (*below, *above)) if x in self._labels]
-        if names[1:] and names[:2] == below[:2] and is_split(below[0]):
+        if names[1:] and names[:2] == [*below[:2]] and is_split(below[0]):
             names = names[1:]  # of classes one of which is called train
         return self._labels[names[0]] if names else -1

@@ -1,7 +1,6 @@
-"""Refusal of data sets whose parts do not fit each other."""
+"""Checks of the parts of a data set against each other."""
 
 import collections
-import itertools
 import numbers
 from collections.abc import Iterator
 
@@ -18,25 +17,23 @@ NUM_SAMPLED = 1000
 NUM_READ = 50
 
 
-def validate(data_set: DataSet, reads: bool = False) -> None:
-    """Refuses a data set whose parts do not fit each other.
+def validate(data_set: DataSet, is_own: bool = False) -> None:
+    """Checks the parts of a data set against each other.
 
     Args:
-        reads: whether the first and the last image of each source are read as well, in
-            a graph.
+        is_own: whether code of the user made it: then also the unit of the moments is
+            checked, and the first and the last image of each source are read.
 
     Raises:
         DataError: the first problem.
     """
-    problems = [_problems(data_set), _problems_of_reads(data_set)]
-    for problem in itertools.chain(*problems[: 1 + reads]):
-        raise DataError(f"{data_set.name}: {problem}")
+    for problems in (_problems, _problems_of_own)[: 1 + is_own]:
+        for problem in problems(data_set):
+            raise DataError(f"{data_set.name}: {problem}")
 
 
 def _problems(data_set: DataSet) -> Iterator[str]:
     names, shape = data_set.class_names, None
-    if not isinstance(data_set.name, str):
-        yield f"name={data_set.name!r:.60} should be a text"
     if not _are(str, names) or not names:
         yield f"class_names={names!r:.60} should be texts, in the order of the labels"
     repeated = [name for name, n in collections.Counter(names).items() if n > 1]
@@ -62,20 +59,19 @@ def _problems(data_set: DataSet) -> Iterator[str]:
     for name in ("mean", "deviation"):
         moments = getattr(data_set, name)
         moments = moments.tolist() if isinstance(moments, np.ndarray) else moments
-        if not _are(numbers.Real, moments) or len(moments) != shape[2]:
-            yield f"{name}={moments!r:.60} should be a number for each channel"
-        if not np.isfinite(moments).all():
-            yield f"{name}={moments!r:.60} should be finite"
-    if all(0 < x < 1 for x in (*data_set.mean, *data_set.deviation)):
-        yield "mean and deviation should be in units of 0..255: multiply both by 255"
+        is_right = _are(numbers.Real, moments) and len(moments) == shape[2]
+        if not is_right or not np.isfinite(moments).all():
+            yield f"{name}={moments!r:.60} should be a finite number for each channel"
 
 
 def _are(kind, values):
-    """Whether they are a tuple, or a list, of values of a kind."""
+    """Whether they are a tuple or a list of values of a type."""
     return isinstance(values, tuple | list) and all(isinstance(x, kind) for x in values)
 
 
-def _problems_of_reads(data_set: DataSet) -> Iterator[str]:
+def _problems_of_own(data_set: DataSet) -> Iterator[str]:
+    if all(0 < x < 1 for x in (*data_set.mean, *data_set.deviation)):
+        yield "mean and deviation should be in units of 0..255: multiply both by 255"
     for split, source in data_set.sources.items():
         begin = f"`read` of the {split} images"
         indices = tf.data.Dataset.from_tensors(np.array([0, source.num_examples - 1]))
@@ -99,23 +95,19 @@ def _problems_of_reads(data_set: DataSet) -> Iterator[str]:
 def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
     """Refuses labels outside of the classes.
 
-    Those of a source that has no `labels` are read of NUM_SAMPLED examples, at equal
-    distances, or with `known_alone` of none.
+    Args:
+        known_alone: a source without `labels` is not checked; by default the labels of
+            NUM_SAMPLED examples, at equal distances, are read.
 
     Raises:
         DataError: names the first one and the number of classes.
     """
     num_classes = len(data_set.class_names)
     for split, source in data_set.sources.items():
-        is_known = hasattr(source, "labels")
-        if known_alone and not is_known:
-            continue
-        indices = np.arange(source.num_examples)
-        if is_known:
-            labels = source.labels
-            if labels is None:
+        indices, labels = np.arange(source.num_examples), known_labels(source)
+        if labels is None:
+            if known_alone or hasattr(source, "labels"):
                 continue
-        else:
             indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
             labels = _read_labels(source, indices)
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
