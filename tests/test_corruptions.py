@@ -73,8 +73,7 @@ def read_all(workdir):
         checkpoint = checkpointer.restore()
         validate_changes(CONFIG, folder, checkpoint, ())
         checkpointer.remove_leftovers()
-        carried = checkpoint.trainer_state["records"]
-        metrics = MetricsFile(folder.metrics, checkpoint.step, carried)
+        metrics = MetricsFile(folder.metrics, checkpoint.step)
         metrics.flush()
         metrics.append({"step": MORE_STEPS})
         metrics.flush()

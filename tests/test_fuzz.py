@@ -138,7 +138,7 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
         records, _ = read_metrics(path)
         steps = [record["step"] for record in records]
         assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
-        metrics = MetricsFile(path, 3, [{"step": 2}])
+        metrics = MetricsFile(path, 3)
         metrics.flush()
         for line in path.read_text().splitlines():
             assert json.loads(line)["step"] <= 3
@@ -152,7 +152,7 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as a run writes it."""
-    state = {"images_seen": 64, "records": []}
+    state = {"images_seen": 64}
     state |= {"best": {"step": 1, "accuracy": 0.5, "loss": 0.1}}
     state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))

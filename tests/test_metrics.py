@@ -76,68 +76,22 @@ def test_row_32_a_line_torn_anywhere_is_dropped(path):
     assert not path.with_name("metrics.jsonl.damaged").exists()
 
 
-def remove(path):
-    path.unlink()
-
-
-def replace(path):
-    path.with_name("other").write_text('{"step": 7}\n')
-    path.with_name("other").rename(path)
-
-
-def cut(path):
-    os.truncate(path, path.stat().st_size - 60)
-
-
-def empty(path):  # as `logrotate` with `copytruncate` does
-    os.truncate(path, 0)
-
-
-@pytest.mark.parametrize("damage", [remove, replace, cut, empty])
-@pytest.mark.row(37)
-def test_row_37_what_the_file_lacks_is_in_the_checkpoint(path, damage):
-    metrics = MetricsFile(path, 0)
-    append_all(metrics, [1, 10])
-    metrics.sync()
-    assert [r["step"] for r in metrics.since_checkpoint(10)] == [1, 10]
-    metrics.saved(10)
-    append_all(metrics, [20, 30, 40])
-    carried = metrics.since_checkpoint(30)
-    assert [record["step"] for record in carried] == [20, 30]
-    before = path.read_bytes()
-    damage(path)
-    append_all(metrics, [50])  # the run goes on
-    resumed = MetricsFile(path, 30, carried)
-    resumed.flush()
-    found = steps_in(path)
-    assert found[-2:] == [20, 30] and found == sorted(set(found))
-    lines = before.splitlines()[2:4]
-    assert path.read_bytes().splitlines()[-2:] == lines
-
-
 @pytest.mark.row(35)
-def test_row_35_what_could_not_be_flushed_to_the_disk_is_written_anew(
-    path, monkeypatch
-):
-    """After an error the next fsync says that all is well."""
+def test_row_35_records_that_cannot_be_written_wait(path, monkeypatch):
     metrics = MetricsFile(path, 0)
-    append_all(metrics, [1, 10])
-    metrics.sync()
-    metrics.saved(10)
-    append_all(metrics, [20])
+    append_all(metrics, [1])
 
-    def failing(path):
-        append_all(metrics, [30])  # meanwhile, by another thread
-        os.truncate(path, path.read_bytes().index(b'{"step": 20'))  # as systems may
-        raise OSError(errno.EIO, "Input/output error")
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "sync", failing)
+        patch.setattr(store, "append", full)
         with pytest.raises(OSError):
-            metrics.sync()
-    assert [r["step"] for r in metrics.since_checkpoint(30)] == [1, 10, 20, 30]
-    metrics.sync()
-    assert metrics.queue == [] and steps_in(path) == [1, 10, 20, 30]
+            append_all(metrics, [10])
+    assert steps_in(path) == [1]
+    assert [record["step"] for record in metrics.records()] == [1, 10]
+    append_all(metrics, [20])
+    assert metrics.queue == [] and steps_in(path) == [1, 10, 20]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +126,8 @@ def test_row_37_a_damaged_file_is_set_aside_and_its_records_are_taken_over(
 @pytest.mark.row(37)
 def test_row_37_lines_of_steps_beyond_the_checkpoint_are_ignored(path):
     path.write_text("".join(f'{{"step": {i}}}\n' for i in (10, 920, 30, 40)))
-    append_all(MetricsFile(path, 50, [{"step": 50}]), [60])
-    assert steps_in(path) == [10, 30, 40, 50, 60]
+    append_all(MetricsFile(path, 50), [60])
+    assert steps_in(path) == [10, 30, 40, 60]
     path.write_text('{"step": 920, "test_accuracy": 0.5}\n')
     assert last_accuracy(path, 40) is None
 
@@ -188,16 +142,12 @@ def test_row_37_a_file_that_cannot_be_read_is_damaged():
 def test_one_thread_appends_while_another_one_saves(path, monkeypatch):
     """As a checkpoint does, which is written in the background."""
     monkeypatch.setattr(store, "sync", lambda path: None)
-    metrics, is_done, carried = MetricsFile(path, 0), threading.Event(), []
+    metrics, is_done = MetricsFile(path, 0), threading.Event()
     metrics.flush()
 
     def save():
         while not is_done.is_set():
             metrics.sync()
-            records = metrics.since_checkpoint(10**6)
-            if records:
-                metrics.saved(records[-1]["step"])
-                carried.extend(record["step"] for record in records)
 
     thread = threading.Thread(target=save)
     interval = sys.getswitchinterval()
@@ -209,5 +159,4 @@ def test_one_thread_appends_while_another_one_saves(path, monkeypatch):
         is_done.set()
         thread.join()
         sys.setswitchinterval(interval)
-    rest = [record["step"] for record in metrics.since_checkpoint(10**6)]
-    assert steps_in(path) == [*carried, *rest] == list(range(1, 501))
+    assert steps_in(path) == list(range(1, 501))

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,34 +18,21 @@ from towers.config import parse_json
 class MetricsFile:
     """The file of a run that trains.
 
-    It is a log, and never worth ending a run. Records that cannot be written wait in a
-    queue, and are written with the next ones. A checkpoint carries the records since
-    the one before: a run that continues from it adds those that the file lacks.
-
+    Records that cannot be written wait in a queue, and are written with the next ones.
     One thread may append while another one syncs.
 
     Args:
         path: of the file.
         resume_step: lines of later steps, and an incomplete last line, are dropped:
             the run takes those steps again.
-        carried: records of the checkpoint from which the run continues.
 
     Attributes:
         queue: records that are not in the file yet.
-        saved_step: of the last checkpoint.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        resume_step: int,
-        carried: Sequence[Mapping[str, Any]] = (),
-    ):
-        self._path, self.saved_step = path, resume_step
-        self._lock = threading.RLock()  # of all that follows
-        self._recent = []  # records in the file since the last checkpoint
-        read, self._is_damaged = read_metrics(path, resume_step)
-        self.queue = _merged((r for r in carried if r["step"] <= resume_step), read)
+    def __init__(self, path: pathlib.Path, resume_step: int):
+        self._path, self._lock = path, threading.RLock()
+        self.queue, self._is_damaged = read_metrics(path, resume_step)
         self._is_new = True  # the file is to be written as a whole
 
     def append(self, record: Mapping[str, object]) -> None:
@@ -63,24 +50,13 @@ class MetricsFile:
                 store.write_aside(self._path, content)
             else:
                 store.append(self._path, content.encode())
-            self._recent += (r for r in self.queue if r["step"] > self.saved_step)
             self.queue, self._is_new = [], False
 
     def sync(self) -> None:
-        """Flushes the queue and the file to the disk; OSError as in `flush`.
-
-        Others may append meanwhile: a slow disk does not hold them up.
-        """
+        """Flushes the queue and the file to the disk; OSError as in `flush`. Others may
+        append meanwhile: a slow disk does not hold them up."""
         self.flush()
-        try:
-            store.sync(self._path)
-        except OSError:
-            # The next one would succeed, though the content is lost.
-            with self._lock:
-                read, self._is_damaged = read_metrics(self._path)
-                self.queue = _merged(read, self._recent, self.queue)
-                self._recent, self._is_new = [], True
-            raise
+        store.sync(self._path)
 
     def _move_aside(self):
         suffixes = itertools.chain([""], (f"-{i}" for i in itertools.count(2)))
@@ -94,28 +70,11 @@ class MetricsFile:
             f"kept as {aside.name}, and its other lines are taken over"
         )
 
-    def since_checkpoint(self, step: int) -> list[Mapping[str, Any]]:
-        """The records until a step that no checkpoint carries yet, or that are still in
-        the queue."""
-        with self._lock:
-            return [r for r in (*self._recent, *self.queue) if r["step"] <= step]
-
-    def saved(self, step: int) -> None:
-        """A checkpoint of this step carries those records."""
-        with self._lock:
-            self.saved_step = step
-            self._recent = [r for r in self._recent if r["step"] > step]
-
     def records(self) -> list[Mapping[str, Any]]:
         """All records, as far as the file can be read."""
         with self._lock:
             read = [] if self._is_new else read_metrics(self._path)[0]
-            return _merged(read, self._recent, self.queue)
-
-
-def _merged(*parts):
-    by_step = {record["step"]: record for part in parts for record in part}
-    return [by_step[step] for step in sorted(by_step)]
+            return [*read, *self.queue]
 
 
 def read_metrics(

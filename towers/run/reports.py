@@ -46,9 +46,7 @@ class Reports:
         self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
 
-    def open_metrics(
-        self, resume_step: int, carried: Sequence[Mapping], step: int | None = None
-    ) -> None:
+    def open_metrics(self, resume_step: int, step: int | None = None) -> None:
         """Continues `metrics.jsonl`, see `MetricsFile`, and the curves.
 
         Args:
@@ -59,7 +57,7 @@ class Reports:
         self._first_step = lambda writer: (
             1 + (step if writer == self._writer else resume_step)
         )
-        self.metrics = MetricsFile(self._folder.metrics, resume_step, carried)
+        self.metrics = MetricsFile(self._folder.metrics, resume_step)
         self.attempt(_METRICS, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
@@ -125,16 +123,7 @@ class Reports:
         if self.metrics is not None:
             self.sync()
         for name, count in sorted(self._num_failed.items()):
-            num_kept = 0
-            if name == _METRICS:
-                saved_step = self.metrics.saved_step
-                num_kept = sum(r["step"] <= saved_step for r in self.metrics.queue)
-            what = f"{count} report(s) in {name} were not written"
-            if num_kept:
-                what += f"; {num_kept} of them are kept in the last checkpoint"
-            if num_kept < count:
-                what += f": {count - num_kept} lost"
-            console.warn(what)
+            console.warn(f"{count} report(s) in {name} were not written and are lost")
 
     def attempt(
         self,

@@ -77,9 +77,8 @@ def _validate(state):
     from_values(state["config"])
     DatasetInfo.from_values(state["dataset_info"])
     best, unfinished = state["best"], state["unfinished"]
-    steps = [record["step"] for record in state["records"]]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
-    steps += [state["num_worse"], state["num_plateaus"]]
+    steps = [state["num_worse"], state["num_plateaus"]]
     if not all(map(math.isfinite, vars(RunningMean(**state["epoch_means"])).values())):
         raise ValueError("its running means are not finite")
     if best is not None:
@@ -217,8 +216,7 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues the metrics of a run where the checkpoint has them."""
-    carried = checkpoint.trainer_state["records"] if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
     resume_step = session.step - bool(session.open_record)
-    session.reports.open_metrics(resume_step, carried, session.step)
+    session.reports.open_metrics(resume_step, session.step)
     session.accuracy = last_accuracy(session.folder.metrics, session.step)

@@ -180,11 +180,8 @@ def save(session: Session) -> None:
 
     def write():
         reports.sync()
-        records = reports.metrics.since_checkpoint(step)
-        stored = trainer_state | {"records": records}
-        path = session.checkpointer.save(Snapshot(step, tensors, stored))
+        path = session.checkpointer.save(Snapshot(step, tensors, trainer_state))
         session.committed.append((step, path))
-        reports.metrics.saved(step)
         if best := trainer_state["best"]:
             reports.file(session.folder.best, f"{folder_name(best['step'])}\n")
 
