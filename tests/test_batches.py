@@ -324,6 +324,7 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     whole = train_batches(
         30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30), repeats=2
     )
+    whole.source.sample_weights = np.linspace(0, 1, 30, dtype=np.float32)
     everything = extend(
         create_augment(augment, whole.source.image_shape, *MOMENTS, policy=policy),
         color_jitter=0.4,

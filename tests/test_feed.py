@@ -46,7 +46,7 @@ def create_batches(accumulate_steps=2, mixed=True, num_examples=12):
     images, labels = small_runs.arrays(num_examples, 0)
     moments = (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)
     return TrainBatches(
-        ArraySource(images, labels),
+        ArraySource(images, labels, np.linspace(0, 2, num_examples, dtype=np.float32)),
         create_augment("pad_crop_flip", (8, 8, 3), *moments),
         seed=3,
         images_per_step=accumulate_steps * MICRO_BATCH_SIZE,

@@ -13,6 +13,7 @@ import pictures
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 from PIL import Image
 from processes import ROOT, Program
 from small_runs import arrays, assert_equal_states, records
@@ -39,6 +40,7 @@ CONFIG = Config(
 )
 TRAIN, TEST = arrays(50, 0), arrays(23, 1)
 GRAY = TRAIN[0][..., 0]
+WEIGHTS = np.maximum(0, np.random.default_rng(2).normal(1, 1, 50)).astype(np.float32)
 FAR = np.where(TRAIN[1] == 3, 2**40, TRAIN[1].astype(np.int64))
 
 
@@ -174,6 +176,60 @@ def test_images_have_any_number_of_channels(channels, tmp_path):
         config = dataclasses.replace(CONFIG, **colors)
         with pytest.raises(ConfigError, match=f"{channels} channels"):
             train(tmp_path / "refused", config, **given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input": "resident"},
+        {"num_towers": 3},
+        {"num_towers": 2, "batch_norm": "sync"},
+        slow({"strategy": "async_towers", "num_towers": 1}),
+        slow({"strategy": "replicated", "num_towers": 2, "accumulate_steps": 5}),
+        slow({"strategy": "model_parallel", "num_towers": 4, "group_size": 2}),
+    ],
+    ids=str,
+)
+def test_a_step_with_sample_weights_is_that_of_keras(options, tmp_path):
+    """Also as a data set, and with weights of the classes, which Keras does not take
+    together with them."""
+    conv, norm, *others = sequential().layers
+    norm.momentum = 0.1  # the ramp in step 0
+    norms = [norm] if "batch_norm" in options else []  # else per tower
+    model = keras.Sequential([keras.Input((8, 8, 3)), conv, *norms, *others])
+    dataset = tf.data.Dataset.from_tensor_slices((*TRAIN, WEIGHTS)).shuffle(50)
+    options = options | {"batch_size": 50 // options.get("accumulate_steps", 1)}
+    config = dataclasses.replace(CONFIG, max_steps=1, class_weights={1: 3}, **options)
+    data = {"data": (dataset, TEST), "report": False, "progress": "off"}
+    result = train(tmp_path, config, model=model, **data)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss)
+    both = WEIGHTS * np.where(TRAIN[1] == 1, 3, 1)
+    mean = model.train_on_batch(standardized(TRAIN[0]), TRAIN[1], sample_weight=both)
+    assert records(tmp_path)[0]["loss"] == pytest.approx(mean, rel=1e-5)
+    for ours, theirs in zip(result.model.weights, model.weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, 2e-4, 2e-6, err_msg=theirs.path)
+
+
+def test_a_run_with_sample_weights_continues_with_these_alone(tmp_path):
+    """Labels of images of weight 0 make no difference; a tenth is held out."""
+    config = dataclasses.replace(CONFIG, model="cnn", width=0.05, num_towers=2)
+    whole = train(tmp_path / "whole", config, data=(*TRAIN, WEIGHTS), report=False)
+    half = dataclasses.replace(config, max_steps=1)
+    train(tmp_path / "half", half, data=(*TRAIN, WEIGHTS), report=False)
+    with pytest.raises(ConfigError, match="another run: data has other .*weights"):
+        train(tmp_path / "half", config, data=(*TRAIN, WEIGHTS + 1))
+    with pytest.raises(ConfigError, match="another run: data has other .*weights"):
+        train(tmp_path / "half", config, data=TRAIN)
+    column = WEIGHTS[:, None].tolist()
+    result = train(tmp_path / "half", config, data=[*TRAIN, column], report=False)
+    assert_equal_states(result.state, whole.state)
+    assert records(tmp_path / "half") == records(tmp_path / "whole")
+    other = TRAIN[0], np.where(WEIGHTS == 0, 4 - TRAIN[1], TRAIN[1]), WEIGHTS
+    data = {"data": (other, TEST), "class_names": list("abcde"), "report": False}
+    result = train(tmp_path / "other", config, **data)
+    data |= {"data": ((*TRAIN, WEIGHTS), TEST)}
+    assert_equal_states(train(tmp_path / "c", config, **data).state, result.state)
 
 
 def test_ramped_moments_go_on_in_another_run(tmp_path):
@@ -395,6 +451,14 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ),
         ({"data": (TRAIN[0][:, :0], TRAIN[1])}, "uint8 .50, 0, .*none of them 0"),
         ({"data": (TRAIN[0][..., :0], TRAIN[1])}, ", 0.; .*none of them 0"),
+        ({"data": (*TRAIN, WEIGHTS[1:])}, "weights are float32 .49.; .*numbers .50."),
+        ({"data": (*TRAIN, -WEIGHTS)}, "from -.* to -?0; .* at least 0"),
+        ({"data": (*TRAIN, WEIGHTS * np.nan)}, "from nan to nan; .* finite"),
+        ({"data": (*TRAIN, WEIGHTS.astype(float) * 1e39)}, "from 0 to inf; .* finite"),
+        ({"data": ((*TRAIN, WEIGHTS * 0), TEST)}, "from 0 to 0; .*not all 0"),
+        ({"data": (*TRAIN, [[0.5]] * 49 + [1.0])}, "sample weights: .*inhomogeneous"),
+        ({"data": (*TRAIN, list("ab") * 25)}, "weights are <U1 .50.; .* numbers"),
+        ({"data": (TRAIN, (*TEST, TEST[1]))}, "test part has sample weights"),
         ({"data": (TRAIN,) * 4}, "4 parts"),
         ({"data": ()}, "0 parts"),
         ({"data": dict(x=TRAIN[0], y=TRAIN[1])}, "data: dict; give .x, y."),

@@ -26,7 +26,8 @@ def example(n=N):
 def mixed(mixup, cutmix, drawn, n=N):
     """Images and labels that were mixed, as arrays."""
     images, labels = (tf.constant(x) for x in example(n))
-    found, soft = create_mix(mixup, cutmix, NUM_CLASSES)(images, labels, drawn)
+    batch = {"images": images, "labels": labels}
+    found, soft = create_mix(mixup, cutmix, NUM_CLASSES)(batch, drawn).values()
     assert found.dtype == soft.dtype == tf.float32
     assert found.shape == images.shape and soft.shape == [n, NUM_CLASSES]
     np.testing.assert_allclose(tf.reduce_sum(soft, 1), 1, rtol=1e-6)
@@ -58,6 +59,24 @@ def assert_mixed(found, soft, i, own, own_label):
     one_hot = np.eye(NUM_CLASSES)
     expected = own_label * one_hot[labels[i]] + (1 - own_label) * one_hot[labels[i - 1]]
     np.testing.assert_allclose(soft[i], expected, atol=1e-5, err_msg=f"label {i}")
+
+
+def test_a_label_has_the_weight_of_its_image():
+    """Cross-entropy of mixed images with weights, some 0, in float64."""
+    images, labels = example()
+    weights = np.random.default_rng(1).uniform(0, 2, N).astype(np.float32)
+    weights[3:7] = 0
+    batch = {"images": images, "labels": labels, "sample_weights": weights}
+    batch = {name: tf.constant(x) for name, x in batch.items()}
+    found = create_mix(1.0, 0.0, NUM_CLASSES)(batch, Drawn())
+    np.testing.assert_allclose(tf.reduce_sum(found["labels"], 1), 1, rtol=1e-6)
+    logs = np.log(np.random.default_rng(2).dirichlet(np.ones(NUM_CLASSES), N))
+    losses = -np.sum(found["labels"] * logs, 1) * found["sample_weights"]
+    share = Drawn()("mixup", [N]).numpy().astype(np.float64)
+    own = -weights * logs[np.arange(N), labels]
+    other = -np.roll(weights, 1) * logs[np.arange(N), np.roll(labels, 1)]
+    expected = (1 - share) * own + share * other
+    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-12)
 
 
 # Of Beta(1, 1) the quantiles are the numbers themselves.

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
 
-    Split = tuple[np.typing.ArrayLike, np.typing.ArrayLike] | tf.data.Dataset
+    Array = np.typing.ArrayLike
+    Split = tuple[Array, Array] | tuple[Array, Array, Array] | tf.data.Dataset
     Image = PIL.Image.Image | np.typing.ArrayLike
     Images = Image | Sequence[Image] | tf.data.Dataset
     Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
@@ -134,7 +135,8 @@ def train(
             is held out for testing, ((x, y), (x_test, y_test)), or three pairs, the
             second for validation. x are images [n, height, width, channels] from 0 to
             255, y integers [n]; a `tf.data.Dataset` of known length may be in place of
-            a pair, and is read into memory.
+            a pair, and is read into memory. (x, y, sample_weight) has factors [n] on
+            the losses of training images, at least 0.
         class_names: of `data`, in the order of the labels.
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their

@@ -38,7 +38,7 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     if len(splits) == 2:
         names = "training", "test"
     arrays = {name: _arrays(x, name) for x, name in zip(splits, names, strict=False)}
-    shapes = {images.shape[1:] for images, _ in arrays.values()}
+    shapes = {images.shape[1:] for images, *_ in arrays.values()}
     if len(shapes) > 1:
         raise DataError(f"data: the images of its parts differ in shape: {shapes}")
     return _give(arrays, class_names or getattr(splits[0], "class_names", None))
@@ -47,20 +47,21 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
 def give_test_set(data: Any, class_names: Sequence[str], **fitted: Any) -> str:
     """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
     are arguments of `unlabeled.fit_images`."""
-    images, labels = _arrays(data, "test")
+    images, labels, _ = _arrays(data, "test")
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
-    return _give({"test": (images, labels)}, class_names)
+    return _give({"test": (images, labels, None)}, class_names)
 
 
 def _give(arrays, class_names):
     """Without TensorFlow, whose devices are chosen later."""
-    labels = np.concatenate([labels for _, labels in arrays.values()])
+    labels = np.concatenate([labels for _, labels, _ in arrays.values()])
     class_names = _class_names(labels, tuple(map(str, class_names or ())))
     crc = zlib.crc32(repr((class_names, list(arrays))).encode())
-    for name, (images, labels) in arrays.items():
-        arrays[name] = images, labels.astype(np.int32)
+    for name, (images, labels, weights) in arrays.items():
+        arrays[name] = images, labels.astype(np.int32), weights
         crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
+        crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
     factories.give("dataset", name, lambda: _data_set(arrays, class_names))
     return name
@@ -85,7 +86,7 @@ def _class_names(labels, class_names):
 
 
 def _data_set(arrays, class_names):
-    sources = {name: ArraySource(*pair) for name, pair in arrays.items()}
+    sources = {name: ArraySource(*values) for name, values in arrays.items()}
     train, test = sources.get("training"), sources.get("test")
     if test is None:
         train, test = split_off_test(train, train.labels, "data")
@@ -103,54 +104,61 @@ def _data_set(arrays, class_names):
 
 
 def _splits(data):
-    """(x, y), or a data set of them, as a part of its own; else the parts."""
+    """(x, y), (x, y, weights) or a data set, as a part of its own; else the parts."""
     if isinstance(data, tf.data.Dataset):
         return [data]
     if isinstance(data, Mapping) or not isinstance(data, Sequence):
         kind = type(data).__name__
     else:
-        if len(data) == 2 and not all(map(_is_part, data)):
+        parts = list(map(_is_part, data))
+        if len(data) == 2 and not all(parts) or len(data) == 3 and not parts[0]:
             return [data]
-        if 1 <= len(data) <= 3 and all(map(_is_part, data)):
+        if 1 <= len(data) <= 3 and all(parts):
             return list(data)
         kind = f"{len(data)} parts"
     raise DataError(
         f"data: {kind}; give (x, y), ((x, y), (x_test, y_test)) or ((x, y), "
         "(x_validation, y_validation), (x_test, y_test)), each a pair of arrays or a "
-        "tf.data.Dataset"
+        "tf.data.Dataset; training images may have weights, (x, y, sample_weight)"
     )
 
 
 def _is_part(value):
-    """Whether it is a pair of arrays or a data set, and no array or list of images."""
-    is_list = isinstance(value, list) and len(value) == 2 and hasattr(value[0], "dtype")
-    return is_list or isinstance(value, (tuple, tf.data.Dataset))
+    """Whether it is arrays in a row, or a data set, and no array or list of images."""
+    if isinstance(value, list) and len(value) in (2, 3) and hasattr(value[0], "dtype"):
+        return value[0].ndim != getattr(value[1], "ndim", 1)
+    return isinstance(value, (tuple, tf.data.Dataset))
 
 
 def _arrays(split, name):
-    """uint8 images [n, height, width, channels] and integer labels [n]."""
+    """uint8 images [n, height, width, channels], integer labels [n], and the sample
+    weights, float32 [n] or None."""
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)
     try:
-        images, labels = split
+        images, labels, *weights = split
+        [weights] = weights or [None]
     except (TypeError, ValueError):
         raise DataError(
-            f"data: the {name} part should be a pair, (images, labels), or a "
-            "tf.data.Dataset of them"
+            f"data: the {name} part should be (images, labels), (images, labels, "
+            "sample_weight) or a tf.data.Dataset of them"
         ) from None
     images = pixels(images, f"data: the {name} images")
     labels = _labels(labels, name)
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
+    weights = None if weights is None else _weights(weights, len(images), name)
     if is_data_set:  # it may shuffle: an order that the examples alone decide
         digests = [
             hashlib.blake2b(image.tobytes() + str(label).encode()).digest()
             for image, label in zip(images, labels, strict=True)
         ]
-        order = sorted(range(len(images)), key=digests.__getitem__)
+        keys = digests if weights is None else list(zip(digests, weights, strict=True))
+        order = sorted(range(len(images)), key=keys.__getitem__)
         images, labels = images[order], labels[order]
-    return np.ascontiguousarray(images), labels
+        weights = None if weights is None else weights[order]
+    return np.ascontiguousarray(images), labels, weights
 
 
 def _read(dataset, name):
@@ -163,27 +171,22 @@ def _read(dataset, name):
             "apply(tf.data.experimental.assert_cardinality(n))"
         )
     spec = dataset.element_spec
-    is_pair = isinstance(spec, tuple) and len(spec) == 2
-    if not is_pair or not all(isinstance(x, tf.TensorSpec) for x in spec):
-        raise DataError(f"data: the {name} part should have elements (image, label)")
+    is_tuple = isinstance(spec, tuple) and len(spec) in (2, 3)
+    if not is_tuple or not all(isinstance(x, tf.TensorSpec) for x in spec):
+        elements = "elements (image, label) or (image, label, weight)"
+        raise DataError(f"data: the {name} part should have {elements}")
     if not length:
         raise DataError(f"data: the {name} part is empty")
-    image, label = (x.shape for x in spec)
+    image, label = (x.shape for x in spec[:2])
     is_one_hot = image.rank == 3 and label.rank == 1 and image[0] != label[0]
     if label.rank == 0 or is_one_hot:  # not batched
         dataset = dataset.batch(256)
     with reading(f"data: the {name} part"):
-        images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
-        return np.concatenate(images), np.concatenate(labels)
+        return map(np.concatenate, zip(*dataset.as_numpy_iterator(), strict=True))
 
 
 def _labels(labels, name):
-    try:
-        labels = np.asarray(labels)
-    except ValueError as error:  # lists of different lengths
-        raise DataError(f"data: the {name} labels: {one_line(error)}") from None
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
+    labels = _column(labels, f"{name} labels")
     if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
         if (labels.sum(1) == 1).all():
             labels = labels.argmax(1)
@@ -193,3 +196,33 @@ def _labels(labels, name):
             "should be integers [n], or one-hot [n, classes]"
         )
     return labels
+
+
+def _weights(weights, count, name):
+    """float32 [n], finite, at least 0 and not all 0."""
+    if name != "training":
+        raise DataError(
+            f"data: the {name} part has sample weights, and only training uses them; "
+            "give (x, y)"
+        )
+    weights = _column(weights, "sample weights")
+    begin = f"{weights.dtype} {list(weights.shape)}"
+    if weights.shape == (count,) and weights.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):
+            weights = weights.astype(np.float32)
+        if np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0:
+            return weights
+        begin += f" from {weights.min():g} to {weights.max():g}"
+    raise DataError(
+        f"data: the sample weights are {begin}; they should be finite numbers "
+        f"[{count}] of at least 0, and not all 0"
+    )
+
+
+def _column(values, what):
+    """An array, of a column [n, 1] its entries [n]."""
+    try:
+        values = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"data: the {what}: {one_line(error)}") from None
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

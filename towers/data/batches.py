@@ -83,8 +83,9 @@ class TrainBatches:
 
         Returns:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
-            float32 [n, num_classes] of mixed images; the noise of each dropout layer,
-            float32 [n, ...]. n is G, or the number of images of the part.
+            float32 [n, num_classes] of mixed images; "sample_weights" float32 [n] where
+            the source has them; the noise of each dropout layer, float32 [n, ...]. n is
+            G, or the number of images of the part.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
 
@@ -144,25 +145,24 @@ class TrainBatches:
 
         Args:
             step: int64 scalar.
-            stored: "indices" int64 [n], "images" uint8 [n, height, width, channels] and
-                "labels", integers [n], of the examples that are read.
+            stored: "indices" int64 [n], "images" uint8 [n, height, width, channels],
+                "labels", integers [n], and perhaps "sample_weights" of the examples.
 
         Returns:
             The batch, as a call gives it; labels that are not mixed keep their dtype.
         """
-        images, labels = stored["images"], stored["labels"]
-        draw = self._draw(step, stored["indices"])
+        batch = dict(stored)
+        draw = self._draw(step, batch.pop("indices"))
         on_crops = self.augment.train_on_crops
         train = on_crops if self._reads_crops else self.augment.train
-        images = train(images, draw)
+        batch["images"] = train(batch["images"], draw)
         if self.mix is not None:
-            mixed = self.mix(images, labels, draw)
-            images, labels = map(self._without_previous, mixed)
-        batch = {"images": images, "labels": labels}
+            mixed = self.mix(batch, draw)
+            batch = {name: self._without_previous(x) for name, x in mixed.items()}
         if not self._is_whole:
             draw = dataclasses.replace(draw, rows=self._rows())
         for name, shape in self.noise_shapes.items():
-            batch[name] = draw(name, [images.shape[0], *shape])
+            batch[name] = draw(name, [batch["images"].shape[0], *shape])
         return batch
 
     @property
@@ -217,11 +217,15 @@ class TrainBatches:
             images, labels = self.source.read(indices, numbers)
         else:
             images, labels = self.source.read(indices)
-        return {
+        stored = {
             "indices": tf.ensure_shape(indices, [size]),
             "images": tf.ensure_shape(images, [size, *self.source.image_shape]),
             "labels": tf.ensure_shape(labels, [size]),
         }
+        weights = getattr(self.source, "sample_weights", None)
+        if weights is not None:
+            stored["sample_weights"] = tf.gather(weights, stored["indices"])
+        return stored
 
     def _index_stream(self, first_step):
         """`indices` for every step, at the cost of one shuffle an epoch."""

@@ -4,7 +4,7 @@ Mixing comes last, before a batch is split into micro-batches and towers, so tha
 pairs do not depend on these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,9 @@ from towers.data.augment import choose
 from towers.data.distortions import rectangles
 from towers.data.randomness import Draw
 
-# (images float32 [n, height, width, channels], labels int32 [n], draw) -> (images,
-# labels float32 [n, num_classes] whose rows add up to 1).
-Mix = Callable[[tf.Tensor, tf.Tensor, Draw], tuple[tf.Tensor, tf.Tensor]]
+# (batch, draw) -> batch: "images" float32 [n, height, width, channels], "labels", from
+# integers [n] to float32 [n, num_classes] whose rows add up to 1, and "sample_weights".
+Mix = Callable[[Mapping[str, tf.Tensor], Draw], dict[str, tf.Tensor]]
 
 # A power of two, by which a number from [0, 1) is multiplied exactly.
 NUM_QUANTILES = 4096
@@ -42,15 +42,23 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
     if not ways:
         return None
 
-    def mix(images, labels, draw):
+    def mix(batch, draw):
+        images = batch["images"]
         shares = [shares_fn(images.shape, draw, table) for shares_fn, table in ways]
         pixels, whole = shares[0]
         if len(shares) > 1:
             first = draw("mixing", [images.shape[0]]) < 0.5
             pixels = tf.where(first[:, None, None, None], pixels, shares[1][0])
             whole = tf.where(first, whole, shares[1][1])
-        labels = tf.one_hot(labels, num_classes)
-        return blend(images, pixels), blend(labels, whole[:, None])
+        labels, whole = tf.one_hot(batch["labels"], num_classes), whole[:, None]
+        mixed = {"images": blend(images, pixels), "labels": blend(labels, whole)}
+        if "sample_weights" in batch:  # of each label that of its image
+            weighted = blend(labels * batch["sample_weights"][:, None], whole)
+            weights = tf.reduce_sum(weighted, axis=1, keepdims=True)
+            shares = tf.math.divide_no_nan(weighted, weights)
+            mixed["labels"] = tf.where(weights > 0, shares, mixed["labels"])
+            mixed["sample_weights"] = weights[:, 0]
+        return mixed
 
     return mix
 

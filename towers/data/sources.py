@@ -28,7 +28,8 @@ class Source(Protocol):
 
     A source may also have `labels`, integers [num_examples], where they are known
     without reading the images; None says that `read` refuses a label that is out of
-    range, and that `read_labels` takes an array of indices and gives their labels.
+    range, and that `read_labels` takes an array of indices and gives their labels. It
+    may have `sample_weights`, float32 [num_examples] or None: factors on the losses.
     """
 
     num_examples: int
@@ -54,9 +55,12 @@ class ArraySource:
     Args:
         images: uint8 [num_examples, height, width, channels].
         labels: integers [num_examples].
+        weights: the `sample_weights`, float32 [num_examples].
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray):
+    def __init__(
+        self, images: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ):
         if images.dtype != np.uint8 or images.ndim != 4:
             raise ValueError(
                 "images must be uint8 [n, height, width, channels], "
@@ -69,6 +73,7 @@ class ArraySource:
             raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
+        self.sample_weights = weights
         with tf.device("CPU:0"):
             self._images = tf.constant(images)
             self._labels = tf.constant(labels, tf.int32)
@@ -85,8 +90,9 @@ class ArraySource:
 
     @property
     def checksum(self) -> int:
-        """As `checksum`: of the labels."""
-        return zlib.crc32(self.labels.astype("<i4"))
+        """As `checksum`: of the labels and the sample weights."""
+        crc, weights = zlib.crc32(self.labels.astype("<i4")), self.sample_weights
+        return crc if weights is None else zlib.crc32(weights.astype("<f4"), crc)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._images, indices), tf.gather(self._labels, indices)
@@ -109,6 +115,7 @@ class DeviceSource:
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
         self.image_shape = source.image_shape
+        self.sample_weights = getattr(source, "sample_weights", None)
         with tf.device("CPU:0"):
             images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
             labels = tf.cast(labels, tf.int64)
@@ -135,6 +142,8 @@ class Subset:
         self._places = indices
         with tf.device("CPU:0"):
             self._indices = tf.constant(indices, tf.int64)
+        weights = getattr(source, "sample_weights", None)
+        self.sample_weights = None if weights is None else weights[indices]
 
     @property
     def num_bytes(self) -> int | None:
@@ -178,8 +187,8 @@ def num_bytes(source: Source) -> int | None:
 
 
 def checksum(source: Source) -> int | None:
-    """A CRC-32 of the labels of a source, or of the names of its files, in their order;
-    None where neither is known without reading the images."""
+    """A CRC-32 of the labels (and sample weights) of a source, or of the names of its
+    files, in their order; None where neither is known without reading the images."""
     return getattr(source, "checksum", None)
 
 

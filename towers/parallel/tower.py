@@ -74,9 +74,13 @@ def mean_loss(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
     """The mean loss of a share; a teacher's logits in the batch are an argument of the
-    loss."""
+    loss. "sample_weights" multiply the losses, not the number of images that their sum
+    is divided by, as in Keras' reduction "sum_over_batch_size"."""
     taught = [batch["teacher_logits"]] if "teacher_logits" in batch else []
-    return tf.reduce_mean(loss_fn(logits, batch["labels"], *taught))
+    losses = loss_fn(logits, batch["labels"], *taught)
+    if "sample_weights" in batch:
+        losses *= tf.cast(batch["sample_weights"], losses.dtype)
+    return tf.reduce_mean(losses)
 
 
 def tower_gradients(

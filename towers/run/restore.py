@@ -39,8 +39,8 @@ _OF_WRONG_VALUES = (
 
 # What was given in Python, and is given again, and differs.
 _GIVEN_ANEW = {
-    "dataset": "data has other images, labels or class_names (a tf.data.Dataset should "
-    "give the same ones each time: leave random augmentation to the config)",
+    "dataset": "data has other images, labels, weights or class_names (a tf.data."
+    "Dataset should repeat them: leave random augmentation to the config)",
     "model": "model has other layers",
 }
 
