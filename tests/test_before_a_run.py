@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -209,13 +208,6 @@ def test_a_range_test_adds_a_picture_to_the_folder_of_a_run(tmp_path):
     # The line of the suggestion is upright.
     _, columns = np.nonzero((pixels == (214, 39, 40)).all(2))
     assert np.bincount(columns).max() > 200
-
-
-def test_without_matplotlib_a_range_test_says_so(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="Matplotlib, .* pip install matplotlib"):
-        lr_range_test("new", small_config())
-    assert snapshot(tmp_path) == {}
 
 
 # Both.

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import platform
 import subprocess
 import threading
 import time
@@ -19,6 +20,7 @@ from towers.data.check import check
 from towers.data.paths import check_paths, data_folder
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
 from towers.exporting import export
+from towers.run.board import Board
 from towers.run.folder import RunFolder
 
 # Holds a run folder until it is killed, or until its standard input is closed.
@@ -254,6 +256,15 @@ def test_clear_names_what_users_put_between_the_files_of_a_run(folder):
     assert {*folder.clear()} == named
     assert all(path.exists() for path in mine)
     assert not any(path.exists() for path in written)
+
+
+def test_event_files_of_a_machine_named_by_its_address_are_removed(folder, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "192.168.1.34")
+    folder.create()
+    Board(folder.tensorboard, "train").scalars(1, {"loss": 1.0})
+    assert [*folder.tensorboard.glob("train/*")]
+    assert folder.clear() == []
+    assert not folder.tensorboard.exists()
 
 
 @pytest.mark.row(38)

@@ -182,8 +182,10 @@ def out_of_memory(error: BaseException | str) -> str:
 def cause(error: Exception) -> str:
     """The first line of an error in code of the user, with its type, or of one of
     TensorFlow's, without nodes and operations."""
-    text = getattr(error, "message", f"{type(error).__name__}: {error}")
-    return one_line(_PLACES.sub("", text.strip().splitlines()[0]), 200)
+    text = f"{type(error).__name__}: {error}"
+    if type(error).__module__.startswith("tensorflow"):
+        text = error.message.strip() or text
+    return one_line(_PLACES.sub("", text.splitlines()[0]), 200)
 
 
 def refuse_url(name: str, path: str | os.PathLike) -> None:

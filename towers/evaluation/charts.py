@@ -93,10 +93,8 @@ def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
 
 
 @_chart
-def curves(
-    title: str, series: Sequence[Series], label: str = "epoch"
-) -> tuple[Figure, str]:
-    """Curves over the epochs, or what `label` names, from zero up."""
+def curves(title: str, series: Sequence[Series]) -> tuple[Figure, str]:
+    """Curves over the epochs, from zero up."""
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -110,7 +108,7 @@ def curves(
             marker="o" if few else None,
             markersize=3.5,
         )
-    axes.set_xlabel(label)
+    axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=2))
     axes.set_ylim(bottom=0)
     axes.ticklabel_format(axis="y", scilimits=(-3, 5))
@@ -224,10 +222,7 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     below.set(xlabel="probability of the prediction", ylabel="images")
     below.yaxis.set_major_locator(MaxNLocator(2, integer=True))
     below.grid(axis="x", visible=False)
-    return (
-        figure,
-        "reliability diagram: accuracy over probability",
-    )
+    return (figure, "reliability diagram: accuracy over probability")
 
 
 def _short(name):

@@ -70,12 +70,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
         )
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
-        Run(
-            name,
-            folder.stored_config(),
-            _result(folder, records),
-            curves_of(records),
-        )
+        Run(name, folder.stored_config(), _result(folder, records), curves_of(records))
         for name, folder in zip(_names(folders), folders, strict=True)
         for records in [read_metrics(folder.metrics)[0]]
     ]

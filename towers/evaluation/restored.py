@@ -23,10 +23,7 @@ from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.restore import (
-    checkpointer_of,
-    validate_architecture,
-)
+from towers.run.restore import checkpointer_of, validate_architecture
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,7 @@ from towers.config.installation import command_of, program
 from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.figures import (
-    Predictions,
-    figures,
-    reliability,
-    worst_mistakes,
-)
+from towers.evaluation.figures import Predictions, figures, reliability, worst_mistakes
 from towers.evaluation.report import result_of, to_json
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.run.folder import RunFolder
@@ -145,10 +140,7 @@ def write_report(
         with data_errors_of_tensorflow(), tf.device("CPU:0"):
             pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
     page = folder.report / "index.html"
-    texts = {
-        path: to_json(content),
-        page: report_page(content, pixels),
-    }
+    texts = {path: to_json(content), page: report_page(content, pixels)}
     store.make_folders(folder.report)
     for path, text in texts.items():
         store.write_aside(path, text.encode(errors="backslashreplace"))

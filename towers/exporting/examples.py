@@ -16,11 +16,7 @@ NUM_COMPARED, NUM_CALIBRATION = 64, 256
 
 
 def images_of(
-    run: RestoredRun,
-    *,
-    data_dir: str = "",
-    paths: Paths = (),
-    calibrate: bool = False,
+    run: RestoredRun, *, data_dir: str = "", paths: Paths = (), calibrate: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Images to compare with, images to calibrate with, and what they are, in words.
 

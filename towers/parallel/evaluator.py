@@ -131,9 +131,7 @@ class Evaluator:
             return [counts for counts, _ in counted], rows
 
         count = tf.function(
-            count_batch,
-            autograph=False,
-            experimental_attributes={"_noinline": True},
+            count_batch, autograph=False, experimental_attributes={"_noinline": True}
         )
         on_cpus = all("CPU" in device for device in self._devices)
 
@@ -174,9 +172,7 @@ class Evaluator:
         )
 
     def predictions(
-        self,
-        batches: Iterable[Mapping[str, tf.Tensor]],
-        kinds: Sequence[bool] = (RAW,),
+        self, batches: Iterable[Mapping[str, tf.Tensor]], kinds: Sequence[bool] = (RAW,)
     ) -> Iterator[dict[bool, dict[str, np.ndarray]]]:
         """Computes batches with "weights" in one process.
 

@@ -15,12 +15,7 @@ from towers.parallel.compilation import CPU_STEP, Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
-from towers.parallel.reduce import (
-    on_each,
-    squared_norm,
-    tower_weights,
-    weighted_mean,
-)
+from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategies import Strategy
 from towers.parallel.tower import TowerResult, WholeNetwork

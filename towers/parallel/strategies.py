@@ -306,21 +306,24 @@ def multi_worker(
             f"strategy=multi_worker choose one of {', '.join(COMMUNICATIONS)}"
         )
     count, size = len(devices), workers.size
+    if size == 1:
+        strategy = replicated(initial, update_fn, devices, micro_batch_size)
+        description = (
+            f"1 worker with {count} tower(s): as replicated; the options of the "
+            "all-reduce between workers have no effect"
+        )
+        return dataclasses.replace(strategy, description=[description])
     all_sizes = shares(micro_batch_size, size * count)
     first = workers.index * count
     sizes = all_sizes[first : first + count]
     copies = _copies(initial, update_fn, devices)
     pack_mb = WORKER_PACK_MB if all_reduce_pack_mb < 0 else all_reduce_pack_mb
-    if size == 1:
-        mean_fn = functools.partial(
-            _mean_on_each, devices=devices, weights=tower_weights(sizes)
-        )
-        description = (
-            f"1 worker with {count} tower(s): as replicated; the options of the "
-            "all-reduce between workers have no effect"
-        )
-    else:
-        mean_fn = functools.partial(
+    return Strategy(
+        devices=devices,
+        sizes=sizes,
+        copies=copies,
+        readers=range(count),
+        mean_fn=functools.partial(
             _mean_over_workers,
             copies=copies,
             all_sizes=all_sizes,
@@ -329,18 +332,11 @@ def multi_worker(
                 bytes_per_pack=int(pack_mb * 2**20)
             ),
             dtype=tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
-        )
-        description = (
+        ),
+        description=[
             f"{size} worker(s) with {count} tower(s) each; a copy on every device, "
             f"all-reduce {all_reduce}"
-        )
-    return Strategy(
-        devices=devices,
-        sizes=sizes,
-        copies=copies,
-        readers=range(count),
-        mean_fn=mean_fn,
-        description=[description],
+        ],
     )
 
 

@@ -119,12 +119,7 @@ class Trainer(abc.ABC):
         self.teacher = task.teacher and Teacher(task.teacher, lead_devices)
         teach = self.teacher or (lambda batch, tower: batch)
         self.network = whole_network = WholeNetwork(
-            self.phases,
-            task.loss_fn,
-            layouts[0],
-            lead_devices,
-            self.compilation,
-            teach,
+            self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation, teach
         )
         if inspects:
             self.network = ShardedNetwork(

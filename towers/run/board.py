@@ -12,8 +12,6 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
-from tensorboard.plugins.custom_scalar import layout_pb2 as layout
-from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import api_pb2, summary, summary_v2
 from tensorboard.plugins.image import metadata as image
@@ -92,7 +90,8 @@ class Board:
     """
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
-        name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
+        host = platform.node().replace(".", "-")  # of an address; see `folder`
+        name = f"events.out.tfevents.{time.time():.0f}.{host}.{os.getpid()}"
         self._path = folder / kind / name
         self._first_step, self._is_new = first_step, True
 
@@ -133,27 +132,11 @@ class Board:
         self._append(step, [(f"pictures/{name}", metadata, value)])
 
     def begin(self, options: Mapping[str, Any], hparams: Sequence[str]) -> None:
-        """The options of a run, as text and some as hyperparameters, and the layout of
-        custom scalars."""
+        """The options of a run, as text and some as hyperparameters."""
         rows = [f"| {name} | {value} |" for name, value in options.items()]
         table = "\n".join(["| option | value |", "| --- | --- |", *rows])
         about = text.create_summary_metadata(None, "Options of the run")
         self._append(0, [("config", about, np.array([table.encode()], object))])
-        charts = [
-            layout.Category(title=title, chart=[_chart(*chart) for chart in charts])
-            for title, charts in _LAYOUT.items()
-        ]
-        content = layout.Layout(category=charts).SerializeToString()
-        self._append(
-            0,
-            [
-                (
-                    custom_scalar.CONFIG_SUMMARY_TAG,
-                    custom_scalar.create_summary_metadata(),
-                    np.array(content, object),
-                )
-            ],
-        )
         self._append_summary(summary_v2.hparams_pb({n: options[n] for n in hparams}))
 
     def end(self) -> None:
@@ -211,24 +194,6 @@ def _buckets(values):
         return np.zeros((NUM_BUCKETS, 3))
     counts, edges = np.histogram(values, NUM_BUCKETS)
     return np.stack([edges[:-1], edges[1:], counts], 1)
-
-
-_LAYOUT = {
-    "Learning": [
-        ("Accuracy", ["curves/accuracy.*"]),
-        ("Loss", ["curves/loss.*"]),
-        ("Learning rate", ["optimizer/learning_rate"]),
-    ],
-    "Speed": [
-        ("Images per second", ["speed/images_per_sec"]),
-        ("Input wait, percent", ["speed/input_wait_percent"]),
-    ],
-    "Towers": [("Loss of each tower", ["towers/loss_.*"])],
-}
-
-
-def _chart(title, tags):
-    return layout.Chart(title=title, multiline=layout.MultilineChartContent(tag=tags))
 
 
 def mistakes_picture(

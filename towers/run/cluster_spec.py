@@ -218,9 +218,7 @@ def _of_slurm(environ):
         num_tasks = int(environ["SLURM_STEP_NUM_TASKS"])
         # It is not asked about GPUs: those of a task are what Slurm lets it see.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=num_tasks,
-            gpus_per_task=1,
-            auto_set_gpu=False,
+            gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
         )
         tasks = resolver.cluster_spec().as_dict()["worker"]
         _, index = resolver.get_task_info()

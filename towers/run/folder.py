@@ -22,12 +22,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from towers import quiet_imports, store
-from towers.config import (
-    Config,
-    changed_mathematics,
-    from_json,
-    from_values,
-)
+from towers.config import Config, changed_mathematics, from_json, from_values
 from towers.config.options import check_path
 from towers.errors import JOB, ConfigError, RunFolderError
 from towers.run.lock import WAY_OUT, Lock, busy, holder
@@ -128,9 +123,8 @@ class RunFolder:
 
     def validate_teacher(self, teacher: str) -> None:
         """Raises ConfigError where the run would be its own teacher."""
-        if teacher and os.path.realpath(
-            os.path.expanduser(teacher)
-        ) == os.path.realpath(self.path):
+        path = os.path.realpath(os.path.expanduser(teacher))
+        if teacher and path == os.path.realpath(self.path):
             raise ConfigError(
                 f"teacher={teacher} is the run itself; choose another --workdir"
             )

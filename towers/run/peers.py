@@ -17,12 +17,7 @@ from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.parallel.connect import HEARTBEAT_SECS, connect
-from towers.parallel.devices import (
-    Devices,
-    gpu_names,
-    num_cores,
-    processor_name,
-)
+from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
 from towers.parallel.workers import ALONE, Workers
 from towers.run.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.run.session import Session, scale_rate

@@ -126,10 +126,7 @@ class Reports:
             console.warn(f"{count} report(s) in {name} were not written and are lost")
 
     def attempt(
-        self,
-        name: str,
-        write: Callable[[], None],
-        errors: type[Exception] = OSError,
+        self, name: str, write: Callable[[], None], errors: type[Exception] = OSError
     ) -> bool:
         """Writes; says where that begins to fail, and to succeed again. Returns whether
         it succeeded.
@@ -167,22 +164,7 @@ class NoReports(Reports):
     """The reports of a worker that is not the chief, which writes nothing."""
 
     def __init__(self):
-        pass
-
-    def scalars(self, step, values, writer=""):
-        pass
-
-    def histograms(self, step, values, group):
-        pass
-
-    def picture(self, step, name, draw, about, writer=""):
-        pass
-
-    def begin(self, writer, options, hparams):
-        pass
-
-    def end(self, writer):
-        pass
+        self._writer, self._board = "", lambda writer: None
 
     def record(self, record):
         pass

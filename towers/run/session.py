@@ -125,15 +125,12 @@ def is_better(
             and worse than any other.
         best_by: "accuracy", where the loss decides among equal ones, or "loss".
     """
-    if best is None:
-        return True
-    order = [
-        (x["accuracy"], -math.inf if x["loss"] is None else -x["loss"])
-        for x in (evaluation, best)
-    ]
-    if best_by == "loss":
-        order = [x[::-1] for x in order]
-    return order[0] > order[1]
+
+    def key(x):
+        loss = -math.inf if x["loss"] is None else -x["loss"]
+        return (loss, x["accuracy"]) if best_by == "loss" else (x["accuracy"], loss)
+
+    return best is None or key(evaluation) > key(best)
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
@@ -198,15 +195,8 @@ def save_and_wait(session: Session) -> None:
 
 
 class CallbackError(BaseException):
-    """Carries what a callback of the user has raised, of any type, past the handlers of
-    errors of the run itself.
-
-    Attributes:
-        error: what was raised.
-    """
-
-    def __init__(self, error: BaseException):
-        self.error = error
+    """Carries an exception of any type that a callback of the user has raised, its
+    `__cause__`, past the handlers of errors of the run itself."""
 
 
 def call(session: Session, method: str, *args: Any) -> None:

@@ -35,10 +35,8 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
         yield
         session.watchdog.run(end_callbacks, session)
         return
-    except CallbackError as raised:
-        error = raised.error
     except BaseException as raised:
-        error = raised
+        error = raised.__cause__ if isinstance(raised, CallbackError) else raised
     # One that hangs is not waited for again.
     if not (session.is_calling and isinstance(error, StuckError)):
         try:

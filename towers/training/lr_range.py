@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.config import Config
-from towers.errors import ConfigError, NumericError, one_line
+from towers.errors import ConfigError, NumericError
 from towers.optim.schedules import Schedule
 from towers.parallel.trainer import Trainer
 from towers.run.cluster_spec import Cluster
@@ -143,13 +143,6 @@ def lr_range_test(
     """See `towers.lr_range_test`."""
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial(NAME, workdir, config, cluster, allow_public_address)
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--{NAME} draws with Matplotlib, which cannot be imported "
-            f"({one_line(error, 100)}): python -m pip install matplotlib"
-        ) from None
     # A step that is not finite is the end of the test, and no error.
     tested = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
     devices = configure_devices(tested)

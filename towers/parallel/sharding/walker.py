@@ -9,12 +9,7 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.models.layers import (
-    Dropout,
-    LocalResponseNormalization,
-    PadChannels,
-    rests,
-)
+from towers.models.layers import Dropout, LocalResponseNormalization, PadChannels, rests
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.tower import model_input
