@@ -123,8 +123,9 @@ class RunFolder:
 
     def validate_teacher(self, teacher: str) -> None:
         """Raises ConfigError where the run would be its own teacher."""
-        path = os.path.realpath(os.path.expanduser(teacher))
-        if teacher and path == os.path.realpath(self.path):
+        if teacher and os.path.realpath(
+            os.path.expanduser(teacher)
+        ) == os.path.realpath(self.path):
             raise ConfigError(
                 f"teacher={teacher} is the run itself; choose another --workdir"
             )
