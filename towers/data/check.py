@@ -101,10 +101,7 @@ def check(
         survey=survey,
     )
     survey.sizes.clear()
-    sources = {"training": data_set.train}
-    if data_set.validation not in (None, data_set.test):
-        sources["validation"] = data_set.validation
-    sources["test"] = data_set.test
+    sources = data_set.sources
     total = sum(source.num_examples for source in sources.values())
     count_read = progress(total, say)
     statistics = {

@@ -105,21 +105,19 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
         counts: class -> number of its images.
     """
     num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
-    files = [os.path.relpath(x.path, folder) for x in files_below(folder)]
-    found = "has no images"
+    found, hint = "has no images", suggestion(root)
     if counts:
         [(name, count)] = counts.items()
         found = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
         found += "least two classes are needed"
     elif num_images:
         found = f"{num_images:,} images, but no class folders"
-    elif files:
+        if folder != root and not hint:
+            name = os.path.basename(folder)
+            hint = f"if {name} is a class, move all classes to a new folder train/; "
+    elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
         found += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
-    way_out = suggestion(root)
-    if folder != root and num_images and not way_out:
-        name = os.path.basename(folder)
-        way_out = f"if {name} is a class, move all classes to a new folder train/; "
-    return DataError(f"{shown(folder)}: {found}; {way_out}{LAYOUT}")
+    return DataError(f"{shown(folder)}: {found}; {hint}{LAYOUT}")
 
 
 def suggestion(root: str) -> str:

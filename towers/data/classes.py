@@ -26,13 +26,8 @@ MOST_FILE_BYTES = 2**24
 def few_images(data_set: DataSet) -> list[str]:
     """A line that names the classes with few images; none where there are no such."""
     num_classes, named = len(data_set.class_names), []
-    validation = data_set.validation
-    for split, source in (
-        ("training", data_set.train),
-        ("validation", None if validation is data_set.test else validation),
-        ("test", data_set.test),
-    ):
-        labels = source and known_labels(source)
+    for split, source in data_set.sources.items():
+        labels = known_labels(source)
         if labels is None:
             continue
         counts = np.bincount(labels, minlength=num_classes)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Pixels of a side of the thumbnails, which have a mean of 0 and a standard deviation of
-# UNIT. Between similar images the root mean square of their difference is at most
-# MOST_DIFFERENT of that: a copy that was shrunk, or saved again, differs by less.
+# Thumbnails of SIDE x SIDE pixels are standardized to a mean of 0 and a standard
+# deviation of UNIT. Images are similar where the root mean square of the difference is
+# at most MOST_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
 SIDE, UNIT, MOST_DIFFERENT = 8, 32, 0.1
 LEAST_CONTRAST = 2.0  # standard deviation of 0..255; flatter images are never similar
-# Hashes are sorted, rotated by so many bytes, and each is compared with the next ones.
+# Hashes are sorted, rotated by each number of bytes; each is compared with the next.
 ROTATIONS, NEIGHBORS = (0, 2, 4, 6), 3
 MOST_NAMED = 3
 
@@ -30,11 +30,8 @@ class Prints(NamedTuple):
 def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
     """Fingerprints of uint8 [n, height, width, channels]."""
     digests = [hashlib.blake2b(x.tobytes(), digest_size=8).digest() for x in images]
-    small = (
-        tf.image.resize(images, (SIDE, SIDE), "area")
-        .numpy()
-        .reshape(len(images), SIDE**2, -1)
-    )
+    small = tf.image.resize(images, (SIDE, SIDE), "area").numpy()
+    small = small.reshape(len(images), SIDE**2, -1)
     gray = small @ [0.299, 0.587, 0.114] if small.shape[2] == 3 else small.mean(2)
     gray -= gray.mean(1, keepdims=True)
     contrast = gray.std(1, keepdims=True)
@@ -77,14 +74,14 @@ def lines(
 
 
 def _identical(digests):
-    """[m, 2]: the first of equal images, and each of the others."""
+    """[m, 2]: the first of identical images, and each of the others."""
     _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
     pairs = np.stack([firsts[groups], np.arange(len(digests))], 1)
     return pairs[pairs[:, 0] < pairs[:, 1]]
 
 
 def _similar(thumbnails):
-    """[m, 2]: pairs of similar images, of which the smaller index is first."""
+    """[m, 2]: pairs of similar images, the smaller index first."""
     found, hashes = [np.zeros((0, 2), int)], np.packbits(thumbnails > 0, 1)
     for rotation, distance in itertools.product(ROTATIONS, range(1, NEIGHBORS + 1)):
         keys = np.roll(hashes, rotation, 1).copy().view(np.uint64)[:, 0]

@@ -162,23 +162,21 @@ def load(
 ) -> DataSet:
     """Lists an image folder; its files are decoded when they are read.
 
-    The classes are the folders in `train/`, or where there is no folder for training,
-    validation or testing, those in `data_dir`. Their order is that of the names, and so
-    is the order of the files. Names that begin with a dot are skipped, as are files
-    that are no images, and folders without images; `origin` counts the latter two. The
-    images in folders inside the folder of a class are of that class.
-    Without a folder for validation or testing a tenth of each class is held out for
-    testing, drawn at random, the same in every run; with one alone it is for both.
+    The classes are the folders in `train/`, or in `data_dir` where there is no folder
+    for training, validation or testing. All images in and below the folder of a class
+    are of that class. Classes and files are in the order of their names. Names that
+    begin with a dot are skipped, as are other files and folders without images, which
+    `origin` counts. Without a folder for validation or testing a tenth of each class is
+    held out for testing, drawn at random, the same in every run; one alone is used for
+    both.
 
     Args:
         data_dir: the folder; empty means `data`.
-        image_options: size of the images, and their cache. With a survey, images of
-            other kinds and the like are recorded and left out.
-        trained: of a network that is only to be evaluated, whose moments are taken.
-            With a folder for testing, that alone is read, and `train/` may be missing:
-            classes, their order and the shape of the images are those of the network.
-            Without one, and where these are not the images of the training, all are
-            for testing.
+        image_options: size of the images, and their cache. With a survey, files that
+            cannot be used are recorded and left out.
+        trained: a network to be evaluated, whose classes, image shape and moments are
+            used. Only the folder for testing is read; without one all images are for
+            testing, unless the network was trained on images of this folder.
 
     Returns:
         Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
@@ -292,11 +290,14 @@ def _is_folder_of(trained, root, options):
 
 
 def _words_of(folders):
+    """The folders that are used for validation and for testing."""
     names = {split: f"{os.path.basename(path)}/" for split, path in folders.items()}
-    if names.keys() - {"train"} == {"validation"}:
+    if "validation" in names and "test" not in names:
         return f"{names['validation']} for validation and testing"
-    uses = ("validation", "validation"), ("test", "testing")
-    words = [f"{names[split]} for {use}" for split, use in uses if split in names]
+    uses = {"validation": "validation", "test": "testing"}
+    words = [
+        f"{names[split]} for {use}" for split, use in uses.items() if split in names
+    ]
     return ", ".join(words) or "all for testing"
 
 

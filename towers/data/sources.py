@@ -247,12 +247,9 @@ class DataSet:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """Split -> its source, of those that there are."""
-        splits = {
-            "training": self.train,
-            "validation": self.validation,
-            "test": self.test,
-        }
+        """Split -> source; no "validation" where the test images are used for it."""
+        validation = None if self.validation is self.test else self.validation
+        splits = {"training": self.train, "validation": validation, "test": self.test}
         return {split: x for split, x in splits.items() if x is not None}
 
 

@@ -36,9 +36,6 @@ from towers.errors import DataError, TowersError, one_line
 PREFIX = "tfds:"
 TEST_SPLITS = ("test", "validation")
 
-# Of classes, in data that have fewer images.
-MOST_CLASSES = 100_000
-
 # Of a record in a TFRecord file: its length and a checksum of that come before the
 # content, and the checksum of the content after it.
 LENGTH_BYTES, BEFORE, AFTER = 8, 12, 4
@@ -212,12 +209,6 @@ def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
         raise DataError(
             f"{folder}: {images[0]} is of type {np.dtype(image.np_dtype)}; only images "
             "of 8 or 16 bits are read"
-        )
-    num_classes = features[labels[0]].num_classes or 0
-    if num_classes > max(MOST_CLASSES, info.splits.total_num_examples):
-        raise DataError(
-            f"{folder}: {labels[0]} has {num_classes:,} classes, more than there are "
-            "images"
         )
     return images[0], labels[0]
 
