@@ -42,16 +42,10 @@ def idx_file(folder):
     return read_file(LABELS, str(folder), {})
 
 
-def cifar10(folder):
-    (folder / "test_batch.bin").touch()
-    published.load("cifar10", str(folder))
-
-
 @pytest.mark.parametrize("plant", [device, sparse])
 @pytest.mark.parametrize(
     "name, read",
     [
-        ("batches.meta.txt", cifar10),
         ("cifar-10-binary.tar.gz", lambda x: published.load("cifar10", str(x))),
         ("labels", idx_file),
         ("labels.gz", idx_file),

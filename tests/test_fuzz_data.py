@@ -86,20 +86,6 @@ def test_any_file_of_records(tmp_path, num_examples):
     fuzz(num_examples, changed([2 * record, record]), read)
 
 
-@few_and_many
-def test_any_names_of_classes(tmp_path, num_examples):
-    """No file of records is there, so that all end in a DataError."""
-    path = tmp_path / PUBLISHED["cifar10"].names_file
-    (tmp_path / "test_batch.bin").touch()
-    many = st.just("\n".join(30 * ["\x1b" + 300 * "x"]))
-
-    def read(text):
-        path.write_bytes(text.encode(errors="surrogatepass"))
-        read_official(PUBLISHED["cifar10"], str(tmp_path))
-
-    fuzz(num_examples, many | st.text(max_size=300), read)
-
-
 IDX = RecordFile(
     "images",
     2,
@@ -124,7 +110,7 @@ def test_any_idx_file(tmp_path, num_examples, ending):
 def test_a_file_that_unpacks_to_much_more_is_not_unpacked(tmp_path):
     (tmp_path / "images.gz").write_bytes(gzip.compress(IDX.header + bytes(10**8), 1))
     tracemalloc.start()
-    with pytest.raises(DataError, match="it goes on after record 1"):
+    with pytest.raises(DataError, match="found more"):
         read_file(IDX, str(tmp_path), {})
     assert tracemalloc.get_traced_memory()[1] < 2e6
     tracemalloc.stop()

@@ -391,33 +391,27 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> "Restor
 
 @contextlib.contextmanager
 def quiet_imports():
-    """Imports TensorFlow inside without the lines that its libraries log, although all
-    is well, before they read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are
-    shown. Another process filters, so that an import that aborts is heard."""
+    """Imports TensorFlow inside without the lines that its libraries log before they
+    read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are shown. Another
+    process filters, so that the last line of an import that aborts is shown."""
     with _ONE_FILTER, contextlib.ExitStack() as stack:
         if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
             with contextlib.suppress(OSError):  # there is no standard error, or no grep
-                stack.enter_context(_filtered_stderr())
+                stderr = stack.enter_context(open(os.dup(2), "wb"))
+                command = ["grep", "--line-buffered", "-aEv", _CHATTER]
+                grep = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=stderr,
+                    start_new_session=True,  # Ctrl-C is not for it
+                )
+                # A process that was started inside may keep the pipe open.
+                stack.enter_context(contextlib.suppress(subprocess.TimeoutExpired))
+                stack.callback(grep.wait, 1.0)
+                stack.callback(os.dup2, stderr.fileno(), 2)
+                with grep.stdin:
+                    os.dup2(grep.stdin.fileno(), 2)
         yield
-
-
-@contextlib.contextmanager
-def _filtered_stderr():
-    command = ["grep", "--line-buffered", "-aEv", _CHATTER]
-    with open(os.dup(2), "wb") as stderr:
-        # In a session of its own: Ctrl-C is not for it.
-        grep = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True
-        )
-        with grep.stdin:
-            os.dup2(grep.stdin.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr.fileno(), 2)
-            # A process that was started inside may keep the pipe open.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                grep.wait(1.0)
 
 
 def __dir__() -> list[str]:

@@ -22,14 +22,13 @@ import numpy as np
 from towers.data import tfds
 from towers.data.class_folders import has_classes
 from towers.data.download import fetch, unreachable
-from towers.data.files import open_data_file, open_lock_file, read_data_file
+from towers.data.files import open_data_file, open_lock_file
 from towers.data.paths import data_folder, is_image_name, reason, shown
 from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError
 
-# Of an archive, and of a file of class names.
+# Of an archive.
 MOST_ARCHIVE_BYTES = 2**28
-MOST_NAMES_BYTES = 2**16
 # Of a packed file besides twice its content.
 PACKING_BYTES = 2**20
 
@@ -74,7 +73,6 @@ class Published:
         files: split -> file -> number of records, in the official order; of IDX files
             what their names begin with.
         label_counts: label in a record -> number of its classes; the last one counts.
-        names_file: of the class names, one a line; may be missing.
         pickled: names of the pickled layout, that of its folder first; recognized by
             these, never opened.
         first_labels: of the training images, which tell data sets apart whose files
@@ -89,7 +87,6 @@ class Published:
     folders: tuple[str, ...]
     files: Mapping[str, Mapping[str, int]]
     label_counts: Mapping[str, int]
-    names_file: str = ""
     pickled: tuple[str, ...] = ()
     first_labels: tuple[int, ...] = ()
 
@@ -101,23 +98,20 @@ class Published:
         (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of the
         values, the number of dimensions, and each of these in four bytes."""
         height, width, channels = self.image_shape
-        labels = [(name, np.uint8) for name in self.label_counts]
-        planes = [("planes", np.uint8, (channels, height, width))]
+        labels = np.dtype([(name, np.uint8) for name in self.label_counts])
+        planes = np.dtype([("planes", np.uint8, (channels, height, width))])
         found = []
         for stem, count in self.files[split].items():
-            if self.first_labels:
-                for name, dims, fields in (
-                    (IMAGES, (count, height, width), planes),
-                    (LABELS, (count,), labels),
-                ):
-                    header = (
-                        bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
-                    )
-                    found.append(
-                        RecordFile(f"{stem}-{name}", count, np.dtype(fields), header)
-                    )
-            else:
-                found.append(RecordFile(stem, count, np.dtype(labels + planes)))
+            if not self.first_labels:
+                both = np.dtype(labels.descr + planes.descr)
+                found.append(RecordFile(stem, count, both))
+                continue
+            for name, dims, dtype in (
+                (IMAGES, (count, height, width), planes),
+                (LABELS, (count,), labels),
+            ):
+                header = bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
+                found.append(RecordFile(f"{stem}-{name}", count, dtype, header))
         return found
 
     @property
@@ -289,7 +283,6 @@ def read_official(
         # One file is enough; an error then names those that are missing.
         paths = {file.name: _find(folder, file.name) for file in files}
         if any(paths.values()):
-            _check_names_file(published, folder)
             counts = published.label_counts
             records = {file.name: read_file(file, folder, counts) for file in files}
             origin = f"{folder} (official files)"
@@ -393,7 +386,7 @@ def read_records(
             the place.
     """
     header = file.read(len(wanted.header))
-    record, last = wanted.dtype.itemsize, wanted.num_records - 1
+    record = wanted.dtype.itemsize
     size = wanted.num_records * record
     # One byte more than expected reveals a file that is too long.
     content = file.read(size + 1)
@@ -403,13 +396,10 @@ def read_records(
             "magic number of IDX files, number of records, height and width"
         )
     if len(content) != size:
-        whole, rest = divmod(len(content), record)
-        where = f"it goes on after record {last}, the last"
-        if len(content) < size:
-            where = f"it breaks off in record {whole}, after {rest} of its bytes"
+        found = "more" if len(content) > size else len(content)
         raise DataError(
             f"{place}: expected {size} bytes ({wanted.num_records} records of {record})"
-            f": {where} (records are counted from 0)"
+            f", found {found}"
         )
     records = np.frombuffer(content, wanted.dtype)
     for kind, num_classes in label_counts.items():
@@ -424,18 +414,6 @@ def read_records(
                 + (f"; {wrong.size - 1} more are wrong" if wrong.size > 1 else "")
             )
     return records
-
-
-def _check_names_file(published, folder):
-    """Refuses a file of other class names or another order; it may be missing."""
-    path = os.path.join(folder, published.names_file)
-    if not published.names_file or not os.path.exists(path):
-        return
-    with _reading(path):
-        content = read_data_file(path, MOST_NAMES_BYTES)
-    lines = content.decode("utf-8", "replace").splitlines()
-    names = tuple(line.strip() for line in lines if line.strip())
-    _compare_names(published, path, names)
 
 
 # Downloads.
@@ -501,7 +479,6 @@ PUBLISHED: dict[str, Published] = {
             "test": {"test_batch.bin": 10_000},
         },
         label_counts={"label": 10},
-        names_file="batches.meta.txt",
         pickled=(
             "cifar-10-batches-py",
             "cifar-10-python.tar.gz",
@@ -536,7 +513,6 @@ PUBLISHED: dict[str, Published] = {
         folders=("cifar-100-binary",),
         files={"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
         label_counts={"coarse label": 20, "fine label": 100},
-        names_file="fine_label_names.txt",
         pickled=("cifar-100-python", "cifar-100-python.tar.gz", "train", "test"),
     ),
     # LeCun et al., 1998. The second folder is that of torchvision.
@@ -560,17 +536,9 @@ PUBLISHED: dict[str, Published] = {
     # Xiao et al., 2017. The second folder is that of Keras, the third of torchvision.
     "fashion_mnist": Published(
         title="Fashion-MNIST",
-        class_names=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
+        class_names=tuple(
+            "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,"
+            "Ankle boot".split(",")
         ),
         image_shape=(28, 28, 1),
         address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
