@@ -1,6 +1,7 @@
 """Shares and means over towers, against NumPy; every device gets the same bits."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from engines import oracle
 from marks import slow
 
 from towers.errors import ConfigError
+from towers.parallel import reduce
 from towers.parallel.reduce import (
     ALGORITHMS,
     all_reduce,
@@ -155,6 +157,25 @@ def test_nccl_is_refused_without_two_gpus_and_in_bfloat16_which_it_does_not_add(
         check_algorithm("nccl", ["/GPU:0", "/GPU:1"], tf.bfloat16)
     check_algorithm("nccl", ["/GPU:0", "/GPU:1"], tf.float32)
     check_algorithm("ring", ["/CPU:0"], tf.bfloat16)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 100, 700, 10**6])
+def test_vectors_of_a_bucket_are_added_up_at_once(most_bytes, monkeypatch):
+    calls = []
+
+    def counted(tensors, *args):
+        calls.append(tensors[0].shape.num_elements() * 4)
+        return reduce.star(tensors, *args)
+
+    monkeypatch.setitem(ALGORITHMS, "nccl", counted)
+    monkeypatch.setattr(reduce, "BUCKET_BYTES", most_bytes)
+    values, weights = values_of(3), [0.5, 0.2, 0.3]
+    assert_mean(run(values, algorithm="nccl", weights=weights), values, weights)
+    sizes = [4 * max(1, math.prod(shape)) for shape in SHAPES]  # 720, 28, 4, 572, 4
+    assert sum(calls) == sum(sizes)
+    assert all(size <= most_bytes or size in sizes for size in calls)
+    for one, other in itertools.pairwise(calls):
+        assert one + other > most_bytes
 
 
 # Norms.

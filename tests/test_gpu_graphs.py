@@ -299,4 +299,6 @@ def test_all_operations_of_an_nccl_all_reduce_run():
         names = [op.get_attr("shared_name") for op in kept]
         assert len(kept) == len(every)
         assert set(map(names.count, names)) == {3}
+    # 45 MB of gradients, in buckets of at most 25 MiB.
+    assert len(kept) == 3 * 2
     assert not [x for x in optimized.optimized(trained).between_gpus if "Nccl" in x]

@@ -16,6 +16,7 @@ copied, so that no two devices can round differently.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -218,6 +219,9 @@ def nccl(tensors, devices, wire):
     return reduced
 
 
+# Bytes that NCCL adds up at once: as PyTorch's DistributedDataParallel.
+BUCKET_BYTES = 25 * 2**20
+
 # (a tensor on each device, devices, wire) -> the sum on each device.
 ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
     "star": star,
@@ -225,6 +229,35 @@ ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
     "ring": ring,
     "nccl": nccl,
 }
+
+
+def buckets(tensors: Sequence[tf.Tensor], most_bytes: float) -> list[list[int]]:
+    """Places of neighbors that together have at most so many bytes, or of one tensor
+    that has more."""
+    groups, size = [], math.inf
+    for place, tensor in enumerate(tensors):
+        num_bytes = tensor.shape.num_elements() * tensor.dtype.size
+        if size + num_bytes > most_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(place)
+        size += num_bytes
+    return groups
+
+
+def _joined(*tensors):
+    """One tensor of the elements of several; a single one comes back as is."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
+
+
+def _parted(joined, *likes):
+    """The inverse of `_joined` for tensors of these shapes."""
+    if len(likes) == 1:
+        return [joined]
+    parts = tf.split(joined, [x.shape.num_elements() for x in likes])
+    return [tf.reshape(x, y.shape) for x, y in zip(parts, likes, strict=True)]
 
 
 def all_reduce(
@@ -254,15 +287,22 @@ def all_reduce(
     weights = [1.0] * len(devices) if weights is None else list(weights)
     # Equal weights scale the sum, once, instead of the summands on each device.
     equal = len(set(weights)) == 1
-    sums = []
-    for tensors in zip(*vectors, strict=True):
+    sums = [[] for _ in devices]
+    packed = BUCKET_BYTES if algorithm == "nccl" else 0
+    for places in buckets(vectors[0], packed):
+        groups = [[own[place] for own in vectors] for place in places]
+        tensors = on_each(_joined, devices, *groups)
         own = tensors[0].dtype
         if not equal:
             tensors = on_each(scaled, devices, tensors, weights)
         wire = Wire(dtype or own, weights[0] if equal else 1.0)
         totals = ALGORITHMS[algorithm](tensors, devices, wire)
-        sums.append(on_each(tf.cast, devices, totals, [own] * len(devices)))
-    return [list(of_device) for of_device in zip(*sums, strict=True)]
+        totals = on_each(tf.cast, devices, totals, [own] * len(devices))
+        for so_far, some in zip(
+            sums, on_each(_parted, devices, totals, *groups), strict=True
+        ):
+            so_far.extend(some)
+    return sums
 
 
 def check_algorithm(
