@@ -153,32 +153,22 @@ def create_runs(
     trainer: Trainer,
     batch: Batch,
 ) -> dict[str, Run]:
-    """INPUT, CONSTANT, GRADIENTS and DOUBLE -> takes steps of it.
-
-    Args:
-        config: `without_learning`.
-        parts, devices, trainer: made of it.
-        batch: of a step.
-    """
+    """INPUT, CONSTANT, GRADIENTS and DOUBLE -> takes steps of it. For the arguments see
+    `measure`; `batch` is one of a step."""
     leads = devices.towers[:: config.devices_per_network]
     sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
     constant = ConstantFeed(batch, sizes, leads)
     twice = ConstantFeed(batch, [2 * n for n in sizes], leads)
-    synchronous = trainer
     if isinstance(trainer, SynchronousTrainer):
-        runs = {
-            INPUT: _steps(trainer, trainer.loop),
-            CONSTANT: _steps(trainer, trainer.create_loop(constant)),
-        }
+        first, in_memory = _steps(trainer, trainer.loop), trainer.create_loop(constant)
+        runs = {INPUT: first, CONSTANT: _steps(trainer, in_memory)}
     else:
         in_memory = build.create_trainer(config, parts, devices, feed=constant)
         runs = {INPUT: trainer.train, CONSTANT: in_memory.train}
         config = dataclasses.replace(config, strategy="towers")
-        synchronous = build.create_trainer(config, parts, devices, feed=constant)
-    return runs | {
-        GRADIENTS: _gradients(synchronous, constant),
-        DOUBLE: _gradients(synchronous, twice),
-    }
+        trainer = build.create_trainer(config, parts, devices, feed=constant)
+    gradients, double = _gradients(trainer, constant), _gradients(trainer, twice)
+    return runs | {GRADIENTS: gradients, DOUBLE: double}
 
 
 def _steps(trainer: SynchronousTrainer, loop: Loop) -> Run:
@@ -230,11 +220,10 @@ def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Run:
 
 def _use_up(run: Run) -> None:
     """Takes the batches that a stream has made ahead in a pause."""
-    until = time.perf_counter() + MOST_AHEAD_SECS
-    for _ in range(NUM_AHEAD):
+    until, number = time.perf_counter() + MOST_AHEAD_SECS, 0
+    while number < NUM_AHEAD and time.perf_counter() < until:
         run(1)
-        if time.perf_counter() > until:
-            break
+        number += 1
 
 
 def _wait_for_reading() -> None:

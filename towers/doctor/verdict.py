@@ -1,15 +1,5 @@
-"""The bottlenecks of a run, from what was measured.
-
-The time of a run, for one step, is the sum of
-
-- input: a step on the run's own input, less one on a batch that lies in memory;
-- synchronization: a step on such a batch, less the gradients of all towers: to bring
-  the parameters to the towers, the mean, and the update;
-- fixed, the fixed cost of a step: what a batch MOST_TIMES as large would save of the
-  gradients, because part of their time does not grow with the images;
-- the rest of the gradients, which is what the devices are for;
-- evaluations, and what checkpoints cost the steps.
-"""
+"""The bottlenecks of a run, from what was measured; docs/doctor.md has the parts of its
+time, which add up to the seconds of a step."""
 
 import dataclasses
 import math
@@ -142,12 +132,11 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
     grows = m.double_secs - m.gradients_secs
     times = _power_of_two(4 * (m.gradients_secs - grows) / max(grows, 1e-9))
     if 2 * m.gradients_secs >= LEAST_GAIN * m.double_secs:
-        others = ""
-        if m.num_towers > 1:
-            others = ", fewer --num_towers"
-        if m.kind == "GPU" and _is_another(config, compile="xla"):
-            others += ", --compile=xla"
-        others = " or".join(others.rsplit(",", 1))
+        others = [", fewer --num_towers"] * (m.num_towers > 1)
+        others += [", --compile=xla"] * (
+            m.kind == "GPU" and _is_another(config, compile="xla")
+        )
+        others = " or".join("".join(others).rsplit(",", 1))
         share = max(1, m.images // config.accumulate_steps // m.num_towers)
         yield (
             "fixed",
@@ -185,14 +174,11 @@ def _input_advice(m, config):
         return f"Try a cheaper --augment{cores}."
     if config.choice_of("dataset").is_in_a_file:
         return (
-            "Look into the `read` of your data set, which may keep images in memory; "
-            "or use more processor cores."
+            "Keep images in memory in the `read` of your data set, or use more cores."
         )
     if m.data_mb > config.image_cache_mb:
-        return (
-            f"Try --image_cache_mb={_round_up(m.data_mb):.0f} to decode each file "
-            "once, or a smaller --image_size."
-        )
+        size = f"{_round_up(m.data_mb):.0f}"
+        return f"Try --image_cache_mb={size} to decode once, or a smaller --image_size."
     return "Try a smaller --image_size, a cheaper --augment, or more processor cores."
 
 
