@@ -110,7 +110,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
 @pytest.mark.parametrize(
     "error",
     [
-        *(SystemExit(3), KeyboardInterrupt(), Preempted("stopped")),
+        *(SystemExit(3), KeyboardInterrupt(), StopIteration(), Preempted("stopped")),
         # Of another run, which the callback reads.
         *(CheckpointError("damaged"), RuntimeError("DataError: of other data")),
     ],

@@ -43,6 +43,7 @@ from towers.run.restore import (
     validate_changes,
 )
 from towers.run.session import (
+    CallbackError,
     Session,
     as_lists,
     call,
@@ -199,15 +200,18 @@ def train(
             reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
             epoch = session.step * status.epochs_per_step
             display.update(step=session.step, epoch=epoch)
-            with (
-                callbacks_at_the_end(session),
-                display,
-                saved_at_the_end(session, overwrite),
-            ):
-                try:
-                    watchdog.run(train_steps, session, parts, profile, after_call)
-                finally:
-                    profile.end(session.step)
+            try:
+                with (
+                    callbacks_at_the_end(session),
+                    display,
+                    saved_at_the_end(session, overwrite),
+                ):
+                    try:
+                        watchdog.run(train_steps, session, parts, profile, after_call)
+                    finally:
+                        profile.end(session.step)
+            except CallbackError as carrier:  # a generator cannot raise StopIteration
+                raise carrier.__cause__ from carrier.__cause__.__cause__
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
             if best := session.best:

@@ -34,19 +34,16 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
     try:
         yield
         session.watchdog.run(end_callbacks, session)
-        return
     except BaseException as raised:
         error = raised.__cause__ if isinstance(raised, CallbackError) else raised
-    # One that hangs is not waited for again.
-    if not (session.is_calling and isinstance(error, StuckError)):
-        try:
-            session.watchdog.run(call_of_exception, session, error)
-        except StuckError as stuck:
-            console.line(str(stuck))
-    try:
-        raise error
-    finally:
+        # One that hangs is not waited for again.
+        if not (session.is_calling and isinstance(error, StuckError)):
+            try:
+                session.watchdog.run(call_of_exception, session, error)
+            except StuckError as stuck:
+                console.line(str(stuck))
         del error  # and with its traceback the state of the run
+        raise
 
 
 @contextlib.contextmanager
