@@ -287,8 +287,8 @@ def predict(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> "Predicted | None":
-    """The predictions for images, in their order. Of a file in a folder with the name
-    of a class that class is the label.
+    """The predictions for images, in their order. The label of an image file is the
+    class whose name its folder has.
 
     With `form`, `features` or `output` they are written batch by batch, and nothing is
     returned.
@@ -374,9 +374,9 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> "Restor
 
     Args:
         workdir: the run's folder.
-        step: of the checkpoint; "best" for that of the best evaluation on held-out
-            images, see `Config.best_by`, in a run without these the last; or "last",
-            the newest valid one.
+        step: of the checkpoint; "best" for the best evaluation on held-out images, see
+            `Config.best_by`, or the last step of a run without them; "last" for the
+            newest valid one.
 
     Returns:
         `model` and `model_ema`, Keras models with the raw parameters and their moving

@@ -50,9 +50,9 @@ class Config:
     image_size: int | str = option(
         0,
         "Pixels to which the images of image_folder and tfds:NAME are resized and "
-        "cropped: of height and width, or HEIGHTxWIDTH, such as 96x128; 0 takes them "
-        "as they are, or at 64 if they differ. Those of synthetic have this size, or "
-        "32.",
+        "cropped: height and width, or HEIGHTxWIDTH, for example 96x128; 0 keeps the "
+        "stored size, or takes 64 if the sizes differ. Images of synthetic have this "
+        "size, or 32.",
         NOT_NEGATIVE,
         read_by="dataset",
     )

@@ -30,7 +30,7 @@ from towers.errors import (
 _loaded_files: set[str] = set()
 
 # (option, name) -> factory of what a Python program gave. They may be large: only the
-# last ones of an option stay, of data those of a training and an evaluation.
+# last ones of an option stay, of data the ones for a training and an evaluation.
 _given: dict[tuple[str, str], Callable] = {}
 _MOST_GIVEN = {"dataset": 2, "model": 4}
 

@@ -105,8 +105,7 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
         ("below", bounds.below, lambda bound: value >= bound),
         ("at most", bounds.at_most, lambda bound: value > bound),
     ):
-        is_number = bound is not None and not isinstance(value, str)
-        if is_number and is_wrong(bound):
+        if bound is not None and not isinstance(value, str) and is_wrong(bound):
             raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
     return value
 
@@ -197,7 +196,7 @@ def check_path(name: str, path: str | os.PathLike) -> None:
     if home.startswith("~") and os.path.expanduser(home) == home:
         raise ConfigError(
             f"{name}={_short(os.fsdecode(path))}: there is no user {home[1:]!r}; "
-            "give the whole path, or begin that of a folder here with ./"
+            "give the whole path, or begin with ./ for a folder here"
         )
 
 

@@ -15,7 +15,7 @@ from towers.errors import DataError, one_line
 
 ORIGIN = "given in Python"
 
-# Classes without names: at most so many, and ten for each image.
+# Without class names there may be this many classes, and ten for each image.
 MOST_CLASSES = 1000
 
 

@@ -10,9 +10,9 @@ from towers.data.paths import is_folder, is_image, shown
 from towers.errors import DataError, nearest
 
 LAYOUT = (
-    "an image folder has train/CLASS/*.jpg|png|... and, where there are such images, "
-    "val/ and test/ alike, or CLASS/* alone; --data_dir names the folder that train/ "
-    "or the classes are in"
+    "an image folder has train/CLASS/*.jpg|png|... and optionally val/ and test/ with "
+    "the same classes, or CLASS/* alone; --data_dir names the folder that contains "
+    "train/ or the classes"
 )
 
 # What archives leave behind.

@@ -75,8 +75,8 @@ class ImageOptions:
 
     Attributes:
         image_size: pixels of height and width to which images are resized and cropped,
-            or HEIGHTxWIDTH; 0 takes them as they are, where those of a sample are
-            alike, see `cached.settle_size`.
+            or HEIGHTxWIDTH; 0 keeps the stored size, if a sample has one size, see
+            `cached.settle_size`.
         image_cache_mb: megabytes of decoded images that are kept in memory.
         max_image_pixels: of an image; a larger one is not decoded, and a file of many
             more bytes than its pixels take not read.
@@ -108,8 +108,8 @@ def refuse(
     place, words = files.place(index), reason(error)
     if survey is None or survey.is_closed:
         raise DataError(
-            f"{shown(place)}: {words}; --bad_images=skip leaves such out, `python -m "
-            "towers.data` finds all"
+            f"{shown(place)}: {words}; --bad_images=skip leaves bad images out, "
+            "`python -m towers.data` finds them all"
         )
     survey.add_fault(place, words)
 

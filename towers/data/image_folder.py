@@ -194,8 +194,8 @@ def load(
     if trained and not test_folder and not _is_folder_of(trained, root, options):
         test_folder = training_folder(root, folders)
         console.warn(
-            f"the images in {shown(root)} are not those that the run has held out, so "
-            "all are for testing; it should not have been trained on them"
+            f"{shown(root)} is not the folder that the run was trained on, so all "
+            "images in it are for testing"
         )
     cache = ImageCache(options.image_cache_mb)
 
@@ -228,7 +228,7 @@ def load(
         if unknown := found.keys() - set(classes):
             path = os.path.join(folder, found[min(unknown)][0])
             raise DataError(
-                f"{shown(path)}: there is no such class in {classes_in}; that has "
+                f"{shown(path)}: there is no such class in {classes_in}, which has "
                 f"{shown(', '.join(classes[:20]), 100)}"
             )
         if not found:
@@ -280,7 +280,7 @@ def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
 
 def _is_folder_of(trained, root, options):
     """Whether a network was trained on the images of a folder without images for
-    testing; True where that is not known, as bad images are left out."""
+    testing; True with bad_images=skip, as the images left out are not known."""
     if options.bad_images == "skip":
         return True
     try:

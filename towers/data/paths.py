@@ -56,9 +56,9 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def class_name(text: str) -> str:
-    """The name of a class, by that of its folder: one line, which is the same for the
-    composed and the decomposed form of letters (Unicode's NFC and NFD), as some systems
-    store one and some the other, and else differs where the folders differ."""
+    """The name of the class of a folder, in one line. It is the same for composed and
+    decomposed letters (Unicode's NFC and NFD), as file systems store one or the other;
+    other folders have different names."""
     return printable(unicodedata.normalize("NFC", text).replace("\\", "\\\\"))
 
 

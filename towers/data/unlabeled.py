@@ -123,10 +123,10 @@ def _encoded(image, channels):
 def paths_or_images(
     images: Any,
 ) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
-    """Paths, or images in memory, and nothing of the other.
+    """Paths or images in memory; the other is empty.
 
     Args:
-        images: one or several paths; or an array, an image of Pillow, a list of such,
+        images: one or several paths; or an array, an image of Pillow, a list of them,
             or a `tf.data.Dataset` of images, with or without labels.
 
     Raises:
@@ -269,5 +269,5 @@ class Labels:
         above = os.path.abspath(given).split(os.sep)[:-3:-1]
         names = [x for x in map(class_name, (*below, *above)) if x in self._labels]
         if names[1:] and names[:2] == [*below[:2]] and is_split(below[0]):
-            names = names[1:]  # of classes one of which is called train
+            names = names[1:]  # a class is called train
         return self._labels[names[0]] if names else -1
