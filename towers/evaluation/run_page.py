@@ -103,16 +103,12 @@ def _tiles(content):
     tiles.append(("step", f"{result['step']:,}", length))
     if speed := result.get("images_per_sec"):
         tiles.append(("speed", f"{speed:,.0f}", "images/s"))
-    if waits := _numbers(curves, "input_wait_percent"):
+    waits = curves.get("input_wait_percent", {"values": []})["values"]
+    if waits := [x for x in waits if isinstance(x, int | float)]:
         tiles.append(("input wait", f"{np.mean(waits):.0f} %", "mean"))
     tiles.append(("training", duration(content["train_secs"]), "in steps"))
     tiles.append(("first steps", f"{content['start_secs']:.1f} s", "compiling"))
     return page.tiles(tiles)
-
-
-def _numbers(curves, name):
-    values = curves.get(name, {"values": []})["values"]
-    return [x for x in values if isinstance(x, int | float)]
 
 
 def metric_series(
@@ -220,14 +216,10 @@ def _pictures(rows, pixels):
         place = row["path"] or f"image {row['index']}"
         about = f"{place}; loss {row['loss']:.3f}"
         if row["path"]:
-            name = page.text(_file_name(place))
+            name = page.text(place.replace("\\", "/").rpartition("/")[2])
             lines.append(f'<span class="muted name">{name}</span>')
         cells.append((pixels[row["index"]], about, lines))
     return page.pictures(cells)
-
-
-def _file_name(path):
-    return path.replace("\\", "/").rpartition("/")[2]
 
 
 def _run(content) -> Sequence[str]:

@@ -133,9 +133,7 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
             layer.adapt(images())
 
 
-def pixel_moments(
-    name: str,
-) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and standard deviation per channel with which the images of a network are
     standardized, where it has its own; None where those of the training set are meant.
 

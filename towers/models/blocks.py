@@ -68,10 +68,7 @@ def normalization(
 ) -> keras.KerasTensor:
     """Batch normalization, with the smallest epsilon that its fast kernel takes."""
     return BatchNormalization(
-        momentum=0.9,
-        epsilon=1.001e-5,
-        gamma_initializer=gamma_initializer,
-        name=name,
+        momentum=0.9, epsilon=1.001e-5, gamma_initializer=gamma_initializer, name=name
     )(x)
 
 

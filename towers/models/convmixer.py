@@ -41,10 +41,7 @@ def create_model(
         x = Gelu(name=f"{layer.name}_gelu")(layer(x))
         return normalization(x, f"{layer.name}_norm")
 
-    settings = {
-        "kernel_initializer": uniform(),
-        "kernel_regularizer": regularizer,
-    }
+    settings = {"kernel_initializer": uniform(), "kernel_regularizer": regularizer}
     images = keras.Input(image_shape, name="images")
     patches = layers.Conv2D(
         channels, patch_size, strides=patch_size, name="patches", **settings

@@ -32,9 +32,7 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
 
 
 def build_network(
-    create: Callable[[], keras.Model],
-    seed: int = 0,
-    policy: str = "float32",
+    create: Callable[[], keras.Model], seed: int = 0, policy: str = "float32"
 ) -> keras.Model:
     """A network on the CPU whose initial values are functions of (seed, name).
 

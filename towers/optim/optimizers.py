@@ -135,10 +135,7 @@ def adamw(
         return tf.sqrt(second) / first
 
     return Optimizer(
-        ("first_moment", "second_moment"),
-        update,
-        takes_decay=True,
-        constants=unbiased,
+        ("first_moment", "second_moment"), update, takes_decay=True, constants=unbiased
     )
 
 

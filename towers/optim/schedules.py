@@ -116,11 +116,7 @@ def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Sch
 
 
 def one_cycle(
-    learning_rate: float,
-    *,
-    num_examples: int,
-    num_epochs: float,
-    peak_fraction: float,
+    learning_rate: float, *, num_examples: int, num_epochs: float, peak_fraction: float
 ) -> Schedule:
     """A line up to the rate, and a line down to zero at the end of the run.
 
