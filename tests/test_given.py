@@ -419,7 +419,10 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": (TRAIN[0] / 255, TRAIN[1])}, "float64 from 0 to 1; .* 0 to 255"),
         ({"data": (TRAIN[0] - 128.0, TRAIN[1])}, "from -128 to .* 0 to 255"),
         ({"data": (TRAIN[0], TRAIN[1] / 2)}, "labels are float64"),
-        ({"data": (TRAIN[0] / 255 * 1.01, TRAIN[1])}, "2 shades .* the division"),
+        (
+            {"data": (TRAIN[0] / 255 * 1.01, TRAIN[1])},
+            "from 0 to 1.01; .* the division",
+        ),
         ({"data": (TRAIN[0] / 127.5, TRAIN[1])}, "from 0 to 2; .* the division"),
         ({"data": (TRAIN[0] / 127.5 - 1, TRAIN[1])}, "from -1 to 1; .* the division"),
         ({"data": (TRAIN[0] // 128, TRAIN[1])}, "uint8 from 0 to 1; .* by 255"),

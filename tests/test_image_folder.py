@@ -455,7 +455,7 @@ def test_an_evaluation_and_an_export_need_no_training_images(
     write_folder(root, "test", {"eel": 1})
     with pytest.raises(DataError) as caught:
         evaluation.evaluate(path, config)
-    words = "there is no such class in the run; that has ant, c\\tat, dog"
+    words = "there is no such class in the run, which has ant, c\\tat, dog"
     assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
 
 

@@ -318,6 +318,9 @@ def test_a_data_set_of_ones_own_may_call_numpy(tmp_path):
     change = f"train=Own(lambda i: {read}, labels=labels), class_names=list('abc')"
     path.write_text(WRONG.replace("{change}", change))
     assert data.load(f"{path}:load").class_names == ["a", "b", "c"]
+    change, path = "train=Own(lambda i: (images[:2], labels[:2]))", tmp_path / "its.py"
+    path.write_text(WRONG.replace("{change}", change))  # NumPy's, not tensors
+    assert data.load(f"{path}:load").train.num_examples == 30
 
 
 # Sources.

@@ -127,5 +127,5 @@ def _read_labels(source, indices):
     with data_errors_of_tensorflow(), tf.device("CPU:0"):
         for first in range(0, len(indices), NUM_READ):
             some = tf.constant(indices[first : first + NUM_READ], tf.int64)
-            labels.append(source.read(some)[1].numpy())
+            labels.append(np.asarray(source.read(some)[1]))
     return np.concatenate(labels) if labels else np.zeros(0, np.int32)
