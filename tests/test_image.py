@@ -60,8 +60,11 @@ def smooth(height, width):
         ("AVIF", smooth(24, 40), {"quality": 90}),
         *(("HEIF", smooth(24, 40).convert(x), {"quality": 90}) for x in ("L", "RGB")),
         *(("PPM", RGBA.convert(mode), {}) for mode in ("1", "L", "RGB")),
+        *(("TGA", RGBA.convert(mode), {}) for mode in ("L", "P", "RGB", "RGBA")),
         *((kind, RGB, {}) for kind in ("DIB", "PCX", "SGI", "QOI", "DDS")),
         ("JPEG2000", RGB, {}),
+        ("ICO", RGBA, {"sizes": [(7, 9)]}),
+        ("ICO", RGBA, {"sizes": [(7, 9)], "bitmap_format": "bmp"}),
     ],
     ids=lambda x: x.mode if isinstance(x, Image.Image) else x if x else "",
 )
@@ -106,7 +109,7 @@ def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
 COMMON = "PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"
 
 
-@pytest.mark.parametrize("kind", [*COMMON, "PPM", "DIB", "JPEG2000", "SGI"])
+@pytest.mark.parametrize("kind", [*COMMON, "PPM", "TGA", "DIB", "JPEG2000", "SGI"])
 def test_a_file_that_breaks_off_is_refused(kind):
     content = file_of(RGB, kind)
     for cut in (1, 4, 12, 20, len(content) // 2):
@@ -209,13 +212,21 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", [*COMMON, "PPM", "PCX", "JPEG2000", "QOI"])
+@pytest.mark.parametrize("kind", [*COMMON, "PPM", "TGA", "PCX", "JPEG2000", "QOI"])
 @pytest.mark.row(40)
 def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
     content = file_of(RGB, kind)
     read_image(content, (4, 4, 3), max_pixels=63)
     with pytest.raises(ValueError, match="has 63 pixels, and at most .*pixels=62 "):
         read_image(content, (4, 4, 3), max_pixels=62)
+
+
+@pytest.mark.row(40)
+def test_row_40_an_icon_is_measured_by_the_image_in_it():
+    png = png_file(20_000, 20_000, 8, 2, b"\0" * 60_001)
+    icon = b"\0\0\1\0\1\0" + struct.pack("<4B2H2I", 8, 8, 0, 0, 1, 32, len(png), 22)
+    with pytest.raises(ValueError, match="400,?000,?000 pixels"):
+        read_image(icon + png, (8, 8, 3))
 
 
 # Orientation.

@@ -96,21 +96,21 @@ def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
 @pytest.mark.row(23)
 def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
     cats, image = root / "train" / "cat", Image.fromarray(np.full((8, 6, 3), 77, "u1"))
-    kinds = "PPM DIB PCX JPEG2000 SGI QOI DDS PNG".split()
-    names = "x.ppm x.dib x.pcx x.jp2 x.SGI x.qoi x.dds IMG_0001".split()
+    kinds = "PPM DIB PCX TGA JPEG2000 ICO SGI QOI DDS PNG".split()
+    names = "x.ppm x.dib x.pcx x.TGA x.jp2 x.ico x.sgi x.qoi x.dds IMG_0001".split()
     for kind, name in zip(kinds, names, strict=True):
-        image.save(cats / name, kind)
+        image.save(cats / name, kind, **({"sizes": [(6, 8)]} if kind == "ICO" else {}))
     (cats / "x.pgm").write_bytes(b"P5 6 8 65535\n" + bytes([77, 200]) * 48)
     for name in ("photo.1", "photo.jpg?w=60"):
         image.save(cats / name, "JPEG")
     (cats / "notes").write_text("words")
     images, labels = all_of(load(root).train)
-    assert (labels == 1).sum() == 5 + 8 + 3
+    assert (labels == 1).sum() == 5 + 10 + 3
     assert (
         np.abs(images[labels == 1].astype(int) - 77).max((1, 2, 3)) <= 1
-    ).sum() == 11
+    ).sum() == 13
     assert "; 1 other file(s) or empty folder(s), as " in load(root).origin
-    for name in ("x.eps", "x.nef", "x.icns", "x.ico", "x.TGA"):
+    for name in ("x.eps", "x.nef", "x.icns"):
         (cats / name).touch()
         assert message(root).startswith(f"{cats / name}: is of a format that is not re")
         (cats / name).unlink()

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from PIL import ExifTags, Image
+from PIL.IcoImagePlugin import IcoFile
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TgaImagePlugin import TgaImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
@@ -157,12 +159,18 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 def _opened(content):
     # Not Image.open, which has a limit of pixels of its own.
-    if name := format_of(content):
-        return Image.OPEN[name][0](io.BytesIO(content), "")
+    name, file = format_of(content), io.BytesIO(content)
+    if name == "ICO":  # IcoImageFile decodes before its size is known
+        return IcoFile(file).frame(0)
+    if name:
+        return Image.OPEN[name][0](file, "")
     if is_heif(content):
         raise Refused(HEIF_HINT)
-    words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
-    raise Refused(f"cannot be decoded: {words}")
+    try:
+        return TgaImageFile(file, "")
+    except SyntaxError:
+        words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+        raise Refused(f"cannot be decoded: {words}") from None
 
 
 def _completed(image, content):

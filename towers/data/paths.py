@@ -18,9 +18,9 @@ with contextlib.suppress(ImportError):  # the extra `heif`
 Image.init()
 _COMMON = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
 # Formats of Pillow that are not read: other programs draw EPS and WMF; the headers of
-# BLP, FITS, ICNS and ICO do not give the size; the others are no photos, or Pillow has
-# no decoder.
-_NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS ICO MCIDAS MPEG WMF".split()
+# BLP, FITS and ICNS do not give the size; CUR begins as some TGA files do; the others
+# are no photos, or Pillow has no decoder.
+_NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS MCIDAS MPEG WMF".split()
 # Formats that are recognized by the first bytes of a file, the common ones first.
 _RECOGNIZED = tuple(
     name
@@ -28,11 +28,12 @@ _RECOGNIZED = tuple(
     if name in Image.OPEN and Image.OPEN[name][1] and name not in _NOT_READ
 )
 FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
-_ENDINGS = {x for x, name in Image.EXTENSION.items() if name in (*_RECOGNIZED, "MPO")}
+_READ = (*_RECOGNIZED, "MPO", "TGA")
+_ENDINGS = {x for x, name in Image.EXTENSION.items() if name in _READ}
 # Images of other formats, which are named and not silently skipped.
 _OTHER_IMAGES = (
     ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
-    ".ico .im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .tga .wmf"
+    ".im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .wmf"
 )
 OTHER_IMAGES = {*_OTHER_IMAGES.split()} - _ENDINGS
 _IMAGE_ENDINGS = _ENDINGS | OTHER_IMAGES
@@ -97,7 +98,7 @@ def check_paths(paths: Paths) -> list[str]:
 
 def format_of(start: bytes) -> str | None:
     """The format of a file that begins with these bytes, 64 or more; None where it is
-    not read."""
+    not read, or is TGA, whose files have no first bytes in common."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
     start = start[:16].ljust(16, b"\0")
