@@ -105,19 +105,19 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
         counts: class -> number of its images.
     """
     num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
-    found, hint = "has no images", suggestion(root)
+    content, hint = "has no images", suggestion(root)
     if counts:
         [(name, count)] = counts.items()
-        found = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
-        found += "least two classes are needed"
+        content = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
+        content += "least two classes are needed"
     elif num_images:
-        found = f"{num_images:,} images, but no class folders"
+        content = f"{num_images:,} images, but no class folders"
         if folder != root and not hint:
             name = os.path.basename(folder)
             hint = f"if {name} is a class, move all classes to a new folder train/; "
     elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
-        found += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
-    return DataError(f"{shown(folder)}: {found}; {hint}{LAYOUT}")
+        content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
+    return DataError(f"{shown(folder)}: {content}; {hint}{LAYOUT}")
 
 
 def suggestion(root: str) -> str:
@@ -147,10 +147,10 @@ def folders_in(folder: str) -> list[os.DirEntry]:
     """The folders in a folder, in the order of their names; none where it cannot be
     read."""
     try:
-        found = sorted(entries(folder), key=attrgetter("name"))
+        children = sorted(entries(folder), key=attrgetter("name"))
     except DataError:
         return []
-    return [x for x in found if is_folder(x) and x.name.lower() not in JUNK]
+    return [x for x in children if is_folder(x) and x.name.lower() not in JUNK]
 
 
 def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
@@ -175,8 +175,8 @@ def entries(folder: str) -> Iterator[os.DirEntry]:
     """What is in a folder, but for names that begin with a dot; DataError where it
     cannot be read."""
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
+        with os.scandir(folder) as children:
+            for entry in children:
                 if not entry.name.startswith("."):
                     yield entry
     except OSError as error:

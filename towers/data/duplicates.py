@@ -82,7 +82,7 @@ def _identical(digests):
 
 def _similar(thumbnails):
     """[m, 2]: pairs of similar images, the smaller index first."""
-    found, hashes = [np.zeros((0, 2), int)], np.packbits(thumbnails > 0, 1)
+    similar, hashes = [np.zeros((0, 2), int)], np.packbits(thumbnails > 0, 1)
     for rotation, distance in itertools.product(ROTATIONS, range(1, NEIGHBORS + 1)):
         keys = np.roll(hashes, rotation, 1).copy().view(np.uint64)[:, 0]
         order = np.argsort(keys)
@@ -92,5 +92,5 @@ def _similar(thumbnails):
             one, other = np.moveaxis(thumbnails[pairs].astype(np.float32), 1, 0)
             differences = ((one - other) ** 2).mean(1) / UNIT**2
             is_similar = (differences <= MOST_DIFFERENT**2) & one.any(1) & other.any(1)
-            found.append(pairs[is_similar])
-    return np.unique(np.sort(np.concatenate(found), 1), axis=0)
+            similar.append(pairs[is_similar])
+    return np.unique(np.sort(np.concatenate(similar), 1), axis=0)

@@ -93,7 +93,7 @@ class Listing:
     def classes(self, folder: str) -> dict[str, tuple[str, bytes]]:
         """Class -> its folder, and its image files, as `FolderFiles` takes them; both
         in the order of the names of folders and files."""
-        found, loose = {}, []
+        by_class, loose = {}, []
         for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
                 num_nested = self.num_nested
@@ -107,21 +107,21 @@ class Listing:
                         f"training or testing in it; {suggestion(folder)}{LAYOUT}"
                     )
                 name = class_name(entry.name)
-                if name in found:
+                if name in by_class:
                     raise DataError(
                         f"{shown(entry.path)}: there are two folders of this name, "
                         "whose letters are composed in one (Unicode's NFC) and not in "
                         "the other (NFD); move their images to one of them"
                     )
                 files = b"".join(os.fsencode(f"{image}\0") for image in images)
-                found[name] = entry.name, files
+                by_class[name] = entry.name, files
             elif is_image(entry) and not is_folder(entry):
                 loose.append(entry.path)
             else:
                 self.skip(entry.path)
-        for path in loose if found else ():
+        for path in loose if by_class else ():
             self.refuse(path, f"is an image of no class; {LAYOUT}")
-        return found
+        return by_class
 
     def _images(self, folder):
         """Paths of the images in and below a folder, from there."""
@@ -199,8 +199,8 @@ def load(
         )
     cache = ImageCache(options.image_cache_mb)
 
-    def files_of(folder, found):
-        return FolderFiles(folder, dict(found.values()), options.max_image_pixels)
+    def files_of(folder, by_class):
+        return FolderFiles(folder, dict(by_class.values()), options.max_image_pixels)
 
     # Training images and classes, unless those of a network are known.
     train = None
@@ -211,31 +211,31 @@ def load(
     else:
         classes_in = "train/"
         folder = training_folder(root, folders)
-        found = listing.classes(folder)
-        if len(found) < 2:
-            counts = {name: files.count(0) for name, (_, files) in found.items()}
+        by_class = listing.classes(folder)
+        if len(by_class) < 2:
+            counts = {name: files.count(0) for name, (_, files) in by_class.items()}
             misplaced = options.survey.misplaced if options.survey else {}
             first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
             raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
-        classes = tuple(found)
-        files = files_of(folder, found)
+        classes = tuple(by_class)
+        files = files_of(folder, by_class)
         options, image_shape, note = settle_size(files, CHANNELS, options)
         train = CachedSource(files, image_shape, options, cache)
 
     # Images for testing and validation.
     def open_folder(folder):
-        found = listing.classes(folder)
-        if unknown := found.keys() - set(classes):
-            path = os.path.join(folder, found[min(unknown)][0])
+        by_class = listing.classes(folder)
+        if unknown := by_class.keys() - set(classes):
+            path = os.path.join(folder, by_class[min(unknown)][0])
             raise DataError(
                 f"{shown(path)}: there is no such class in {classes_in}, which has "
                 f"{shown(', '.join(classes[:20]), 100)}"
             )
-        if not found:
+        if not by_class:
             raise misfit(root, folder, {})
         # No folder has a name with a slash.
-        found = {name: found.get(name, (f"{name}/", b"")) for name in classes}
-        return CachedSource(files_of(folder, found), image_shape, options, cache)
+        by_class = {name: by_class.get(name, (f"{name}/", b"")) for name in classes}
+        return CachedSource(files_of(folder, by_class), image_shape, options, cache)
 
     validation = None
     if test_folder:

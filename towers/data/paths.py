@@ -162,10 +162,10 @@ def _walk_folder(folder, fail, above=()):
     try:
         if above[-1] in above[:-1]:
             raise ValueError("is a link to a folder that it is in")
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as children:
             entries = sorted(
                 (entry.name, is_folder(entry))
-                for entry in found
+                for entry in children
                 if entry.name[0] != "." and (is_folder(entry) or is_image(entry))
             )
     except (OSError, ValueError) as error:

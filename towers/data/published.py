@@ -100,19 +100,19 @@ class Published:
         height, width, channels = self.image_shape
         labels = np.dtype([(name, np.uint8) for name in self.label_counts])
         planes = np.dtype([("planes", np.uint8, (channels, height, width))])
-        found = []
+        files = []
         for stem, count in self.files[split].items():
             if not self.first_labels:
                 both = np.dtype(labels.descr + planes.descr)
-                found.append(RecordFile(stem, count, both))
+                files.append(RecordFile(stem, count, both))
                 continue
             for name, dims, dtype in (
                 (IMAGES, (count, height, width), planes),
                 (LABELS, (count,), labels),
             ):
                 header = bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
-                found.append(RecordFile(f"{stem}-{name}", count, dtype, header))
-        return found
+                files.append(RecordFile(f"{stem}-{name}", count, dtype, header))
+        return files
 
     @property
     def how_to_get_it(self) -> str:
@@ -181,17 +181,17 @@ def load(name: str, data_dir: str = "") -> DataSet:
 def data_sets_in(root: str) -> list[str]:
     """Names, for --dataset, of the data sets whose files a folder holds. Of files that
     may be of MNIST or Fashion-MNIST it is the former; loading tells them apart."""
-    found = {}
+    names = {}
     for name, published in PUBLISHED.items():
         files = [file.name for file in published.record_files("train")]
         paths = [f"{folder}/{file}" for folder in published.folders for file in files]
         for path in (*paths, *files, *published.archives, *published.pickled[:2]):
             if _find(root, path):
-                found.setdefault(path, name)
+                names.setdefault(path, name)
     for name in os.listdir(root):
         if tfds.find_prepared(name, root):
-            found[name] = name if name in PUBLISHED else tfds.PREFIX + name
-    return list(dict.fromkeys(found.values()))
+            names[name] = name if name in PUBLISHED else tfds.PREFIX + name
+    return list(dict.fromkeys(names.values()))
 
 
 def _other_things(names):

@@ -121,9 +121,9 @@ def predict(
         console.error(f"{shown(path)}: {why}")
 
     def readable_images():
-        found = image_paths.walk(paths, fail) if paths else enumerate(images)
+        sources = image_paths.walk(paths, fail) if paths else enumerate(images)
         options = config.max_image_pixels, run.config.center_crop
-        for file in read_files(found, run.image_shape, *options):
+        for file in read_files(sources, run.image_shape, *options):
             if file.image is None:
                 fail(file.path, file.fault)
             else:
