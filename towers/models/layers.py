@@ -172,15 +172,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if not is_fused:
             return super().call(inputs, training=training, mask=mask)
         shape, moving = inputs.shape[-1:], (self.moving_mean, self.moving_variance)
-        mean, variance = (
-            map(tf.convert_to_tensor, moving) if evaluates else (None, None)
-        )
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
             tf.convert_to_tensor(self.gamma) if self.scale else tf.ones(shape),
             tf.convert_to_tensor(self.beta) if self.center else tf.zeros(shape),
-            mean,
-            variance,
+            *map(tf.convert_to_tensor, moving if evaluates else ()),
             epsilon=self.epsilon,
             is_training=not evaluates,
         )
