@@ -41,6 +41,7 @@ LISTS = {
     "optimizer_options": "beta3:0.5",
     "crop_scale": "0.35,1",
     "rand_augment": "3,15",
+    "standardize": "imagenet",
 }
 # Of choices and options that need others.
 NEEDED = {
@@ -49,6 +50,7 @@ NEEDED = {
     "async_towers": {"async_scale_gradients": False},
     "center_crop": {"image_size": 32},
     "policy": {"augment": "none"},
+    "standardize": {"augment": "none"},
     "repeats": {"batch_size": 1_000_000},
 }
 

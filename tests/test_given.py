@@ -145,7 +145,7 @@ def test_a_step_is_that_of_keras(create, tmp_path):
     if create is without_input:  # of the head, which Keras draws when it is called
         model.layers[-1].kernel_initializer = keras.initializers.Ones()
     before = model.get_weights()
-    config = dataclasses.replace(CONFIG, max_steps=1)
+    config = dataclasses.replace(CONFIG, max_steps=1, standardize="data")
     result = train(tmp_path, config, model=model, data=(TRAIN, TEST), progress="off")
     for ours, theirs in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)  # it stays as it is

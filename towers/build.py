@@ -41,6 +41,7 @@ from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods
+from towers.run.standardization import standardize
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
@@ -85,6 +86,7 @@ def build(
     part: Part | None = None,
     dataset_info: DatasetInfo | None = None,
     test_only: bool = False,
+    continued: DatasetInfo | None = None,
     schedule_fn: Callable[[Config, int], schedules.Schedule] | None = None,
 ) -> Parts:
     """Loads the data and builds the network and its update.
@@ -96,6 +98,7 @@ def build(
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
         dataset_info, test_only: of an evaluation, see `load_data_set`.
+        continued: of the checkpoint from which a training goes on.
         schedule_fn: (config, training images of an epoch) -> the learning rate, in
             place of `create_schedule`.
 
@@ -136,6 +139,9 @@ def build(
         return model
 
     model = create_model(*image_size)
+    if dataset_info is None:
+        data_set = standardize(config, data_set, model, continued)
+        augment = create_augmentation(config, data_set, device_kind)
     matched, _ = match_parameters(config, model)
 
     # Training batches and phases.
@@ -231,8 +237,7 @@ def create_augmentation(
 def load_data_set(
     config: Config, dataset_info: DatasetInfo | None = None, *, test_only: bool = False
 ) -> DataSet:
-    """The data set, with the moments by which its images are standardized: of a run
-    that is evaluated, of a pretrained network, or its own.
+    """The data set, with the moments of the run that is evaluated, or its own.
 
     Args:
         dataset_info: of a run whose checkpoint is evaluated.
@@ -247,12 +252,7 @@ def load_data_set(
         **config.options_of("dataset"),
         trained=dataset_info if test_only else None,
     )
-    if dataset_info is not None:
-        return dataset_info.preprocessing_of_run(data_set)
-    if moments := models.pixel_moments(config.model):
-        mean, deviation = moments
-        return dataclasses.replace(data_set, mean=mean, deviation=deviation)
-    return data_set
+    return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set
 
 
 def create_network(

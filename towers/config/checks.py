@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from towers.config import factories
 from towers.config.choices import TABLES
 from towers.config.list_options import height_and_width
+from towers.config.preprocessing import parse_standardization
 from towers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _NEEDED = {
 
 def check_together(config: "Config") -> None:
     """Refuses options that contradict each other, their values in the message."""
+    parse_standardization(config.standardize)
     for names, reason in _contradictions(config):
         values = [f"{name}={getattr(config, name)}" for name in names]
         raise ConfigError(f"{' with '.join(values)}: {reason}")
@@ -139,6 +141,13 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "the one standardizes each image by itself, the other was made for a mean "
             "and a deviation of its own; choose another --augment, such as "
             "pad_crop_flip",
+        )
+    is_standardized = config.standardize not in ("auto", "data")
+    if is_standardized and config.choice_of("augment").standardizes_images:
+        yield (
+            ("augment", "standardize"),
+            "the one standardizes each image by itself; choose another --augment, such "
+            "as pad_crop_flip, or drop --standardize",
         )
     if config.policy != "none" and config.choice_of("augment").standardizes_images:
         yield (

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from towers.config.preprocessing import Preprocessing
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
@@ -30,6 +31,8 @@ class Choice:
         standardizes_images: of an augmentation: each image by itself.
         own_moments: of a network: its images are standardized by its own mean and
             standard deviation.
+        pretrained: of a network: the preprocessing of trained weights that others
+            publish for it, None without such.
         num_params: of a network: its parameters for images of 32x32x3, of 24x24x3 for
             `cnn`, in 10 classes.
         scale_free: of an optimizer: a step is as long, however long the gradients are.
@@ -50,6 +53,7 @@ class Choice:
     _: dataclasses.KW_ONLY
     standardizes_images: bool = False
     own_moments: bool = False
+    pretrained: Preprocessing | None = None
     num_params: int = 0
     scale_free: bool = False
     sums: bool = False
@@ -144,7 +148,9 @@ POLICIES = {
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 _VIT = "models.vit:create_model"
 _DEIT = {"has_class_token": True}
+_DEIT_WEIGHTS = Preprocessing(crop=0.9)  # timm's vit_*_augreg: mean and std 0.5
 _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
+_RESNET_WEIGHTS = Preprocessing(interpolation="bilinear")  # torchvision
 MODELS = {
     "cnn": Choice(
         "models.cnn:create_model",
@@ -175,24 +181,28 @@ MODELS = {
         _IMAGENET_RESNET,
         "50 layers with bottlenecks, for large images",
         {"blocks": (3, 4, 6, 3)},
+        pretrained=_RESNET_WEIGHTS,
         num_params=23_528_522,
     ),
     "resnet34": Choice(
         _IMAGENET_RESNET,
         "34 layers",
         {"blocks": (3, 4, 6, 3), "has_bottlenecks": False},
+        pretrained=_RESNET_WEIGHTS,
         num_params=21_289_802,
     ),
     "resnet101": Choice(
         _IMAGENET_RESNET,
         "101 layers",
         {"blocks": (3, 4, 23, 3)},
+        pretrained=_RESNET_WEIGHTS,
         num_params=42_520_650,
     ),
     "resnet152": Choice(
         _IMAGENET_RESNET,
         "152 layers",
         {"blocks": (3, 8, 36, 3)},
+        pretrained=_RESNET_WEIGHTS,
         num_params=58_164_298,
     ),
     "resnet20": Choice(
@@ -256,18 +266,21 @@ MODELS = {
         _VIT,
         "vit_tiny with a class token and learned positions",
         {"name": "deit_tiny", "channels": 192, "depth": 12, "heads": 3} | _DEIT,
+        pretrained=_DEIT_WEIGHTS,
         num_params=5_362_762,
     ),
     "deit_small": Choice(
         _VIT,
         "the same of vit_small",
         {"name": "deit_small", "channels": 384, "depth": 12, "heads": 6} | _DEIT,
+        pretrained=_DEIT_WEIGHTS,
         num_params=21_342_346,
     ),
     "deit_base": Choice(
         _VIT,
         "the same of vit_base",
         {"name": "deit_base", "channels": 768, "depth": 12, "heads": 12} | _DEIT,
+        pretrained=_DEIT_WEIGHTS,
         num_params=85_152_010,
     ),
     "speedrun": Choice(

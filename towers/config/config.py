@@ -64,6 +64,15 @@ class Config:
         Range(above=0, at_most=1),
         read_by="dataset",
     )
+    standardize: str = option(
+        "auto",
+        "Mean and standard deviation by which images are standardized: of the training "
+        "images (data), of imagenet, those that make pixels -1..1 or 0..1, none for "
+        "pixels from 0 to 255, or MEAN:STD of pixels divided by 255, one number or one "
+        "per channel, such as 0.485,0.456,0.406:0.229,0.224,0.225. auto: those of the "
+        "trained weights of --init_from or keras:NAME, none for a network of the user "
+        "that begins with a Rescaling or Normalization layer, otherwise data.",
+    )
     early_sizes: str = option(
         "",
         "Pixels of the shorter side to which images are shrunk in the first part of "

@@ -38,7 +38,8 @@ class RestoredRun:
         tensors: the checkpoint's, name -> array.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
-        mean, deviation: of the training images, per channel, in units of 0..255.
+        mean, deviation: by which images are standardized, per channel, in units of
+            0..255.
         input_shape: height, width, channels of the input of the network.
     """
 

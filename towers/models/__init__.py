@@ -146,6 +146,13 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | No
     return None
 
 
+def rescales_images(model: keras.Model) -> bool:
+    """Whether the first layer of a network is a Rescaling or Normalization layer."""
+    kinds = keras.layers.Rescaling, keras.layers.Normalization
+    first, *_ = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
+    return isinstance(first, kinds)
+
+
 def pretrained(name: str) -> dict[str, np.ndarray]:
     """The variables by name of a network that Keras has trained on ImageNet.
 

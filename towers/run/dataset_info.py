@@ -29,8 +29,8 @@ class DatasetInfo:
         name: of the data set.
         class_names: in the order of the logits.
         image_shape: height, width, channels of its uint8 images, before augmentation.
-        mean, deviation: mean and standard deviation of the training images, per
-            channel, in units of 0..255.
+        mean, deviation: mean and standard deviation by which images are standardized,
+            per channel, in units of 0..255.
         num_train: training images; None without them, as in an evaluation.
         checksum: of the training images' labels or names, see `sources.checksum`; None
             where it is not known.
@@ -119,7 +119,7 @@ class DatasetInfo:
         theirs = np.array([other.mean, other.deviation])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
             differing = (
-                "mean and standard deviation of the training images were "
+                "mean and standard deviation by which images are standardized were "
                 f"{_rounded(moments)} and are {_rounded(theirs)}"
             )
         if differing:

@@ -139,6 +139,8 @@ def validate_dataset(
     if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    if {"init_from", "standardize"} & set(allow_change):
+        info = dataclasses.replace(info, mean=data.mean, deviation=data.deviation)
     info.validate_training(data)
 
 

@@ -25,6 +25,7 @@ from towers.parallel.workers import ALONE, Workers
 from towers.run.banner import start_banner
 from towers.run.checkpoint import Checkpoint
 from towers.run.cluster_spec import Cluster
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.peers import cluster_of, validate_data
 from towers.run.restore import validate_dataset
@@ -84,8 +85,15 @@ def create_trainer(
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
     part = build.part_of(config, devices, workers)
+    continued = None
+    if checkpoint is not None and not {"init_from", "standardize"} & set(allow_change):
+        continued = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     parts = build.build(
-        config, device_kind=devices.kind, part=part, schedule_fn=schedule_fn
+        config,
+        device_kind=devices.kind,
+        part=part,
+        continued=continued,
+        schedule_fn=schedule_fn,
     )
     if parts.eval_split[0] != "validation":
         checks.validate_without_validation(config)

@@ -1,0 +1,134 @@
+"""--standardize: by what images are standardized, wherever a network is used."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from small_runs import NUM_TEST, NUM_TRAIN, arrays, saved, small_config, small_data
+
+from towers import build, evaluate, load_run, predict
+from towers.config.choices import MODELS
+from towers.errors import ConfigError
+from towers.exporting import comparison, export, load_in_new_process
+from towers.models import keras_settings
+from towers.run.standardization import standardize
+from towers.training import train
+
+pytestmark = pytest.mark.usefixtures("small")
+TRAIN, (TEST, LABELS) = arrays(NUM_TRAIN, 0)[0] / 1.0, arrays(NUM_TEST, 1)
+IMAGENET = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # torchvision's, x 255
+FORMS = {
+    "auto": (TRAIN.mean((0, 1, 2)), TRAIN.std((0, 1, 2))),
+    "data": (TRAIN.mean((0, 1, 2)), TRAIN.std((0, 1, 2))),
+    "imagenet": IMAGENET,
+    "-1..1": (127.5, 127.5),
+    "0..1": (0, 255),
+    "none": (0, 1),
+    "0.5:0.25": (127.5, 63.75),
+    "0.2:0.1,0.4,1": (51, (25.5, 102, 255)),
+}
+
+
+def standardized(mean, deviation):
+    return (TEST - np.asarray(mean)) / np.asarray(deviation)
+
+
+def logits_of(tensors, inputs, kind="params"):
+    """Those of the linear network, in float64."""
+    flat = inputs.reshape(len(inputs), -1)
+    return flat @ tensors[f"{kind}/logits/kernel"] + tensors[f"{kind}/logits/bias"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_images_are_standardized_by_the_numbers_of_each_form(form):
+    parts = build.build(small_config(standardize=form))
+    inputs = parts.augment.evaluate(TEST)
+    expected = standardized(*FORMS[form])
+    np.testing.assert_allclose(inputs, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_all_uses_of_a_run_standardize_as_its_training(tmp_path, monkeypatch):
+    config = small_config(standardize="imagenet", ema_decay=0.0, max_steps=3)
+    train(tmp_path, config)
+    expected = logits_of(saved(tmp_path).tensors, standardized(*IMAGENET))
+    probabilities = np.exp(expected - expected.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
+    loss = -np.log(probabilities[np.arange(NUM_TEST), LABELS]).mean()
+    assert evaluate(tmp_path)["test_loss"] == pytest.approx(loss, rel=1e-4)
+    ours = predict(tmp_path, TEST).probabilities
+    np.testing.assert_allclose(ours, probabilities, rtol=1e-4, atol=1e-5)
+    run = load_run(tmp_path)
+    logits = run.model(run.preprocess(TEST))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(comparison, "predict_in_new_process", exported)
+    for kind in ("saved_model", "keras"):
+        logits, _ = exported(kind, export(tmp_path, kind), TEST)
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def exported(kind, path, images):
+    names, call = getattr(load_in_new_process, kind)(str(path))
+    return np.asarray(call(images)), tuple(names)
+
+
+def test_a_run_that_starts_from_a_run_has_its_standardization(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, small_config(standardize="0.5:0.25", max_steps=1))
+    train(second, small_config(init_from=str(first), max_steps=2))
+    shutil.rmtree(first)  # is not needed any more
+    train(second, small_config(init_from=str(first)))
+    assert saved(second).step == 10
+    run = load_run(second)
+    inputs = run.preprocess(TEST)
+    np.testing.assert_allclose(inputs, standardized(127.5, 63.75), atol=1e-5)
+    with pytest.raises(ConfigError, match="standardize was 'auto' and is 'imagenet'"):
+        train(second, small_config(init_from=str(first), standardize="imagenet"))
+
+
+@pytest.mark.parametrize("name", [k for k, row in MODELS.items() if row.pretrained])
+def test_published_weights_bring_their_preprocessing(name):
+    row = MODELS[name].pretrained
+    config = small_config(model=name, init_from="weights.safetensors")
+    data = standardize(config, small_data(), model=None)
+    moments = np.array([data.mean, data.deviation]) / 255
+    np.testing.assert_allclose(moments, [row.mean, row.std])
+
+
+def test_a_network_that_rescales_gets_the_pixels(tmp_path):
+    def create():
+        images = keras.Input((8, 8, 3))
+        x = layers.Rescaling(1 / 127.5, -1.0)(images)
+        x = layers.Conv2D(4, 3, activation="relu")(x)
+        return keras.Model(images, layers.Dense(5)(layers.GlobalMaxPooling2D()(x)))
+
+    with keras_settings():
+        model = create()
+    config = small_config(learning_rate=1e-30, weight_decay=0.0, max_steps=1)
+    train(tmp_path, config, model=model)
+    run = load_run(tmp_path)
+    expected = model(TEST.astype(np.float32))
+    ours = run.model(run.preprocess(TEST))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"standardize": "imagnet"}, "did you mean 'imagenet'"),
+        ({"standardize": "0.5"}, "MEAN:STD"),
+        ({"standardize": "0.5:0"}, "above 0"),
+        ({"standardize": "123.7:58.4"}, "divided by 255"),
+        ({"standardize": "nan:0.5"}, "must be from -1"),
+        ({"standardize": "none", "augment": "tutorial"}, "each image by itself"),
+    ],
+)
+def test_what_does_not_standardize_is_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        small_config(**options)
+
+
+def test_numbers_of_other_channels_are_refused():
+    with pytest.raises(ConfigError, match="2 means and 1 .* images have 3 channels"):
+        build.build(small_config(standardize="0.1,0.2:0.5"))
