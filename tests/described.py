@@ -238,6 +238,63 @@ def convmixer(depth: int, channels: int) -> list:
     return found + _last()
 
 
+def efficientnet(
+    counts: tuple[int, ...],
+    activation: str,
+    dropout: float = 0.0,
+    rate: float = 0.0,
+    as_tensorflow: bool = False,
+) -> list:
+    """Stages of so many inverted residuals; with SiLU they have squeeze-and-excitation,
+    whose convolutions of one pixel are dense layers here."""
+
+    def convolved(name, inputs=(), size=1, stride=1, active=True, kind="conv"):
+        found, padding = [], "same"
+        if stride > 1 and not as_tensorflow:
+            edges = (size // 2, size // 2)
+            found = [layer("pad", f"{name}_pad", inputs, rows=edges, columns=edges)]
+            inputs, padding = (), "valid"
+        conv = layer(kind, name, inputs, stride=stride, padding=padding)
+        norm = {"momentum": 0.9, "epsilon": 1.001e-5}
+        if as_tensorflow:
+            norm = {"momentum": 0.99, "epsilon": 1e-3}
+        found += [conv, layer("batch_norm", f"{name}_norm", **norm)]
+        return found + ([layer(activation, f"{name}_{activation}")] if active else [])
+
+    found = convolved("stem", (INPUT,), 3, stride=2)
+    sizes, strides = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1)
+    index = 0
+    for stage, (count, size) in enumerate(zip(counts, sizes, strict=True), start=1):
+        for block in range(1, count + 1):
+            name, last, index = f"stage{stage}_block{block}", found[-1].name, index + 1
+            if stage > 1:
+                found += convolved(f"{name}_expand", (last,))
+            stride = strides[stage - 1] if block == 1 else 1
+            found += convolved(
+                f"{name}_depthwise", size=size, stride=stride, kind="depthwise"
+            )
+            if activation == "silu":
+                inner = found[-1].name
+                found += [
+                    layer("global_average_pool", f"{name}_pool"),
+                    layer("pixel", f"{name}_squeeze"),
+                    layer("silu", f"{name}_squeeze_silu"),
+                    layer("pixel", f"{name}_excite"),
+                    layer("sigmoid", f"{name}_excite_sigmoid"),
+                ]
+                gates = found[-1].name
+                found.append(layer("multiply", f"{name}_multiply", (inner, gates)))
+            found += convolved(f"{name}_project", active=False)
+            if block > 1:
+                if rate:
+                    depth = {"rate": rate * index / sum(counts)}
+                    found.append(layer("stochastic_depth", f"{name}_depth", **depth))
+                found.append(layer("add", f"{name}_add", (last, found[-1].name)))
+    pool, logits = _last()
+    drops = [layer("dropout", "dropout", rate=dropout)] if dropout else []
+    return [*found, *convolved("head"), pool, *drops, logits]
+
+
 def vgg(stages: tuple[int, ...], dropout: float) -> list:
     """Stages of so many convolutions."""
     found = []

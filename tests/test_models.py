@@ -35,6 +35,7 @@ from towers.models import (
     convmixer,
     create_model,
     densenet,
+    efficientnet,
     keras_settings,
     lenet,
     noise_shapes,
@@ -105,6 +106,22 @@ TABLE = {
     ("deit_small", *IMAGENET): (22_050_664, 9_197_764_608),
     ("deit_base", *CIFAR10): (85_152_010, 11_201_989_632),
     ("deit_base", *IMAGENET): (86_567_656, 35_127_656_448),
+    ("tf_efficientnet_lite0", *CIFAR10): (3_383_818, 15_695_296),
+    ("tf_efficientnet_lite0", *IMAGENET): (4_652_008, 770_375_104),
+    ("tf_efficientnet_lite1", *CIFAR10): (4_148_490, 20_482_240),
+    ("tf_efficientnet_lite1", *IMAGENET): (5_416_680, 1_004_935_360),
+    ("tf_efficientnet_lite2", *CIFAR10): (4_823_882, 23_504_352),
+    ("tf_efficientnet_lite2", *IMAGENET): (6_092_072, 1_153_018_848),
+    ("tf_efficientnet_lite3", *CIFAR10): (6_928_906, 34_752_928),
+    ("tf_efficientnet_lite3", *IMAGENET): (8_197_096, 1_704_199_072),
+    ("tf_efficientnet_lite4", *CIFAR10): (11_738_378, 54_980_096),
+    ("tf_efficientnet_lite4", *IMAGENET): (13_006_568, 2_695_330_304),
+    ("efficientnet_lite0", *CIFAR10): (3_383_818, 15_695_296),
+    ("efficientnet_lite0", *IMAGENET): (4_652_008, 770_375_104),
+    ("efficientnet_b0", *CIFAR10): (4_020_358, 16_949_696),
+    ("efficientnet_b0", *IMAGENET): (5_288_548, 771_629_504),
+    ("tf_efficientnet_b0", *CIFAR10): (4_020_358, 16_949_696),
+    ("tf_efficientnet_b0", *IMAGENET): (5_288_548, 771_629_504),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
     ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
@@ -130,6 +147,7 @@ OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
 DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "wide_resnet_16_4"]
 DEEPER += ["vit_small", "vit_base", "deit_small", "deit_base"]
+DEEPER += [f"tf_efficientnet_lite{n}" for n in (1, 2, 3, 4)]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
@@ -139,6 +157,8 @@ SEVERAL = (
     "resnet50",
     "wide",
     "conv",
+    "tf_",
+    "efficientnet",
     "dense",
     "vit",
     "deit",
@@ -715,6 +735,22 @@ SMALL = {
         functools.partial(convmixer.create_model, depth=1, channels=8),
         image_shape=(8, 9, 3),
         width=1.0,
+    ),
+    "efficientnet_b": case(
+        described.efficientnet((1, 1, 1, 2, 2, 2, 1), "silu", dropout=0.2, rate=0.5),
+        functools.partial(efficientnet.create_model, name="efficientnet", deeper=0.5),
+        image_shape=(19, 16, 3),
+        width=1 / 8,
+        dropout=0.2,
+        stochastic_depth=0.5,
+    ),
+    "tf_efficientnet_lite": case(
+        described.efficientnet((1, 1, 1, 1, 1, 1, 1), "relu6", as_tensorflow=True),
+        functools.partial(efficientnet.create_model, name="lite", deeper=0.25),
+        image_shape=(18, 15, 3),
+        width=1 / 8,
+        is_lite=True,
+        as_tensorflow=True,
     ),
     "speedrun": case(
         described.speedrun(depth=2, momentum=0.6),

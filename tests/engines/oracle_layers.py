@@ -97,6 +97,22 @@ def conv(x, kernel, bias=None, *, stride=1, padding="same", groups=1) -> Applied
     return Applied(output if bias is None else output + bias, pullback)
 
 
+def depthwise(x, kernel, bias=None, *, stride=1, padding="same") -> Applied:
+    """A convolution of each channel by itself; kernel [height, width, 1, C]."""
+    return conv(x, kernel, bias, stride=stride, padding=padding, groups=x.shape[-1])
+
+
+def pixel(x, kernel, bias) -> Applied:
+    """A convolution of one pixel, [N, in] to [N, out]; kernel [1, 1, in, out]."""
+    output, pullback, state = dense(x, kernel[0, 0], bias)
+
+    def with_size(gradient):
+        inputs, variables = pullback(gradient)
+        return inputs, variables | {"kernel": variables["kernel"][None, None]}
+
+    return Applied(output, with_size, state)
+
+
 def dense(x, kernel, bias=None) -> Applied:
     """Matrix product over the last axis of [..., in]; kernel [in, out]."""
     output = x @ kernel
@@ -114,6 +130,34 @@ def dense(x, kernel, bias=None) -> Applied:
 def relu(x) -> Applied:
     """max(x, 0), with gradient 0 at 0."""
     return Applied(np.maximum(x, 0.0), lambda gradient: ((gradient * (x > 0.0),), {}))
+
+
+def relu6(x) -> Applied:
+    """x between 0 and 6, with gradient 0 elsewhere."""
+    is_inside = (x > 0.0) & (x < 6.0)
+    return Applied(np.clip(x, 0.0, 6.0), lambda gradient: ((gradient * is_inside,), {}))
+
+
+def sigmoid(x) -> Applied:
+    output = 1.0 / (1.0 + np.exp(-x))
+    return Applied(output, lambda gradient: ((gradient * output * (1.0 - output),), {}))
+
+
+def silu(x) -> Applied:
+    """x times its sigmoid."""
+    gate = 1.0 / (1.0 + np.exp(-x))
+    slope = gate * (1.0 + x * (1.0 - gate))
+    return Applied(x * gate, lambda gradient: ((gradient * slope,), {}))
+
+
+def multiply(x, gates) -> Applied:
+    """[N, H, W, C] times [N, C], a factor for each channel of an image."""
+    gates = gates[:, None, None]
+
+    def pullback(gradient):
+        return (gradient * gates, (gradient * x).sum(axis=(1, 2))), {}
+
+    return Applied(x * gates, pullback)
 
 
 def max_pool(x, *, size, stride, padding="same") -> Applied:
@@ -393,8 +437,14 @@ def concatenate(*xs) -> Applied:
 
 LAYERS = {
     "conv": conv,
+    "depthwise": depthwise,
+    "pixel": pixel,
     "dense": dense,
     "relu": relu,
+    "relu6": relu6,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "multiply": multiply,
     "gelu": gelu,
     "pad": pad,
     "max_pool": max_pool,

@@ -151,6 +151,10 @@ _DEIT = {"has_class_token": True}
 _DEIT_WEIGHTS = Preprocessing(crop=0.9)  # timm's vit_*_augreg: mean and std 0.5
 _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
 _RESNET_WEIGHTS = Preprocessing(interpolation="bilinear")  # torchvision
+_EFFICIENTNET = "models.efficientnet:create_model"
+_TF_LITE = {"is_lite": True, "as_tensorflow": True}
+# Those of their authors, where timm has 0.5.
+_LITE_WEIGHTS = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 MODELS = {
     "cnn": Choice(
         "models.cnn:create_model",
@@ -243,6 +247,66 @@ MODELS = {
         "ConvMixer-256/8",
         {"channels": 256, "depth": 8},
         num_params=594_186,
+    ),
+    "tf_efficientnet_lite0": Choice(
+        _EFFICIENTNET,
+        "EfficientNet-Lite0 as trained with TensorFlow",
+        {"name": "tf_efficientnet_lite0"} | _TF_LITE,
+        pretrained=_LITE_WEIGHTS,
+        num_params=3_383_818,
+    ),
+    "tf_efficientnet_lite1": Choice(
+        _EFFICIENTNET,
+        "its scaled form, for images of 240x240",
+        {"name": "tf_efficientnet_lite1", "deeper": 1.1} | _TF_LITE,
+        pretrained=dataclasses.replace(_LITE_WEIGHTS, size=240, crop=0.882),
+        num_params=4_148_490,
+    ),
+    "tf_efficientnet_lite2": Choice(
+        _EFFICIENTNET,
+        "its scaled form, for images of 260x260",
+        {"name": "tf_efficientnet_lite2", "wider": 1.1, "deeper": 1.2} | _TF_LITE,
+        pretrained=dataclasses.replace(_LITE_WEIGHTS, size=260, crop=0.89),
+        num_params=4_823_882,
+    ),
+    "tf_efficientnet_lite3": Choice(
+        _EFFICIENTNET,
+        "its scaled form, for images of 300x300",
+        {"name": "tf_efficientnet_lite3", "wider": 1.2, "deeper": 1.4} | _TF_LITE,
+        pretrained=dataclasses.replace(
+            _LITE_WEIGHTS, size=300, crop=0.904, interpolation="bilinear"
+        ),
+        num_params=6_928_906,
+    ),
+    "tf_efficientnet_lite4": Choice(
+        _EFFICIENTNET,
+        "its scaled form, for images of 380x380",
+        {"name": "tf_efficientnet_lite4", "wider": 1.4, "deeper": 1.8} | _TF_LITE,
+        pretrained=dataclasses.replace(
+            _LITE_WEIGHTS, size=380, crop=0.92, interpolation="bilinear"
+        ),
+        num_params=11_738_378,
+    ),
+    "efficientnet_lite0": Choice(
+        _EFFICIENTNET,
+        "the same as trained with PyTorch",
+        {"name": "efficientnet_lite0", "is_lite": True},
+        pretrained=Preprocessing(),
+        num_params=3_383_818,
+    ),
+    "tf_efficientnet_b0": Choice(
+        _EFFICIENTNET,
+        "EfficientNet-B0 as trained with TensorFlow",
+        {"name": "tf_efficientnet_b0", "as_tensorflow": True},
+        pretrained=Preprocessing(),
+        num_params=4_020_358,
+    ),
+    "efficientnet_b0": Choice(
+        _EFFICIENTNET,
+        "the same as trained with PyTorch",
+        {"name": "efficientnet_b0"},
+        pretrained=Preprocessing(),
+        num_params=4_020_358,
     ),
     "vit_tiny": Choice(
         _VIT,

@@ -64,11 +64,18 @@ def conv(
 
 
 def normalization(
-    x: keras.KerasTensor, name: str, gamma_initializer: str = "ones"
+    x: keras.KerasTensor,
+    name: str,
+    gamma_initializer: str = "ones",
+    momentum: float = 0.9,
+    epsilon: float = 1.001e-5,
 ) -> keras.KerasTensor:
     """Batch normalization, with the smallest epsilon that its fast kernel takes."""
     return BatchNormalization(
-        momentum=0.9, epsilon=1.001e-5, gamma_initializer=gamma_initializer, name=name
+        momentum=momentum,
+        epsilon=epsilon,
+        gamma_initializer=gamma_initializer,
+        name=name,
     )(x)
 
 

@@ -50,13 +50,15 @@ CHANNELWISE = (
     layers.ZeroPadding2D,
     layers.BatchNormalization,
     layers.Add,
+    layers.Multiply,
     Dropout,
     Gelu,
 )
 
 # Activation functions that treat every element alone.
 ELEMENTWISE = frozenset(
-    "linear relu relu6 leaky_relu gelu silu elu selu tanh sigmoid softplus".split()
+    "linear relu relu6 leaky_relu gelu silu hard_silu elu selu tanh sigmoid "
+    "hard_sigmoid softplus".split()
 )
 
 
