@@ -148,6 +148,14 @@ def test_a_step_has_few_kernels_next_to_its_tower():
     assert len(kernels) <= 61
 
 
+def test_muon_updates_kernels_of_one_shape_together():
+    """The 19 convolutions have 6 shapes; each takes eleven products."""
+    trained = traced.on_gpus(num_towers=1, model="resnet20", optimizer="muon")
+    products = optimized.optimized(trained).on_gpus("MatMul", "BatchMatMulV2")
+    outside = [op for op in products if "tower_0/" not in op.name]
+    assert len(outside) == 11 * 6
+
+
 NORMALIZED = """
 import keras
 from keras import layers

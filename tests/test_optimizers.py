@@ -29,7 +29,8 @@ pytestmark = pytest.mark.usefixtures("several_vectors")
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 SHAPES |= {"zero": (2, 2), "still": (2, 2)}  # no values at first; no gradients
-DECAYS = {"kernel": 0.2, "filters": 0.2}
+SHAPES |= {"more_filters": (2, 3, 2, 4), "decayed": (2, 2)}
+DECAYS = {"kernel": 0.2, "filters": 0.2, "more_filters": 0.2, "decayed": 0.2}
 NUM_STEPS = 6
 
 
@@ -129,7 +130,7 @@ def create_update(case, rate_fn, **kwargs):
     return Update(case.create(), rate_fn, decays=decays, **kwargs)
 
 
-def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
+def run(update, dtype=tf.float64, num_steps=NUM_STEPS, on_gpu=False):
     """Params, slots and averages after some steps with random gradients, by name."""
     first = [tf.constant(p, dtype) for p in random_arrays(0)]
     layout = Layout(named(first))
@@ -141,7 +142,8 @@ def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
         of_step, step = layout.pack(of_step), tf.constant(step, tf.int64)
         norm = tf.linalg.global_norm(of_step)
         arguments = layout, step, params, slots, of_step, norm
-        params, slots = update(*arguments, update.squares(*arguments))
+        squares = update.squares(*arguments)
+        params, slots = update(*arguments, squares, on_gpu=on_gpu)
         if averages:
             averages = moving_averages(averages, params, step, update.ema_decay)
     assert {x.dtype for x in [*params, *averages, *sum(slots.values(), [])]} == {dtype}
@@ -206,13 +208,17 @@ def test_at_a_constant_rate_the_params_are_those_of_keras(name):
         np.testing.assert_allclose(param, variable.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_update_clips_then_moves_then_averages(case):
+@pytest.mark.parametrize(
+    "case,on_gpu",
+    [*((case, False) for case in CASES.values()), (CASES["muon"], True)],
+    ids=[*CASES, "muon_on_gpu"],
+)
+def test_an_update_clips_then_moves_then_averages(case, on_gpu):
     """Under a schedule, whose rate stays outside of the slots."""
     norms = [oracle.global_norm(gradients(step)) for step in range(NUM_STEPS)]
     clip_norm = float(np.median(norms))  # of some steps, not of all
     update = create_update(case, falling_rate, clip_norm=clip_norm, ema_decay=0.3)
-    params, slots, averages = run(update)
+    params, slots, averages = run(update, on_gpu=on_gpu)
     assert set(slots) == set(update.optimizer.slots)
     expected = run_oracle(case, clip_norm, ema_decay=0.3)
     assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
@@ -258,6 +264,18 @@ def test_every_parameter_has_its_own_rate():
     np.testing.assert_allclose(found["scalar"], fallen, rtol=1e-12)
     ended = -0.125 * (gradients(0)["filters"] + gradients(1)["filters"])
     np.testing.assert_allclose(found["filters"], ended, rtol=1e-12)
+
+
+def test_parameters_of_one_shape_keep_their_rates_on_gpus():
+    """Where those with the same rate are updated together."""
+    rate_fns = dict.fromkeys(SHAPES, constant_rate)
+    rate_fns["more_filters"] = rate_fns["still"] = falling_rate
+    update = create_update(CASES["muon"], constant_rate)
+    update = dataclasses.replace(update, rate_fns=tuple(rate_fns.values()))
+    expected, slots, _ = run(update)
+    stacked = run(update, on_gpu=True)
+    assert_close(stacked[0], expected, rtol=1e-12, atol=1e-12)
+    assert_close(stacked[1]["velocity"], slots["velocity"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -63,6 +63,8 @@ class Optimizer:
             `gradient_norm` is the norm; None for the gradient.
         takes_decay: whether it applies the weight decay itself, which then must not be
             part of the loss.
+        stackable: whether an update without norms also takes parameters of one shape,
+            stacked along a new first axis, with the context of one of them.
         constants: step -> what it needs once for all parameters.
     """
 
@@ -76,6 +78,7 @@ class Optimizer:
         None
     ) = None
     takes_decay: bool = False
+    stackable: bool = False
     constants: Callable[[tf.Tensor], Any] | None = None
 
 
@@ -229,30 +232,33 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
     """
 
     def update(param, slots, gradient, context):
-        if param.shape.rank != 4:
+        if context.rank != 4:
             direction = _with_decay(param, gradient, context)
             ahead, moved = _look_ahead(slots, direction, momentum)
             return param - context.rate * ahead, moved
         ahead, moved = _look_ahead(slots, gradient, muon_momentum)
-        ahead = orthogonalized(tf.reshape(ahead, [-1, param.shape[-1]]))
-        root = tf.sqrt(tf.cast(param.shape[-1], param.dtype))
-        scale = tf.math.divide_no_nan(root, tf.norm(param))
+        *stacked, _, _, _, filters = param.shape
+        ahead = orthogonalized(tf.reshape(ahead, [*stacked, -1, filters]))
+        root = tf.sqrt(tf.cast(filters, param.dtype))
+        scale = tf.math.divide_no_nan(root, _norm(param, 4))
         param *= tf.where(context.rate > 0, scale, 1.0)  # what is frozen stays as it is
         return param - context.rate * tf.reshape(ahead, param.shape), moved
 
-    return Optimizer(("velocity",), update, elementwise=False, takes_decay=True)
+    return Optimizer(
+        ("velocity",), update, elementwise=False, takes_decay=True, stackable=True
+    )
 
 
 def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
-    """A matrix [m, n] with the same singular vectors and singular values near 1.
+    """A matrix [..., m, n] with the same singular vectors and singular values near 1.
 
     Newton and Schulz' iteration, with the quintic of the public speedruns, on the
     matrix over its norm: a step multiplies small singular values by up to 3.4, so that
     three of them bring those above 0.02 of the norm to somewhere in 0.65..1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    rows, columns = matrix.shape
-    x = matrix / (tf.norm(matrix) + 1e-7)
+    *_, rows, columns = matrix.shape
+    x = matrix / (_norm(matrix, 2) + 1e-7)
     # All steps multiply by polynomials of one product with the transpose, the smaller
     # of the two. These commute, so that x itself is needed first and last only, which
     # halves the operations for 3x3 kernels.
@@ -265,6 +271,12 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
         if step < num_steps - 1:
             square = tf.matmul(polynomial, tf.matmul(polynomial, square))
     return tf.matmul(x, total) if rows > columns else tf.matmul(total, x)
+
+
+def _norm(arrays, num_axes):
+    """Euclidean norms over the last axes, which are kept."""
+    axes = list(range(-num_axes, 0))
+    return tf.sqrt(tf.reduce_sum(tf.square(arrays), axes, keepdims=True))
 
 
 def _moments(slots, gradient, beta1, beta2):

@@ -118,6 +118,7 @@ class Update:
         norm: tf.Tensor,
         squares: tf.Tensor | None = None,
         rate_factor: tf.Tensor | None = None,
+        on_gpu: bool = False,
     ) -> tuple[Vectors, dict[str, Vectors]]:
         """One step.
 
@@ -132,23 +133,28 @@ class Update:
             squares: what the method of that name gives for the whole parameters, where
                 the optimizer needs norms.
             rate_factor: float64, on all learning rates; None for 1.
+            on_gpu: whether to update parameters of one shape together, in fewer and
+                larger kernels, where the optimizer can.
 
         Returns:
             The new parameters and slots.
         """
         contexts = self._contexts(layout, step, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
-        new_params, new_slots = [], {name: [] for name in slots}
-        for call in self._calls(layout, contexts, params, slots, gradients):
-            param, own = self.optimizer.update(*call)
-            new_params.append(param)
-            if own.keys() != new_slots.keys():
+        update = self.optimizer.update
+        calls = self._calls(layout, contexts, params, slots, gradients)
+        if on_gpu and self.optimizer.stackable:
+            updated = _update_stacked(update, list(calls))
+        else:
+            updated = [update(*call) for call in calls]
+        for _, own in updated:
+            if own.keys() != slots.keys():
                 raise ConfigError(
                     f"the optimizer's update gives the slots {sorted(own)}, and it "
-                    f"declares {sorted(new_slots)}"
+                    f"declares {sorted(slots)}"
                 )
-            for name, values in new_slots.items():
-                values.append(own[name])
+        new_params = [param for param, _ in updated]
+        new_slots = {name: [own[name] for _, own in updated] for name in slots}
         if not self.optimizer.elementwise:
             new_params = layout.pack(new_params)
             new_slots = {name: layout.pack(x) for name, x in new_slots.items()}
@@ -209,3 +215,24 @@ class Update:
             UpdateContext(rate, step, decay, rank, *pair, constants)
             for rate, decay, rank, pair in zip(rates, decays, ranks, norms, strict=True)
         ]
+
+
+def _update_stacked(update, calls):
+    """The results of the calls, those of parameters alike in shape, rate and decay from
+    a single call with the parameters stacked."""
+    groups, results = {}, {}
+    for number, (param, *_, context) in enumerate(calls):
+        key = param.shape, param.dtype, context.decay, id(context.rate)
+        groups.setdefault(key, []).append(number)
+    for numbers in groups.values():
+        first, *_ = members = [calls[number] for number in numbers]
+        if len(members) == 1:
+            results[numbers[0]] = update(*first)
+            continue
+        arrays = [member[:-1] for member in members]
+        stacked = tf.nest.map_structure(lambda *x: tf.stack(x), *arrays)
+        param, slots = update(*stacked, first[-1])
+        slots = {name: tf.unstack(values) for name, values in slots.items()}
+        for place, values in enumerate(tf.unstack(param)):
+            results[numbers[place]] = values, {k: x[place] for k, x in slots.items()}
+    return [results[number] for number in range(len(calls))]

@@ -190,7 +190,8 @@ class Step:
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
                     layout, *values = _values(copy)
-                    update = functools.partial(self.update_fn, layout)
+                    on_gpu = "GPU" in copy.device
+                    update = functools.partial(self.update_fn, layout, on_gpu=on_gpu)
                     if self.compilation.xla and not self.compilation.on_cpus:
                         update = tf.function(update, autograph=False, jit_compile=True)
                     updated = update(*values, gradients[index], *norms, rate_factor)
