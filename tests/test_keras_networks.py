@@ -159,8 +159,12 @@ def create(image_shape, num_classes):
     model = create(written(tmp_path, text), (1, 1, 3))
     models.adapt(model, lambda: [np.zeros((4, 1, 1, 3))])
     images = np.full((1, 1, 1, 3), 4.5, np.float32)
-    ours = keras.Model(model.inputs, model.layers[1].output)([images])
-    np.testing.assert_allclose(ours[0, 0, 0], np.array([0, -1, -2]) / 11.25**0.5, 1e-5)
+    ours = keras.Model(model.inputs, model.layers[1].output)
+    expected = np.array([0, -1, -2]) / 11.25**0.5
+    np.testing.assert_allclose(ours([images])[0, 0, 0], expected, 1e-5)
+    mean, variance, _ = model.layers[1].variables
+    mean.assign([1, 2, 3]), variance.assign([4, 1, 0.25])  # as a checkpoint does
+    np.testing.assert_allclose(ours([images])[0, 0, 0], [1.75, 2.5, 3], 1e-5)
 
 
 @every_network

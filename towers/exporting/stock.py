@@ -98,6 +98,8 @@ def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
         outputs = layer(*args, **kwargs)
         if not is_built:
             layer.set_weights(values)
+            if isinstance(layer, layers.Normalization):
+                layer.finalize_state()  # computes with copies of them
         return outputs
 
     return call

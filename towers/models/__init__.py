@@ -128,8 +128,8 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
             where there is such a layer.
     """
     for layer in model.layers:
-        is_of_keras = type(layer).__module__.startswith("keras.")
-        if hasattr(layer, "adapt") and not is_of_keras:
+        method = getattr(type(layer), "adapt", None)
+        if method and not method.__module__.startswith("keras."):
             layer.adapt(images())
 
 

@@ -12,9 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.config.preprocessing import IMAGENET_STD
 from towers.errors import ConfigError, nearest, one_line
 from towers.models.keras_networks import rebuild
-from towers.models.layers import BatchNormalization
+from towers.models.layers import BatchNormalization, Normalization
 from towers.models.variables import keras_settings
 
 REGULARIZERS = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
@@ -75,12 +76,10 @@ def _mark(layer, regularizer):
 def _check(source, layer):
     """Refuses a layer that keeps a state that no strategy looks after."""
     state = [v.name for v in layer.non_trainable_variables]
-    if state and not isinstance(layer, BatchNormalization):
-        other = ", such as keras:EfficientNetV2B0" if "EfficientNetB" in source else ""
+    if state and not isinstance(layer, (BatchNormalization, Normalization)):
         raise ConfigError(
             f"{source}: layer {layer.name!r} ({type(layer).__name__}) keeps "
-            f"{', '.join(state)}, which are no parameters; choose another "
-            f"--model{other}"
+            f"{', '.join(state)}, which are no parameters; choose another --model"
         )
 
 
@@ -147,6 +146,22 @@ def create_pretrained(name: str) -> keras.Model:
         ) from error
     shape, num_classes = stock.inputs[0].shape[1:], stock.outputs[0].shape[-1]
     return rebuild(f"model=keras:{name}", stock, shape, num_classes)
+
+
+def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
+    """Makes variances of the weights that Keras has for EfficientNetB0 to B7 those of
+    pixels. In the file they are standard deviations, and Keras divides by their roots
+    once more, in a layer that it adds with weights="imagenet" alone (issue 49930 of
+    TensorFlow).
+
+    Args:
+        name: such as EfficientNetB0.
+        state: name -> array, just loaded; is changed.
+    """
+    for key, values in state.items():
+        if name.startswith("EfficientNetB") and key.endswith("normalization/variance"):
+            if np.allclose(values, IMAGENET_STD, atol=1e-3):
+                state[key] = values**2
 
 
 def _moments(function):

@@ -15,7 +15,13 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
-from towers.models.layers import BatchNormalization, Dropout, GroupedConv2D, dropped
+from towers.models.layers import (
+    BatchNormalization,
+    Dropout,
+    GroupedConv2D,
+    Normalization,
+    dropped,
+)
 
 IMAGES = "images"
 
@@ -367,6 +373,8 @@ def _replace_inside(layer):
         if kind is layers.BatchNormalization:
             inner._momentum, inner.is_frozen = inner.momentum, False
             inner.__class__ = BatchNormalization
+        elif kind is layers.Normalization and inner.variables:
+            inner.__class__ = Normalization
         elif kind is layers.Conv2D and inner.groups > 1:
             if inner.data_format == "channels_last":
                 inner.__class__ = GroupedConv2D

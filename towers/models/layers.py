@@ -243,6 +243,21 @@ def ramped(
     )
 
 
+class Normalization(keras.layers.Normalization):
+    """Keras' layer with adapted moments, which are read from its variables at each
+    call: Keras computes with copies, which loading by name would leave behind."""
+
+    def call(self, inputs):
+        mean, variance = (
+            keras.ops.reshape(keras.ops.cast(x, inputs.dtype), self._broadcast_shape)
+            for x in (self.adapt_mean, self.adapt_variance)
+        )
+        deviation = keras.ops.maximum(keras.ops.sqrt(variance), keras.config.epsilon())
+        if self.invert:
+            return mean + inputs * deviation
+        return (inputs - mean) / deviation
+
+
 def rests(layer: keras.layers.Layer) -> bool:
     """Whether training leaves a layer as it is; batch normalization then works as in
     inference."""

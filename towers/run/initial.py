@@ -31,7 +31,7 @@ def start_from(trainer: Trainer, config: Config) -> None:
         CheckpointError: the source cannot be read, or nothing in it fits.
         ConfigError: there are no weights for the network.
     """
-    state = trainer.state()
+    state, choice = trainer.state(), config.choice_of("model")
     with _source(config, state) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
@@ -43,6 +43,8 @@ def start_from(trainer: Trainer, config: Config) -> None:
             f"init_from={config.init_from}: nothing in {weights.path} fits; "
             f"{first} {list(state[first].shape)} {there} there"
         )
+    if choice.own_moments:
+        models.applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(taken)} variables of {weights.path}")
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
