@@ -238,6 +238,56 @@ def convmixer(depth: int, channels: int) -> list:
     return found + _last()
 
 
+def _convolved(
+    name, activation, as_tensorflow, inputs=(), size=1, stride=1, kind="conv"
+):
+    """A convolution, its normalization and an activation."""
+    found, padding = [], "same"
+    if stride > 1 and not as_tensorflow:
+        edges = (size // 2, size // 2)
+        found = [layer("pad", f"{name}_pad", inputs, rows=edges, columns=edges)]
+        inputs, padding = (), "valid"
+    found.append(layer(kind, name, inputs, stride=stride, padding=padding))
+    norm = {"momentum": 0.9, "epsilon": 1.001e-5}
+    if as_tensorflow:
+        norm = {"momentum": 0.99, "epsilon": 1e-3}
+    found.append(layer("batch_norm", f"{name}_norm", **norm))
+    return found + ([layer(activation, f"{name}_{activation}")] if activation else [])
+
+
+def _inverted_residuals(found, stages, rate, as_tensorflow, gate, squeeze=None):
+    """Blocks, each of (size, stride, is expanded, is squeezed, has a shortcut,
+    activation); convolutions of one pixel are dense layers here."""
+    found, index = list(found), 0
+    for stage, blocks in enumerate(stages, start=1):
+        for block, row in enumerate(blocks, start=1):
+            size, stride, is_expanded, is_squeezed, has_shortcut, activation = row
+            name, last, index = f"stage{stage}_block{block}", found[-1].name, index + 1
+            form = (activation, as_tensorflow)
+            if is_expanded:
+                found += _convolved(f"{name}_expand", *form)
+            depthwise = {"size": size, "stride": stride, "kind": "depthwise"}
+            found += _convolved(f"{name}_depthwise", *form, **depthwise)
+            if is_squeezed:
+                inner, inside = found[-1].name, squeeze or activation
+                found += [
+                    layer("global_average_pool", f"{name}_pool"),
+                    layer("pixel", f"{name}_squeeze"),
+                    layer(inside, f"{name}_squeeze_{inside}"),
+                    layer("pixel", f"{name}_excite"),
+                    layer(gate, f"{name}_excite_{gate}"),
+                ]
+                gates = found[-1].name
+                found.append(layer("multiply", f"{name}_multiply", (inner, gates)))
+            found += _convolved(f"{name}_project", None, as_tensorflow)
+            if has_shortcut:
+                if rate:
+                    depth = {"rate": rate * index / sum(map(len, stages))}
+                    found.append(layer("stochastic_depth", f"{name}_depth", **depth))
+                found.append(layer("add", f"{name}_add", (last, found[-1].name)))
+    return found
+
+
 def efficientnet(
     counts: tuple[int, ...],
     activation: str,
@@ -245,54 +295,72 @@ def efficientnet(
     rate: float = 0.0,
     as_tensorflow: bool = False,
 ) -> list:
-    """Stages of so many inverted residuals; with SiLU they have squeeze-and-excitation,
-    whose convolutions of one pixel are dense layers here."""
-
-    def convolved(name, inputs=(), size=1, stride=1, active=True, kind="conv"):
-        found, padding = [], "same"
-        if stride > 1 and not as_tensorflow:
-            edges = (size // 2, size // 2)
-            found = [layer("pad", f"{name}_pad", inputs, rows=edges, columns=edges)]
-            inputs, padding = (), "valid"
-        conv = layer(kind, name, inputs, stride=stride, padding=padding)
-        norm = {"momentum": 0.9, "epsilon": 1.001e-5}
-        if as_tensorflow:
-            norm = {"momentum": 0.99, "epsilon": 1e-3}
-        found += [conv, layer("batch_norm", f"{name}_norm", **norm)]
-        return found + ([layer(activation, f"{name}_{activation}")] if active else [])
-
-    found = convolved("stem", (INPUT,), 3, stride=2)
-    sizes, strides = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1)
-    index = 0
-    for stage, (count, size) in enumerate(zip(counts, sizes, strict=True), start=1):
-        for block in range(1, count + 1):
-            name, last, index = f"stage{stage}_block{block}", found[-1].name, index + 1
-            if stage > 1:
-                found += convolved(f"{name}_expand", (last,))
-            stride = strides[stage - 1] if block == 1 else 1
-            found += convolved(
-                f"{name}_depthwise", size=size, stride=stride, kind="depthwise"
-            )
-            if activation == "silu":
-                inner = found[-1].name
-                found += [
-                    layer("global_average_pool", f"{name}_pool"),
-                    layer("pixel", f"{name}_squeeze"),
-                    layer("silu", f"{name}_squeeze_silu"),
-                    layer("pixel", f"{name}_excite"),
-                    layer("sigmoid", f"{name}_excite_sigmoid"),
-                ]
-                gates = found[-1].name
-                found.append(layer("multiply", f"{name}_multiply", (inner, gates)))
-            found += convolved(f"{name}_project", active=False)
-            if block > 1:
-                if rate:
-                    depth = {"rate": rate * index / sum(counts)}
-                    found.append(layer("stochastic_depth", f"{name}_depth", **depth))
-                found.append(layer("add", f"{name}_add", (last, found[-1].name)))
+    """Stages of so many blocks; with SiLU they have squeeze-and-excitation."""
+    sizes, strides, stages = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), []
+    for stage, count in enumerate(counts):
+        first = (sizes[stage], strides[stage], stage > 0, activation == "silu", False)
+        others = (sizes[stage], 1, stage > 0, activation == "silu", True)
+        rows = [first] + [others] * (count - 1)
+        stages.append([(*row, activation) for row in rows])
+    form = (activation, as_tensorflow)
+    found = _convolved("stem", *form, (INPUT,), 3, stride=2)
+    found = _inverted_residuals(found, stages, rate, as_tensorflow, "sigmoid")
     pool, logits = _last()
     drops = [layer("dropout", "dropout", rate=dropout)] if dropout else []
-    return [*found, *convolved("head"), pool, *drops, logits]
+    return [*found, *_convolved("head", *form), pool, *drops, logits]
+
+
+def mobilenet_v3(as_tensorflow: bool, dropout: float, rate: float) -> list:
+    """The small one."""
+    relu, hard = "relu", "hard_silu"
+    stages = [
+        [(3, 2, False, True, False, relu)],
+        [(3, 2, True, False, False, relu), (3, 1, True, False, True, relu)],
+        [(5, 2, True, True, False, hard)] + 2 * [(5, 1, True, True, True, hard)],
+        [(5, 1, True, True, False, hard), (5, 1, True, True, True, hard)],
+        [(5, 2, True, True, False, hard)] + 2 * [(5, 1, True, True, True, hard)],
+    ]
+    found = _convolved("stem", hard, as_tensorflow, (INPUT,), 3, stride=2)
+    gate = ("hard_sigmoid", relu)
+    found = _inverted_residuals(found, stages, rate, as_tensorflow, *gate)
+    return [
+        *found,
+        *_convolved("stage6_conv", hard, as_tensorflow),
+        layer("global_average_pool", "pool"),
+        layer("pixel", "hidden"),
+        layer(hard, "hidden_hard_silu"),
+        layer("dropout", "dropout", rate=dropout),
+        layer("dense", "logits"),
+    ]
+
+
+def convnext(depths: tuple[int, ...], dropout: float, rate: float) -> list:
+    def norm(name, inputs=()):
+        return layer("layer_norm", name, inputs, epsilon=1e-6)
+
+    found, index = [layer("conv", "stem", stride=4, padding="valid")], 0
+    found.append(norm("stem_norm"))
+    for stage, depth in enumerate(depths, start=1):
+        if stage > 1:
+            reduce = f"stage{stage}_reduce"
+            found.append(norm(f"{reduce}_norm"))
+            found.append(layer("conv", reduce, stride=2, padding="valid"))
+        for block in range(1, depth + 1):
+            name, last, index = f"stage{stage}_block{block}", found[-1].name, index + 1
+            found += [
+                layer("depthwise", f"{name}_depthwise"),
+                norm(f"{name}_norm"),
+                layer("dense", f"{name}_hidden"),
+                layer("gelu", f"{name}_gelu"),
+                layer("dense", f"{name}_out"),
+                layer("layer_scale", f"{name}_scale"),
+            ]
+            depth_rate = rate * index / sum(depths)
+            found.append(layer("stochastic_depth", f"{name}_depth", rate=depth_rate))
+            found.append(layer("add", f"{name}_add", (last, f"{name}_depth")))
+    found += [layer("global_average_pool", "pool"), norm("last_norm")]
+    found.append(layer("dropout", "dropout", rate=dropout))
+    return [*found, layer("dense", "logits")]
 
 
 def vgg(stages: tuple[int, ...], dropout: float) -> list:

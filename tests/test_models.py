@@ -33,11 +33,13 @@ from towers.models import (
     build_network,
     cnn,
     convmixer,
+    convnext,
     create_model,
     densenet,
     efficientnet,
     keras_settings,
     lenet,
+    mobilenet_v3,
     noise_shapes,
     resnet,
     speedrun,
@@ -122,6 +124,16 @@ TABLE = {
     ("efficientnet_b0", *IMAGENET): (5_288_548, 771_629_504),
     ("tf_efficientnet_b0", *CIFAR10): (4_020_358, 16_949_696),
     ("tf_efficientnet_b0", *IMAGENET): (5_288_548, 771_629_504),
+    ("mobilenet_v3_small", *CIFAR10): (1_528_106, 4_339_584),
+    ("mobilenet_v3_small", *IMAGENET): (2_542_856, 113_020_800),
+    ("tf_mobilenet_v3_small", *CIFAR10): (1_528_106, 4_339_584),
+    ("tf_mobilenet_v3_small", *IMAGENET): (2_542_856, 113_020_800),
+    ("mobilenet_v3_large", *CIFAR10): (4_214_842, 14_174_080),
+    ("mobilenet_v3_large", *IMAGENET): (5_483_032, 433_179_520),
+    ("tf_mobilenet_v3_large", *CIFAR10): (4_214_842, 14_174_080),
+    ("tf_mobilenet_v3_large", *IMAGENET): (5_483_032, 433_179_520),
+    ("convnext_tiny", *CIFAR10): (27_827_818, 181_842_432),
+    ("convnext_tiny", *IMAGENET): (28_589_128, 8_911_062_528),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
     ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
@@ -148,6 +160,8 @@ OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "wide_resnet_16_4"]
 DEEPER += ["vit_small", "vit_base", "deit_small", "deit_base"]
 DEEPER += [f"tf_efficientnet_lite{n}" for n in (1, 2, 3, 4)]
+DEEPER += ["efficientnet_lite0", "tf_efficientnet_b0", "tf_mobilenet_v3_small"]
+DEEPER += ["mobilenet_v3_large", "tf_mobilenet_v3_large"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
@@ -159,6 +173,7 @@ SEVERAL = (
     "conv",
     "tf_",
     "efficientnet",
+    "mobilenet",
     "dense",
     "vit",
     "deit",
@@ -303,6 +318,7 @@ def channels_of(model):
         ("lenet", 14),
         ("alexnet", 15),
         ("convmixer_256_8", 2),
+        ("convnext_tiny", 32),
         ("vit_tiny", 8),
         ("speedrun", 9),
     ],
@@ -578,6 +594,9 @@ WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
     [
         ("resnet20", "stochastic_depth", 9 * [(1, 1, 1)]),
         ("vit_tiny", "stochastic_depth", 24 * [(1, 1)]),
+        ("tf_efficientnet_lite0", "stochastic_depth", 9 * [(1, 1, 1)]),
+        ("mobilenet_v3_small", "dropout", [(1024,)]),
+        ("convnext_tiny", "stochastic_depth", 18 * [(1, 1, 1)]),
         ("vgg16_bn", "dropout", [(512,)]),
         ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
     ],
@@ -740,7 +759,7 @@ SMALL = {
         described.efficientnet((1, 1, 1, 2, 2, 2, 1), "silu", dropout=0.2, rate=0.5),
         functools.partial(efficientnet.create_model, name="efficientnet", deeper=0.5),
         image_shape=(19, 16, 3),
-        width=1 / 8,
+        width=1 / 2,
         dropout=0.2,
         stochastic_depth=0.5,
     ),
@@ -751,6 +770,24 @@ SMALL = {
         width=1 / 8,
         is_lite=True,
         as_tensorflow=True,
+    ),
+    "mobilenet_v3": case(
+        described.mobilenet_v3(False, dropout=0.2, rate=0.5),
+        functools.partial(mobilenet_v3.create_model, name="mobilenet", size="small"),
+        image_shape=(37, 32, 3),
+        width=1 / 4,
+        dropout=0.2,
+        stochastic_depth=0.5,
+    ),
+    "convnext": case(
+        described.convnext((1, 2), dropout=0.2, rate=0.5),
+        functools.partial(
+            convnext.create_model, name="convnext", channels=(6, 8), depths=(1, 2)
+        ),
+        image_shape=(17, 20, 3),
+        width=1.0,
+        dropout=0.2,
+        stochastic_depth=0.5,
     ),
     "speedrun": case(
         described.speedrun(depth=2, momentum=0.6),
@@ -889,7 +926,7 @@ def bytes_of_a_split_in_two(model, batch_size):
         if not any(x is y for y in whole)
     }
     kind = keras.layers.LayerNormalization
-    norms = [x.output.shape[1] for x in model.layers if isinstance(x, kind)]
+    norms = [np.prod(x.output.shape[1:-1]) for x in model.layers if isinstance(x, kind)]
     second_logits = networks.NUM_CLASSES // 2
     numbers = sum(read.values()) + 2 * 2 * sum(norms) + second_logits
     return 2 * 4 * batch_size * int(numbers)
@@ -902,6 +939,10 @@ def bytes_of_a_split_in_two(model, batch_size):
         ("alexnet_two_columns", 4),
         slow("resnet8", 4),
         slow("convmixer_8_1", 2),
+        slow("efficientnet_b", 2),
+        slow("tf_efficientnet_lite", 2),
+        slow("mobilenet_v3", 2),
+        slow("convnext", 2),
         slow("alexnet_large", 2),
         slow("resnet14", 2),
         slow("resnet18", 2),

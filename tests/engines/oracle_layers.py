@@ -150,6 +150,30 @@ def silu(x) -> Applied:
     return Applied(x * gate, lambda gradient: ((gradient * slope,), {}))
 
 
+def hard_sigmoid(x) -> Applied:
+    """x / 6 + 1 / 2 between 0 and 1."""
+    slope = (np.abs(x) < 3.0) / 6.0
+    output = np.clip(x / 6.0 + 0.5, 0.0, 1.0)
+    return Applied(output, lambda gradient: ((gradient * slope,), {}))
+
+
+def hard_silu(x) -> Applied:
+    """x times its hard sigmoid."""
+    slope = np.where(np.abs(x) < 3.0, x / 3.0 + 0.5, x > 0.0)
+    output = x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)
+    return Applied(output, lambda gradient: ((gradient * slope,), {}))
+
+
+def layer_scale(x, gamma) -> Applied:
+    """A factor for each channel."""
+
+    def pullback(gradient):
+        outer = tuple(range(x.ndim - 1))
+        return (gradient * gamma,), {"gamma": (gradient * x).sum(axis=outer)}
+
+    return Applied(x * gamma, pullback)
+
+
 def multiply(x, gates) -> Applied:
     """[N, H, W, C] times [N, C], a factor for each channel of an image."""
     gates = gates[:, None, None]
@@ -444,6 +468,9 @@ LAYERS = {
     "relu6": relu6,
     "sigmoid": sigmoid,
     "silu": silu,
+    "hard_sigmoid": hard_sigmoid,
+    "hard_silu": hard_silu,
+    "layer_scale": layer_scale,
     "multiply": multiply,
     "gelu": gelu,
     "pad": pad,

@@ -153,6 +153,8 @@ _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
 _RESNET_WEIGHTS = Preprocessing(interpolation="bilinear")  # torchvision
 _EFFICIENTNET = "models.efficientnet:create_model"
 _TF_LITE = {"is_lite": True, "as_tensorflow": True}
+_MOBILENET = "models.mobilenet_v3:create_model"
+_TF_MOBILENET_WEIGHTS = Preprocessing((0.5,) * 3, (0.5,) * 3, interpolation="bilinear")
 # Those of their authors, where timm has 0.5.
 _LITE_WEIGHTS = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 MODELS = {
@@ -289,7 +291,7 @@ MODELS = {
     ),
     "efficientnet_lite0": Choice(
         _EFFICIENTNET,
-        "the same as trained with PyTorch",
+        "EfficientNet-Lite0 as trained with PyTorch",
         {"name": "efficientnet_lite0", "is_lite": True},
         pretrained=Preprocessing(),
         num_params=3_383_818,
@@ -303,10 +305,49 @@ MODELS = {
     ),
     "efficientnet_b0": Choice(
         _EFFICIENTNET,
-        "the same as trained with PyTorch",
+        "EfficientNet-B0 as trained with PyTorch",
         {"name": "efficientnet_b0"},
         pretrained=Preprocessing(),
         num_params=4_020_358,
+    ),
+    "tf_mobilenet_v3_small": Choice(
+        _MOBILENET,
+        "MobileNetV3, small, as trained with TensorFlow",
+        {"name": "tf_mobilenet_v3_small", "size": "small", "as_tensorflow": True},
+        pretrained=_TF_MOBILENET_WEIGHTS,
+        num_params=1_528_106,
+    ),
+    "mobilenet_v3_small": Choice(
+        _MOBILENET,
+        "MobileNetV3, small, as trained with PyTorch",
+        {"name": "mobilenet_v3_small", "size": "small"},
+        pretrained=Preprocessing(),
+        num_params=1_528_106,
+    ),
+    "tf_mobilenet_v3_large": Choice(
+        _MOBILENET,
+        "MobileNetV3, large, as trained with TensorFlow",
+        {"name": "tf_mobilenet_v3_large", "size": "large", "as_tensorflow": True},
+        pretrained=_TF_MOBILENET_WEIGHTS,
+        num_params=4_214_842,
+    ),
+    "mobilenet_v3_large": Choice(
+        _MOBILENET,
+        "MobileNetV3, large, as trained with PyTorch",
+        {"name": "mobilenet_v3_large", "size": "large"},
+        pretrained=Preprocessing(),
+        num_params=4_214_842,
+    ),
+    "convnext_tiny": Choice(
+        "models.convnext:create_model",
+        "ConvNeXt-T",
+        {
+            "name": "convnext_tiny",
+            "channels": (96, 192, 384, 768),
+            "depths": (3, 3, 9, 3),
+        },
+        pretrained=Preprocessing(),
+        num_params=27_827_818,
     ),
     "vit_tiny": Choice(
         _VIT,

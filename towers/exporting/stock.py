@@ -65,10 +65,10 @@ def _replacement(layer: layers.Layer) -> Callable:
     layer of towers is derived from."""
     if type(layer) in _REPLACEMENTS:
         return _REPLACEMENTS[type(layer)](layer)
-    if type(layer).__name__ == "LayerScale" and _package(type(layer)) == "keras":
-        return _layer_scale(layer)
     if _package(type(layer)) not in ("keras", "towers"):
         return layer  # the user's
+    if type(layer).__name__ == "LayerScale":  # that of Keras is not public
+        return _layer_scale(layer)
     return _of_keras(layer)
 
 

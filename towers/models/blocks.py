@@ -115,13 +115,21 @@ def classifier(
     dropout_rate: float = 0.0,
     inputs: list[keras.KerasTensor] | None = None,
 ) -> keras.KerasTensor:
-    """Global average pooling, `dropout` and the logits.
+    """Global average pooling, `dropout` and the logits."""
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return logits(dropout(x, dropout_rate, "dropout", inputs), num_classes, regularizer)
+
+
+def logits(
+    x: keras.KerasTensor,
+    num_classes: int,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.KerasTensor:
+    """The last dense layer.
 
     No rectifier follows, so that He's initializer would make the first logits too
     large.
     """
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    x = dropout(x, dropout_rate, "dropout", inputs)
     return layers.Dense(
         num_classes,
         kernel_initializer=uniform(),

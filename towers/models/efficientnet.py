@@ -30,6 +30,52 @@ STAGES = (
 STEM_FILTERS, HEAD_FILTERS = 32, 1280
 
 
+# Of timm, whose first stage has blocks without expansion.
+BLOCK_NAMES = {
+    r"stage1_block(\d+)_depthwise": r"blocks.0.{\1-1}.conv_dw",
+    r"stage1_block(\d+)_depthwise_norm": r"blocks.0.{\1-1}.bn1",
+    r"stage1_block(\d+)_project": r"blocks.0.{\1-1}.conv_pw",
+    r"stage1_block(\d+)_project_norm": r"blocks.0.{\1-1}.bn2",
+    r"stage(\d+)_block(\d+)_expand": r"blocks.{\1-1}.{\2-1}.conv_pw",
+    r"stage(\d+)_block(\d+)_expand_norm": r"blocks.{\1-1}.{\2-1}.bn1",
+    r"stage(\d+)_block(\d+)_depthwise": r"blocks.{\1-1}.{\2-1}.conv_dw",
+    r"stage(\d+)_block(\d+)_depthwise_norm": r"blocks.{\1-1}.{\2-1}.bn2",
+    r"stage(\d+)_block(\d+)_project": r"blocks.{\1-1}.{\2-1}.conv_pwl",
+    r"stage(\d+)_block(\d+)_project_norm": r"blocks.{\1-1}.{\2-1}.bn3",
+    r"stage(\d+)_block(\d+)_squeeze": r"blocks.{\1-1}.{\2-1}.se.conv_reduce",
+    r"stage(\d+)_block(\d+)_excite": r"blocks.{\1-1}.{\2-1}.se.conv_expand",
+    "stem": "conv_stem",
+    "stem_norm": "bn1",
+    "logits": "classifier",
+}
+
+
+def _num_blocks(deeper, is_lite):
+    counts = [math.ceil(count * deeper) for *_, count in STAGES]
+    return [1, *counts[1:-1], 1] if is_lite else counts
+
+
+def _names_of_port(counts):
+    """Of lukemelas/EfficientNet-PyTorch, where blocks are counted over all stages."""
+    rows = {"stem": "_conv_stem", "stem_norm": "_bn0", "logits": "_fc"}
+    rows |= {"head": "_conv_head", "head_norm": "_bn1"}
+    places = [(s, b) for s, n in enumerate(counts, 1) for b in range(1, n + 1)]
+    for number, (stage, block) in enumerate(places):
+        ours, theirs = f"stage{stage}_block{block}", f"_blocks.{number}"
+        rows[f"{ours}_(expand|depthwise|project)"] = rf"{theirs}._\1_conv"
+        for i, layer in enumerate(("expand", "depthwise", "project")):
+            rows[f"{ours}_{layer}_norm"] = f"{theirs}._bn{i}"
+        rows[f"{ours}_squeeze"] = f"{theirs}._se_reduce"
+        rows[f"{ours}_excite"] = f"{theirs}._se_expand"
+    return rows
+
+
+TORCH_NAMES = (
+    BLOCK_NAMES | {"head": "conv_head", "head_norm": "bn2"},
+    *(_names_of_port(_num_blocks(deeper, True)) for deeper in (1, 1.1, 1.4, 1.8)),
+)
+
+
 class Block(NamedTuple):
     """An inverted residual: a 1x1 convolution expands the channels, a depthwise one
     filters each of them, and a 1x1 one projects them. Channels are those at width 1.
@@ -163,7 +209,7 @@ def _normal(mode):
     return keras.initializers.VarianceScaling(2.0, mode, "untruncated_normal")
 
 
-def _multiple_of_8(count):
+def multiple_of_8(count: float) -> int:
     """The nearest one, or the next one where the nearest is more than 10 % below."""
     nearest = int(count + 4) // 8 * 8
     return nearest if nearest >= 0.9 * count else nearest + 8
@@ -200,12 +246,12 @@ def create_model(
         as_tensorflow: see `Builder`.
     """
     activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
-    before = stem = _multiple_of_8(STEM_FILTERS * outer)
-    stages = []
-    for number, (size, stride, expansion, filters, count) in enumerate(STAGES):
-        if not (is_lite and number in (0, len(STAGES) - 1)):
-            count = math.ceil(count * deeper)
-        filters, stage = _multiple_of_8(filters * wider), []
+    before = stem = multiple_of_8(STEM_FILTERS * outer)
+    stages, counts = [], _num_blocks(deeper, is_lite)
+    for count, (size, stride, expansion, filters, _) in zip(
+        counts, STAGES, strict=True
+    ):
+        filters, stage = multiple_of_8(filters * wider), []
         for step in [stride] + [1] * (count - 1):
             squeezed, expanded = 0 if is_lite else before // 4, expansion * before
             channels = before, expanded, filters, squeezed
@@ -216,7 +262,7 @@ def create_model(
     builder = Builder(inputs, width, regularizer, stochastic_depth, as_tensorflow)
     x = builder.conv(inputs[0], stem, "stem", size=3, stride=2)
     x = builder.stages(builder.normalized(x, "stem", activation), stages)
-    x = builder.conv(x, _multiple_of_8(HEAD_FILTERS * outer), "head")
+    x = builder.conv(x, multiple_of_8(HEAD_FILTERS * outer), "head")
     x = builder.normalized(x, "head", activation)
     logits = classifier(x, num_classes, regularizer, dropout, inputs)
     return network(inputs, logits, name)

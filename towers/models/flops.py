@@ -7,10 +7,11 @@ from keras import layers
 
 from towers.models.attention import Attention, Tokens
 from towers.models.convolution import SameConv2D
+from towers.models.layers import LayerScale
 from towers.models.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
-UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, Tokens)
+UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens)
 
 CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 

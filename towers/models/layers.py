@@ -78,6 +78,27 @@ class Gelu(keras.layers.Layer):
         return super().get_config() | {"device_kind": self.device_kind}
 
 
+class LayerScale(keras.layers.Layer):
+    """A trained factor for each channel, initially `initial_value`, at the end of a
+    residual branch (Touvron et al. 2021, arXiv:2103.17239)."""
+
+    def __init__(self, initial_value: float = 1e-6, **kwargs):
+        super().__init__(**kwargs)
+        self.initial_value = initial_value
+
+    def build(self, input_shape):
+        initializer = keras.initializers.Constant(self.initial_value)
+        self.gamma = self.add_weight(
+            shape=(input_shape[-1],), initializer=initializer, name="gamma"
+        )
+
+    def call(self, inputs):
+        return inputs * tf.convert_to_tensor(self.gamma)
+
+    def get_config(self):
+        return super().get_config() | {"initial_value": self.initial_value}
+
+
 class Dropout(keras.layers.Layer):
     """Zeroes a share `rate` of the elements and scales the others by 1 / (1 - rate).
 

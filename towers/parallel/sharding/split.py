@@ -21,6 +21,7 @@ from towers.models.layers import (
     FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
+    LayerScale,
     LocalResponseNormalization,
     PadChannels,
 )
@@ -155,7 +156,10 @@ class Shards:
         if field := SPLIT.get(type(layer)):
             return self._split_outputs(layer, field)
         if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
-            return self._split_normalization(layer)
+            check_channel_axis(layer, f"group_size={self.num_shards}")
+            return self._split_variables(layer)
+        if isinstance(layer, LayerScale):
+            return self._split_variables(layer)
         if isinstance(layer, Attention):
             heads, rest = divmod(layer.heads, self.num_shards)
             if rest:
@@ -213,8 +217,8 @@ class Shards:
             shards.append(_built(layer, shape, **changes))
         return shards
 
-    def _split_normalization(self, layer):
-        check_channel_axis(layer, f"group_size={self.num_shards}")
+    def _split_variables(self, layer):
+        """Of a layer whose variables have an entry for each channel."""
         *outer, channels = layer.input.shape
         sizes = shares(channels, self.num_shards)
         return [_built(layer, [*outer, size]) for size in sizes]
