@@ -9,7 +9,8 @@ the report, and the others still run. The report grows while it is measured.
 - `smoke`: 60 steps and an evaluation, losses against those of the CPU; kernels, how
   long the GPU is busy, and the longest gaps.
 - `step`, `large`: `python -m benchmarks.step`, on images in the memory of the GPU.
-- `recipe`: `python -m benchmarks.accuracy`.
+- `recipe`: `python -m benchmarks.accuracy`; then the author's program, where `--torch`
+  names a Python with PyTorch and `--airbench` a file airbench94_muon.py.
 - `peers`: `python -m benchmarks.peers`; with PyTorch where `--torch` names a Python.
 - `equality`: every strategy against one device and against itself.
 - `input`: `python -m benchmarks.input`.
@@ -21,6 +22,7 @@ Not among them by default:
 - `graphs`: launches, transposes and what crosses between host and GPU in a step, as
   Grappler leaves it for an H100; on any machine.
 - `program`: an experiment, steps as one program of XLA, input and loop included.
+- `padding`: an experiment, images of four channels for the first convolution.
 - `repetition`: as `equality`, with deterministic kernels.
 - `towers`: steps of several GPUs.
 
@@ -45,7 +47,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import measure, proofs
+from benchmarks import measure, peers, proofs
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -124,6 +126,7 @@ SECTIONS = DEFAULT | {
     "kernels": proof("kernels", 300),
     "graphs": proof("graphs", 300),
     "program": proof("program", 150),
+    "padding": proof("padding", 90),
     "repetition": proof("repetition", 300),
     "towers": Section(
         300,
@@ -144,7 +147,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
     parser.add_argument("--secs", type=float, default=560.0, help="for everything")
     parser.add_argument(
-        "--torch", default="", help="a Python with PyTorch, for `peers`"
+        "--torch", default="", help="a Python with PyTorch, for `peers` and `recipe`"
+    )
+    parser.add_argument(
+        "--airbench", default="", help="airbench94_muon.py of its author"
     )
     parser.add_argument(
         "--output",
@@ -188,8 +194,7 @@ def prove(options: argparse.Namespace) -> bool:
 def commands_of(
     name: str, options: argparse.Namespace
 ) -> list[tuple[list[str], dict[str, str]]]:
-    """Per command of a section its module with arguments, and its own variables of the
-    environment."""
+    """Per command of a section its words, and its own variables of the environment."""
     common = [f"--device={options.device}", f"--data_dir={options.data_dir}"]
     if name == "peers" and options.torch:
         common.append(f"--torch={options.torch}")
@@ -202,7 +207,16 @@ def commands_of(
         words = line.split()
         variables = dict(word.split("=") for word in words if word[0].isupper())
         program, *others = words[len(variables) :]
-        commands.append(([f"benchmarks.{program}", *others, *common], variables))
+        words = [sys.executable, "-m", f"benchmarks.{program}", *others, *common]
+        commands.append((words, variables))
+    if name == "recipe" and options.torch and options.airbench:
+        # Another Python must not find our packages and libraries.
+        python = ["env", *(f"--unset={x}" for x in peers.OURS), options.torch]
+        words = [
+            FOLDER / "with_torch" / "airbench.py",
+            os.path.abspath(options.airbench),
+        ]
+        commands.append(([*python, *words, *common[:2]], {}))
     return commands
 
 
@@ -217,6 +231,8 @@ def run_section(
         result = run_command(command, variables, ends_at - time.monotonic(), write)
         if result != FINE:
             return result
+    if name == "recipe" and not (options.torch and options.airbench):
+        write("\nairbench is not measured: set --torch=PYTHON and --airbench=FILE.")
     return FINE
 
 
@@ -228,7 +244,7 @@ def run_command(
 ) -> str:
     """Runs a program in a process of its own; returns how it ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", *command],
+        command,
         stdout=subprocess.PIPE,
         text=True,
         cwd=FOLDER.parent,

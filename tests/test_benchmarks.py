@@ -152,7 +152,7 @@ def tiny_setting(lines):
 
 
 def test_a_section_that_hangs_is_cut_short(monkeypatch):
-    hangs = ["timeit", "-n1", "while True: pass"]
+    hangs = [sys.executable, "-m", "timeit", "-n1", "while True: pass"]
     monkeypatch.setattr(gpu, "commands_of", lambda *_: [(hangs, {})])
     ended = gpu.run_section("step", gpu.parse_options([]), 0.5, lambda line: None)
     assert ended == "cut short: no time left"
