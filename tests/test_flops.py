@@ -158,7 +158,12 @@ def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, pro
 
 @pytest.mark.parametrize(
     "name,billions",
-    [("resnet34", "3.66"), slow("resnet101", "7.80"), slow("resnet152", "11.51")],
+    [
+        ("resnet34", "3.66"),
+        slow("resnet18_imagenet", "1.81"),
+        slow("resnet101", "7.80"),
+        slow("resnet152", "11.51"),
+    ],
 )
 def test_deep_networks_have_as_many_products_as_torchvision_lists(name, billions):
     products = flops_per_image(build_model(name, *IMAGENET)) / 2

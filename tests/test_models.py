@@ -73,6 +73,8 @@ TABLE = {
     ("alexnet_two_columns", *IMAGENET): (60_965_224, 1_448_813_632),
     ("resnet18", *CIFAR10): (11_173_962, 1_110_845_440),
     ("resnet18", *MNIST): (11_172_810, 911_601_664),
+    ("resnet18_imagenet", *CIFAR10): (11_181_642, 74_033_152),
+    ("resnet18_imagenet", *IMAGENET): (11_689_512, 3_628_146_688),
     ("resnet50", *CIFAR10): (23_528_522, 166_862_848),
     ("resnet50", *IMAGENET): (25_557_032, 8_178_368_512),
     ("resnet34", *CIFAR10): (21_289_802, 149_530_624),
@@ -157,7 +159,13 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "wide_resnet_16_4"]
+DEEPER = [
+    *list(PUBLISHED)[1:5],
+    "resnet18_imagenet",
+    "resnet101",
+    "resnet152",
+    "wide_resnet_16_4",
+]
 DEEPER += ["vit_small", "vit_base", "deit_small", "deit_base"]
 DEEPER += [f"tf_efficientnet_lite{n}" for n in (1, 2, 3, 4)]
 DEEPER += ["efficientnet_lite0", "tf_efficientnet_b0", "tf_mobilenet_v3_small"]

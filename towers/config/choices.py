@@ -183,6 +183,16 @@ MODELS = {
         "18 layers, stem for small images",
         num_params=11_173_962,
     ),
+    "resnet18_imagenet": Choice(
+        _IMAGENET_RESNET,
+        "18 layers, for large images",
+        {
+            "blocks": (2, 2, 2, 2),
+            "has_bottlenecks": False,
+            "name": "resnet18_imagenet",
+        },
+        num_params=11_181_642,
+    ),
     "resnet50": Choice(
         _IMAGENET_RESNET,
         "50 layers with bottlenecks, for large images",

@@ -502,8 +502,9 @@ class Config:
     init_from: str = option(
         "",
         "What has the parameters that a new run starts from at step 0, where names "
-        "and shapes match: a run folder, a .keras or .h5 file of Keras, a SavedModel, "
-        "a checkpoint of TensorFlow; or imagenet, for keras:NAME, which Keras "
+        "and shapes match: a run folder, a .keras or .h5 file of Keras, a "
+        ".safetensors file, a .pth file of PyTorch, a SavedModel, a checkpoint of "
+        "TensorFlow; or imagenet, for keras:NAME, which Keras "
         "fetches; empty for random ones.",
     )
     num_epochs: float = option(

@@ -18,6 +18,19 @@ from towers.models.blocks import (
 )
 from towers.models.layers import PadChannels
 
+# Of torchvision and timm.
+TORCH_NAMES = (
+    {
+        r"stem_conv": "conv1",
+        r"stem_norm": "bn1",
+        r"stage(\d+)_block(\d+)_conv(\d)": r"layer\1.{\2-1}.conv\3",
+        r"stage(\d+)_block(\d+)_norm(\d)": r"layer\1.{\2-1}.bn\3",
+        r"stage(\d+)_block(\d+)_shortcut_conv": r"layer\1.{\2-1}.downsample.0",
+        r"stage(\d+)_block(\d+)_shortcut_norm": r"layer\1.{\2-1}.downsample.1",
+        r"logits": "fc",
+    },
+)
+
 
 def create_resnet18(
     *,
@@ -82,6 +95,7 @@ def create_imagenet_resnet(
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
     has_bottlenecks: bool = True,
+    name: str = "",
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
     """The networks of the paper's table 1; with bottlenecks 25,557,032 parameters at
@@ -96,6 +110,7 @@ def create_imagenet_resnet(
         blocks: number of blocks of each stage.
         has_bottlenecks: whether blocks have three convolutions, the last one with four
             times the filters, or two of 3x3.
+        name: of the network; by default that of its number of layers.
     """
     stages = []
     for stage, count in enumerate(blocks):
@@ -108,7 +123,8 @@ def create_imagenet_resnet(
     x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
     x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth, "zeros")
     logits = classifier(x, num_classes, regularizer)
-    return network(inputs, logits, f"resnet{len(stages[0][0]) * sum(blocks) + 2}")
+    name = name or f"resnet{len(stages[0][0]) * sum(blocks) + 2}"
+    return network(inputs, logits, name)
 
 
 def _basic(filters):

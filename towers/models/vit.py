@@ -12,6 +12,24 @@ from towers.models.layers import Gelu
 # Sides of an image from which on patches are those of the paper, 16x16; else 4x4.
 LARGE = 128
 
+# Of timm.
+TORCH_NAMES = (
+    {
+        r"patches": "patch_embed.proj",
+        r"tokens/class_token": "cls_token",
+        r"tokens/positions": "pos_embed",
+        r"block(\d+)_(norm\d)": r"blocks.{\1-1}.\2",
+        r"block(\d+)_query": r"blocks.{\1-1}.attn.qkv[0/3]",
+        r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
+        r"block(\d+)_value": r"blocks.{\1-1}.attn.qkv[2/3]",
+        r"block(\d+)_out": r"blocks.{\1-1}.attn.proj",
+        r"block(\d+)_hidden": r"blocks.{\1-1}.mlp.fc1",
+        r"block(\d+)_mlp": r"blocks.{\1-1}.mlp.fc2",
+        r"last_norm": "norm",
+        r"logits": "head",
+    },
+)
+
 
 def create_model(
     *,

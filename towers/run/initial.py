@@ -13,10 +13,12 @@ from keras import layers as keras_layers
 from towers import console, models
 from towers.config import Config
 from towers.errors import CheckpointError
+from towers.models import torch_names
+from towers.models.attention import Tokens
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.weights import Weights, of_arrays, open_weights
+from towers.run.weights import Stored, Weights, of_arrays, open_weights
 
 IMAGENET = "imagenet"
 KINDS = ("params", "state")
@@ -32,7 +34,7 @@ def start_from(trainer: Trainer, config: Config) -> None:
         ConfigError: there are no weights for the network.
     """
     state, choice = trainer.state(), config.choice_of("model")
-    with _source(config, state) as weights:
+    with _source(config, state, trainer.task.model) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x.name for x in weights.all() if x.name not in used]
@@ -52,13 +54,26 @@ def start_from(trainer: Trainer, config: Config) -> None:
         console.line(
             f"not taken: layers {stem}, {stem}_1, ...: there are more or fewer there"
         )
-    for name, stored in drawn:
-        shapes = f"{list(state[name].shape)} is {list(stored.shape)} there"
-        console.line(f"not taken: {name} {shapes}")
+    for line in _other_shapes(drawn, state):
+        console.line(f"not taken: {line}")
     for name in missing:
         console.line(f"not taken: {name} {list(state[name].shape)} is not there")
     for name in not_used:
         console.line(f"not taken: {name} is only there")
+
+
+def _other_shapes(drawn, state):
+    """Lines about variables of another shape; one line for a layer, such as the head,
+    that has another number of outputs there."""
+    lines = {}
+    for name, stored in drawn:
+        ours, theirs = list(state[name].shape), list(stored.shape)
+        line = f"{name} {ours} is {theirs} there"
+        if ours and theirs and ours[:-1] == theirs[:-1]:
+            layer = name.partition("/")[2].rpartition("/")[0]
+            line = f"{layer} has {theirs[-1]} outputs there and {ours[-1]} here"
+        lines[line] = None
+    return list(lines)
 
 
 def _fill(state, weights):
@@ -114,6 +129,50 @@ def _shape_as_depthwise(shape):
     return None
 
 
+def _with_our_names(weights, model, network):
+    """Weights of PyTorch by the names of the network's variables, in their layout."""
+    ours = {variable.path: tuple(variable.shape) for variable in network.variables}
+    tables = torch_names.tables(model)
+    places, table = torch_names.places(ours, tables, weights.named)
+    for variable, name in table.items():
+        if "/" in variable and variable not in ours and name in weights.named:
+            raise CheckpointError(
+                f"init_from={weights.path}: it has {name}, for which model={model} has "
+                "no place; deit_tiny, deit_small and deit_base have one"
+            )
+    grids = {
+        layer.table.path: tuple(layer.input.shape[1:3])
+        for layer in network._flatten_layers()
+        if isinstance(layer, Tokens) and layer.has_class_token
+    }
+    used = {place.name for place in places.values()}
+    named = {name: x for name, x in weights.named.items() if name not in used}
+    for variable, place in places.items():
+        named[variable] = _in_our_layout(
+            weights.named[place.name], place, variable, ours[variable], grids
+        )
+    return dataclasses.replace(weights, named=named)
+
+
+def _in_our_layout(stored, place, variable, shape, grids):
+    """A tensor of PyTorch, or a part of it, as one of our variables."""
+    theirs = stored.shape
+    if place.parts > 1:
+        theirs = (theirs[0] // place.parts, *theirs[1:])
+    theirs = torch_names.shape_of_ours(theirs, variable, shape)
+
+    def read():
+        return torch_names.to_ours(place.part_of(stored.read()), variable)
+
+    if variable in grids and torch_names.is_resampled(theirs, shape):
+        return Stored(
+            stored.name,
+            shape,
+            lambda: torch_names.resample_positions(read()[0], grids[variable]),
+        )
+    return Stored(stored.name, theirs, read)
+
+
 def _with_automatic_names(weights, state):
     """A file for a network of Keras, or of the user; names of others are explicit."""
     names = [owner.rpartition("/")[2] for owner in _layers(state)]
@@ -165,7 +224,7 @@ def _snake_case(name):
 
 
 @contextlib.contextmanager
-def _source(config, state) -> Iterator[Weights]:
+def _source(config, state, network) -> Iterator[Weights]:
     """The weights that `init_from` names."""
     path = config.init_from
     if path == IMAGENET:
@@ -179,7 +238,9 @@ def _source(config, state) -> Iterator[Weights]:
     with open_weights(path) as weights:
         if weights is not None:
             model = config.choice_of("model")
-            if model.own_moments or model.is_in_a_file or model.is_given:
+            if weights.is_of_torch:
+                weights = _with_our_names(weights, config.model, network)
+            elif model.own_moments or model.is_in_a_file or model.is_given:
                 weights = _with_automatic_names(weights, state)
             yield weights
             return
@@ -190,8 +251,8 @@ def _source(config, state) -> Iterator[Weights]:
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
             f"init_from={path}: {where} holds no checkpoint; give the "
-            "folder of a run that was trained, a .keras or .h5 file, a SavedModel or a "
-            "checkpoint of TensorFlow, or drop --init_from"
+            "folder of a run that was trained, a .keras, .h5, .safetensors or .pth "
+            "file, a SavedModel or a checkpoint of TensorFlow, or drop --init_from"
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}

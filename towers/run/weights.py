@@ -1,4 +1,5 @@
-"""Weights in files of other programs: Keras', SavedModels and TensorFlow checkpoints.
+"""Weights in files of other programs: Keras', SavedModels, TensorFlow checkpoints, and
+those of PyTorch.
 
 Names, shapes and numbers are read; nothing of a file is executed, unpickled, imported
 or built. A `.keras` file is a zip archive with an HDF5 file, whose arrays are read
@@ -9,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from towers.errors import CheckpointError, one_line
+from towers.run import torch_files
 
 WEIGHTS_IN_KERAS = "model.weights.h5"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -45,12 +48,14 @@ class Weights:
             by the place in the file, "/...", of layers that share a name.
         layers: name of a layer in the network -> its name in the file, where it may be
             another one; None where that is not known.
+        is_of_torch: names and layouts are those of PyTorch.
     """
 
     path: str
     named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
     layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    is_of_torch: bool = False
 
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
@@ -115,8 +120,9 @@ def open_weights(path: str) -> Iterator[Weights | None]:
     """The weights of a file or folder; None where it is of no kind that is known.
 
     Args:
-        path: a `.keras` or HDF5 file, the folder of a SavedModel, or a checkpoint of
-            TensorFlow by its prefix, by its `.index` file or by its folder.
+        path: a `.keras` or HDF5 file, a `.safetensors` file or one of PyTorch, the
+            folder of a SavedModel, or a checkpoint of TensorFlow by its prefix, by its
+            `.index` file or by its folder.
 
     Raises:
         CheckpointError: it cannot be read, or is not what its name says.
@@ -130,6 +136,12 @@ def open_weights(path: str) -> Iterator[Weights | None]:
         elif path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
             with h5py.File(path, "r") as content:
                 yield _read_hdf5(path, content)
+        elif path.endswith(".safetensors") and os.path.isfile(path):
+            with torch_files.open_safetensors(path) as content:
+                yield _read_torch(path, content)
+        elif path.endswith(torch_files.SUFFIXES) and os.path.isfile(path):
+            with torch_files.open_zip(path) as content:
+                yield _read_torch(path, content)
         else:
             yield None
     except CheckpointError:
@@ -137,11 +149,18 @@ def open_weights(path: str) -> Iterator[Weights | None]:
     except (
         *(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError),
         *(IndexError, EOFError, NotImplementedError, UnicodeError, MemoryError),
-        *(zipfile.BadZipFile, tf.errors.OpError),
+        *(zipfile.BadZipFile, tf.errors.OpError, struct.error, ArithmeticError),
     ) as error:
         raise CheckpointError(
             f"init_from={path}: its weights cannot be read: {one_line(error, 200)}"
         ) from error
+
+
+def _read_torch(path, content):
+    tensors, entry = torch_files.state_dict(content)
+    named = {name: Stored(name, *tensor) for name, tensor in tensors.items()}
+    place = f"{path} ({entry})" if entry else path
+    return Weights(place, named, is_of_torch=True)
 
 
 def _checkpoint_prefix(path):

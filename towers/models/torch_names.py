@@ -1,0 +1,174 @@
+"""Names and layouts of our variables in state dicts of PyTorch, in both directions.
+
+A family of networks has tables of names in its module, `TORCH_NAMES`, one for each
+program that writes its files; the first one is also written by exports. A row has a
+regular expression for the path of a layer of ours, or of a variable that is no kernel,
+bias, scale or moment, and their name of the module or parameter:
+
+    TORCH_NAMES = (
+        {
+            r"stage(\\d+)_block(\\d+)_conv(\\d)": r"layer\\1.{\\2-1}.conv\\3",
+            r"block(\\d+)_key": r"blocks.{\\1-1}.attn.qkv[1/3]",
+            r"tokens/class_token": "cls_token",
+        },
+    )
+
+`\\1` is a group of the expression, `{\\1-1}` a number that they count from 0, and
+`[1/3]` the second third of their tensor along its first axis. A network of the user in
+FILE.py may have `TORCH_NAMES`, too.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from towers.config import factories
+
+KINDS = {
+    "kernel": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+Table = Mapping[str, str]
+
+
+class Place(NamedTuple):
+    """A tensor of a state dict, or one of several equal parts of its first axis."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+
+    def part_of(self, values: np.ndarray) -> np.ndarray:
+        return np.split(values, self.parts)[self.part] if self.parts > 1 else values
+
+
+def tables(model: str) -> Sequence[Table]:
+    """The tables of names of a network, the value of --model; empty without any."""
+    target = factories.resolve("model", model)
+    module = inspect.getmodule(getattr(target, "func", target))
+    return getattr(module, "TORCH_NAMES", ())
+
+
+def place(variable: str, table: Table) -> Place | None:
+    """The place of a variable, such as conv1/kernel; None where it has none."""
+    layer, _, own_name = variable.rpartition("/")
+    for pattern, template in table.items():
+        if match := re.fullmatch(pattern, variable):
+            suffix = ""
+        elif own_name in KINDS and (match := re.fullmatch(pattern, layer)):
+            suffix = f".{KINDS[own_name]}"
+        else:
+            continue
+        name = re.sub(
+            r"\{(\d+)-1\}",
+            lambda number: str(int(number[1]) - 1),
+            match.expand(template),
+        )
+        name, part, parts = re.fullmatch(r"(.*?)(?:\[(\d)/(\d)\])?", name).groups()
+        return Place(name + suffix, int(part or 0), int(parts or 1))
+    return None
+
+
+def places(
+    variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
+) -> tuple[dict[str, Place], Table]:
+    """The places of variables by the table with which most are among the names, and
+    this table; both are empty without any."""
+    variables, names, best = list(variables), set(names), ({}, {})
+    for table in choice:
+        found = {v: p for v in variables if (p := place(v, table)) and p.name in names}
+        best = max(best, (found, table), key=lambda pair: len(pair[0]))
+    return best
+
+
+def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> tuple:
+    """The shape that their tensor, or a part of it, has in our layout. Axes of size 1
+    are those of our shape where the others agree: a depthwise kernel [c, 1, h, w] is
+    [h, w, c, 1] or [h, w, 1, c] here."""
+    shape = tuple(shape)
+    if variable.endswith("/kernel"):
+        shape = (*shape[2:], *shape[1::-1])
+    is_same = [x for x in shape if x != 1] == [x for x in ours if x != 1]
+    return tuple(ours) if is_same else shape
+
+
+def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
+    """Their values, a kernel with the axes in our order: [h, w, inputs, outputs]."""
+    if variable.endswith("/kernel"):
+        return values.transpose((*range(2, values.ndim), 1, 0))
+    return values
+
+
+def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
+    """The variables of a network as the state dict of a program.
+
+    Raises:
+        KeyError: the table lacks a variable.
+    """
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for layer in model._flatten_layers(recursive=False, include_self=False):
+        for variable in layer.weights:
+            where, values = place(variable.path, table), variable.numpy()
+            if where is None:
+                raise KeyError(variable.path)
+            if variable.path.endswith("/kernel"):
+                axes = (-1, -2, *range(values.ndim - 2))
+                if isinstance(layer, keras.layers.DepthwiseConv2D):
+                    axes = (2, 3, 0, 1)
+                values = values.transpose(axes)
+            elif values.ndim == 2:  # of tokens, for all images of a batch
+                values = values[None]
+            parts.setdefault(where.name, {})[where.part] = values
+    return {
+        name: np.concatenate([values[part] for part in sorted(values)])
+        for name, values in parts.items()
+    }
+
+
+def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
+    """Whether positions [1, tokens, channels] are those of a class token and a square
+    of patches, and of as many channels as ours [tokens, channels]."""
+    if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
+        return False
+    return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1
+
+
+def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Positions of a class token and patches for another number of patches.
+
+    As `resample_abs_pos_embed` of timm: bicubic with antialiasing, after Pillow, with
+    Keys' coefficient -0.5.
+
+    Args:
+        positions: floats [1 + n * n, channels].
+        grid: rows and columns of patches.
+
+    Returns:
+        Float64 [1 + rows * columns, channels].
+    """
+    positions = np.asarray(positions, np.float64)
+    size = math.isqrt(len(positions) - 1)
+    rows, columns = (_bicubic(size, count) for count in grid)
+    patches = positions[1:].reshape(size, size, -1)
+    patches = np.einsum("yi,xj,ijc->yxc", rows, columns, patches, optimize=True)
+    return np.concatenate([positions[:1], patches.reshape(math.prod(grid), -1)])
+
+
+def _bicubic(size, new_size):
+    """The weights [new_size, size] of samples."""
+    scale = size / new_size
+    centers = (np.arange(new_size) + 0.5) * scale - 0.5
+    x = np.abs(np.arange(size) - centers[:, None]) / max(scale, 1)
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
+    return weights / weights.sum(1, keepdims=True)

@@ -1,0 +1,317 @@
+"""Tensors in files of PyTorch (.pth, .pt, .bin) and of safetensors.
+
+A file of `torch.save` is a zip archive of a pickle and of the bytes of each storage.
+Here the opcodes of the pickle are interpreted, without `pickle`: a global is a name and
+nothing else, and the four names below are all that can be called. A file with another
+one is refused by that name.
+"""
+
+import contextlib
+import math
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+SUFFIXES = (".pth", ".pt", ".bin", ".pth.tar")
+BFLOAT16 = tf.bfloat16.as_numpy_dtype
+
+# Their types of storages.
+DTYPES = {
+    "torch.DoubleStorage": np.float64,
+    "torch.FloatStorage": np.float32,
+    "torch.HalfStorage": np.float16,
+    "torch.BFloat16Storage": BFLOAT16,
+    "torch.LongStorage": np.int64,
+    "torch.IntStorage": np.int32,
+    "torch.ShortStorage": np.int16,
+    "torch.CharStorage": np.int8,
+    "torch.ByteStorage": np.uint8,
+    "torch.BoolStorage": np.bool_,
+}
+CALLED = (
+    "collections.OrderedDict",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+)
+
+# Where a training script may have its state dict, the one to prefer first.
+WRAPPERS = (
+    *("state_dict_ema", "model_ema", "ema_state_dict", "ema"),
+    *("state_dict", "model", "model_state", "model_state_dict"),
+)
+PREFIXES = ("module.", "_orig_mod.")
+# Numbers of training steps, which no network of ours has.
+COUNTER = "num_batches_tracked"
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file: its shape, and the function that reads its values."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+class Global(NamedTuple):
+    """The name of a class or function of Python."""
+
+    name: str
+
+
+class Storage(NamedTuple):
+    dtype: type
+    key: str
+    size: int
+
+
+def state_dict(file: Any) -> tuple[dict[str, Tensor], str]:
+    """The tensors of the content of a file, and the entry that was taken or nothing.
+
+    Raises:
+        ValueError: there are none.
+    """
+    content = file if isinstance(file, dict) else {}
+    for name in (*WRAPPERS, *content):
+        tensors = content.get(name)
+        if isinstance(tensors, dict) and _tensors(tensors):
+            return _without_prefixes(_tensors(tensors)), str(name)
+    if not _tensors(content):
+        raise ValueError("it has no dict of tensors")
+    return _without_prefixes(_tensors(content)), ""
+
+
+def _tensors(content):
+    return {
+        name: value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+def _without_prefixes(tensors):
+    """Their names without those of wrappers, and without counters."""
+    for prefix in (*PREFIXES, *PREFIXES):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
+    return {name: x for name, x in tensors.items() if not name.endswith(COUNTER)}
+
+
+@contextlib.contextmanager
+def open_safetensors(path: str) -> Iterator[dict[str, Tensor]]:
+    """The tensors of a file, while it is open."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            yield {
+                name: Tensor(
+                    tuple(file.get_slice(name).get_shape()),
+                    lambda name=name: file.get_tensor(name),
+                )
+                for name in file.keys()  # noqa: SIM118  (it is no dict)
+            }
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+@contextlib.contextmanager
+def open_zip(path: str) -> Iterator[Any]:
+    """The content of a file of `torch.save`, while it is open."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            "it is no zip archive, as files of PyTorch since 1.6 are; load and save it "
+            "again there: torch.save(torch.load(FILE), NEW_FILE)"
+        )
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        [pickled] = (x for x in names if x.count("/") == 1 and x.endswith("/data.pkl"))
+        yield _Unpickler(archive, pickled.removesuffix("data.pkl")).load()
+
+
+class _Unpickler:
+    """Interprets the opcodes of protocol 2 that `torch.save` writes for a state dict.
+
+    Args:
+        archive: of the pickle and the storages.
+        folder: of these in the archive, with a slash.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, folder: str):
+        self._archive, self._folder = archive, folder
+        self._byte_order = "little"
+        if f"{folder}byteorder" in archive.namelist():
+            self._byte_order = self._bytes("byteorder").decode()
+        self._stack: list = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        """The pickled object, in which a tensor is a `Tensor`."""
+        for opcode, arg, _ in pickletools.genops(self._bytes("data.pkl")):
+            name = opcode.name
+            if name == "STOP":
+                return self._stack.pop()
+            if name in _CONSTANTS:
+                self._stack.append(_CONSTANTS[name]())
+            elif name in _LITERALS:
+                self._stack.append(arg)
+            elif hasattr(self, f"_op_{name.lower()}"):
+                getattr(self, f"_op_{name.lower()}")(arg)
+            elif name not in ("PROTO", "FRAME"):
+                raise ValueError(f"it has the opcode {name}, which no state dict needs")
+
+    def _op_mark(self, _):
+        self._marks.append(len(self._stack))
+
+    def _since_mark(self):
+        place = self._marks.pop()
+        items, self._stack[place:] = self._stack[place:], []
+        return items
+
+    def _op_binput(self, number):
+        self._memo[number] = self._stack[-1]
+
+    _op_long_binput = _op_put = _op_binput
+
+    def _op_memoize(self, _):
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def _op_binget(self, number):
+        self._stack.append(self._memo[number])
+
+    _op_long_binget = _op_get = _op_binget
+
+    def _op_tuple(self, _):
+        self._stack.append(tuple(self._since_mark()))
+
+    def _op_tuple1(self, _, count=1):
+        items, self._stack[-count:] = self._stack[-count:], []
+        self._stack.append(tuple(items))
+
+    def _op_tuple2(self, _):
+        self._op_tuple1(_, 2)
+
+    def _op_tuple3(self, _):
+        self._op_tuple1(_, 3)
+
+    def _op_appends(self, _):
+        items = self._since_mark()
+        self._checked(list).extend(items)
+
+    def _op_append(self, _):
+        item = self._stack.pop()
+        self._checked(list).append(item)
+
+    def _op_setitems(self, _):
+        items = self._since_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str | int | float | bool | None):
+                raise ValueError("a key of a dict is no text or number")
+            self._checked(dict)[key] = value
+
+    def _op_setitem(self, _):
+        self._marks.append(len(self._stack) - 2)
+        self._op_setitems(_)
+
+    def _checked(self, kind):
+        if not isinstance(self._stack[-1], kind):
+            raise ValueError(f"its pickle fills what is no {kind.__name__}")
+        return self._stack[-1]
+
+    def _op_global(self, name):
+        self._add_global(name.replace(" ", "."))
+
+    def _op_stack_global(self, _):
+        module, name = self._stack[-2:]
+        del self._stack[-2:]
+        self._add_global(f"{module}.{name}")
+
+    def _add_global(self, name):
+        if name not in CALLED and name not in DTYPES:
+            raise ValueError(
+                f"it refers to {name[:100]}, which is not executed here; save the "
+                "state dict alone, as a .safetensors file or with torch.save"
+            )
+        self._stack.append(Global(name))
+
+    def _op_binpersid(self, _):
+        kind, storage, key, _, size = self._stack.pop()
+        if kind != "storage" or not isinstance(key, str) or not isinstance(size, int):
+            raise ValueError("its pickle has a damaged reference to a storage")
+        self._stack.append(Storage(DTYPES[storage.name], key, size))
+
+    def _op_reduce(self, _):
+        arguments = self._stack.pop()
+        called = self._stack.pop()
+        if not isinstance(called, Global) or called.name not in CALLED:
+            raise ValueError("its pickle calls what is no function")
+        if called.name == "collections.OrderedDict" and not arguments:
+            result = {}
+        elif called.name.endswith("_v2"):
+            result = self._tensor(*arguments[:4])
+        else:
+            result = arguments[0]  # of _rebuild_parameter
+        self._stack.append(result)
+
+    def _op_build(self, _):
+        """Attributes of a dict, such as versions of modules, which say nothing here."""
+        self._stack.pop()
+        self._checked(dict)
+
+    def _tensor(self, storage, offset, shape, strides):
+        storage = Storage(*storage)
+        numbers = [offset, *shape, *strides]
+        last = offset + sum(
+            (n - 1) * step for n, step in zip(shape, strides, strict=True)
+        )
+        if (
+            min(numbers) < 0
+            or any(type(x) is not int for x in numbers)
+            or math.prod(shape)
+            and last >= storage.size
+            or math.prod(shape) > storage.size
+        ):
+            raise ValueError("a tensor is not within its storage")
+        step = np.dtype(storage.dtype).itemsize
+
+        def read():
+            flat = self._values(storage)[offset:]
+            return np.lib.stride_tricks.as_strided(
+                flat, shape, [step * x for x in strides], writeable=False
+            ).copy()
+
+        return Tensor(tuple(shape), read)
+
+    def _values(self, storage):
+        """The elements of a storage."""
+        size = np.dtype(storage.dtype).itemsize
+        content = self._bytes(f"data/{storage.key}")
+        if len(content) < storage.size * size:
+            raise ValueError(f"storage {storage.key} has {len(content):,} bytes only")
+        order = {"little": "<", "big": ">"}[self._byte_order]
+        numbers = np.frombuffer(content, f"{order}u{size}", storage.size)
+        return numbers.astype(f"u{size}").view(storage.dtype)
+
+    def _bytes(self, name):
+        member = self._archive.getinfo(self._folder + name)
+        # A compressed one could be of any size.
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename} is compressed, which PyTorch does not")
+        return self._archive.read(member)
+
+
+_CONSTANTS = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+}
+_LITERALS = (
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"),
+)
