@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import textwrap
+import warnings
 import weakref
 
 import keras
@@ -112,6 +113,82 @@ def recurrent():
     return keras.Sequential([*image, *rows, layers.Dense(5)])
 
 
+@keras.saving.register_keras_serializable("tests")
+class Lazy(layers.Layer):
+    """Its layers create their variables when it is called; it has no `build`."""
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        self.conv, self.filters = layers.Conv2D(filters, 3), filters
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x):
+        return self.norm(self.conv(x))
+
+    def get_config(self):
+        return super().get_config() | {"filters": self.filters}
+
+
+@keras.saving.register_keras_serializable("tests")
+class Patches(layers.Layer):
+    """Creates its layer in `build`; its configuration says more than its constructor
+    takes, and not all of that."""
+
+    def __init__(self, size, use_bias=True, **kwargs):
+        super().__init__(**kwargs)
+        self.size, self.use_bias = size, use_bias
+
+    def build(self, shape):
+        self.dense = layers.Dense(self.size, use_bias=self.use_bias)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return super().get_config() | {"size": self.size, "num_patches": 36}
+
+
+class Backbone(keras.Model):
+    """A subclass that is Functional, with a constructor of its own."""
+
+    def __init__(self, filters):
+        images = keras.Input((8, 8, 3))
+        x = layers.ReLU()(Lazy(filters)(images))
+        super().__init__(images, Patches(filters, use_bias=False)(x))
+
+
+def lazy():
+    """As the networks of keras-hub."""
+    images = keras.Input((8, 8, 3))
+    x = layers.GlobalAveragePooling2D()(Backbone(4)(images))
+    return keras.Model(images, layers.Dense(5)(x))
+
+
+class Changing(layers.Layer):
+    """Has another number of variables each time that it is made."""
+
+    num_made = 0
+
+    def build(self, shape):
+        type(self).num_made += 1
+        self.all = [self.add_weight(shape=[3]) for _ in range(self.num_made)]
+
+    def call(self, x):
+        return x * self.all[0]
+
+
+class Normalizing(layers.Layer):
+    """Its constructor takes a class, which no configuration holds."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kind()
+
+    def call(self, x):
+        return self.norm(x)
+
+
 def ending_in(*some):
     return keras.Sequential([keras.Input((8, 8, 3)), *some, layers.Dense(5)])
 
@@ -130,6 +207,14 @@ def test_networks_side_by_side_keep_their_numbers():
     assert names == ["sequential_1", "sequential_2"]
 
 
+def test_a_stored_architecture_has_the_arguments_of_the_constructors():
+    _, architecture = towers.models.given.give(lazy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        restored = keras.models.model_from_json(architecture)
+    assert restored.count_params() == lazy().count_params()
+
+
 def standardized(images):
     mean, deviation = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
     return ((images - mean) / deviation).astype(np.float32)
@@ -137,7 +222,15 @@ def standardized(images):
 
 @pytest.mark.parametrize(
     "create",
-    [sequential, functional, without_input, adapted, normalized_twice, recurrent],
+    [
+        sequential,
+        functional,
+        without_input,
+        adapted,
+        normalized_twice,
+        recurrent,
+        lazy,
+    ],
 )
 def test_a_step_is_that_of_keras(create, tmp_path):
     """All images are one batch, so that their order does not matter."""
@@ -476,6 +569,14 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         (
             {"model": keras.Sequential([layers.Lambda(lambda x: x)])},
             "'lambda' .Lambda. cannot be copied, .* keras.ops",
+        ),
+        (
+            {"model": ending_in(Normalizing(layers.LayerNormalization))},
+            "'normalizing' .Normalizing. cannot be copied, .* give it a get_config",
+        ),
+        (
+            {"model": ending_in(Changing(), layers.Flatten())},
+            "'changing' .Changing. cannot be copied, .*same arguments",
         ),
         (
             {"data": tf.data.Dataset.from_tensor_slices(TRAIN).repeat()},

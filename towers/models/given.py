@@ -4,6 +4,7 @@ import collections
 import json
 import pathlib
 import re
+import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -51,10 +52,10 @@ def give(model: keras.Model) -> tuple[str, str]:
     architecture = _sorted(_NUMBERED.sub(r'"\1"', text))
     try:
         try:
-            keras.models.model_from_json(architecture)
+            _from_json(architecture)
         except ValueError:  # two networks side by side need their numbers
             architecture = _sorted(_numbered_anew(text))
-            keras.models.model_from_json(architecture)
+            _from_json(architecture)
     except (KeyError, TypeError, ValueError) as error:
         console.warn(
             f"only this program can use the network: {_first_sentence(error)}; "
@@ -64,6 +65,12 @@ def give(model: keras.Model) -> tuple[str, str]:
     factories.give("model", name, create)
     _without_weights.discard(name)
     return name, architecture
+
+
+def _from_json(text):
+    with warnings.catch_warnings():  # layers may create their variables when called
+        warnings.filterwarnings("ignore", ".*does not have a `build")
+        return keras.models.model_from_json(text)
 
 
 def _sorted(text):
@@ -87,7 +94,7 @@ def give_stored(name: str, path: pathlib.Path) -> None:
 
     def create(regularizer=None):
         try:
-            model = keras.models.model_from_json(path.read_text())
+            model = _from_json(path.read_text())
         except OSError as error:
             raise ConfigError(f"model={name}: {path}: {error.strerror}") from None
         except (KeyError, TypeError, ValueError) as error:
@@ -115,21 +122,12 @@ def _copy(
     """A copy whose layers take the regularizer for kernels that have none, the policy
     of types of the process, and names without the numbers that Keras gives."""
 
+    copies = []
+
     def copy(layer):
-        try:
-            ours = type(layer).from_config(_settings(layer, regularizer))
-        except (NotImplementedError, TypeError, ValueError) as error:
-            way_out = "give it a get_config"
-            if isinstance(layer, keras.layers.Lambda):
-                way_out = "write the function as a layer of your own, or with keras.ops"
-            raise ConfigError(
-                f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be "
-                f"copied, {_first_sentence(error)}; {way_out}"
-            ) from None
-        values = weights_of(layer) if isinstance(layer, keras.Layer) else []
-        if values and not isinstance(layer, keras.layers.Normalization):
-            ours.build_from_config(layer.get_build_config())
-            ours.set_weights(values)
+        ours = _copy_layer(layer, regularizer)
+        if isinstance(layer, keras.Layer):
+            copies.append((layer, ours))
         return ours
 
     def images(x):
@@ -140,12 +138,64 @@ def _copy(
         is_sequential = isinstance(model, keras.Sequential)
         inputs = model.inputs[0] if is_sequential else model.input
         inputs = keras.tree.map_structure(images, inputs)
-    return keras.models.clone_model(model, inputs, clone_function=copy, recursive=True)
+    ours = keras.models.clone_model(model, inputs, clone_function=copy, recursive=True)
+    for layer, its_copy in copies:  # some create their variables when they are called
+        values = weights_of(layer)
+        if values and not isinstance(layer, keras.layers.Normalization):
+            _set_weights(its_copy, layer, values)
+    return ours
 
 
-def _settings(layer, regularizer):
+def _copy_layer(layer, regularizer):
+    """A layer or an operation without weights: from its configuration or, where that
+    does not fit its constructor, from the arguments that Keras has recorded."""
+    try:
+        return type(layer).from_config(
+            _settings(layer, layer.get_config(), regularizer)
+        )
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        recorded = getattr(layer, "_auto_config", None)
+        if recorded is None:
+            raise _refusal(layer, error) from None
+
+    settings = {"name": layer.name} | recorded.config
+    settings = _settings(layer, settings, regularizer)
+    try:
+        ours = type(layer)(**settings)
+    except (TypeError, ValueError) as error:
+        raise _refusal(layer, error) from None
+    ours.get_config = lambda: settings  # for the stored architecture
+    return ours
+
+
+def _refusal(layer, error):
+    hint = "give it a get_config with the arguments of its constructor"
+    if isinstance(layer, keras.layers.Lambda):
+        hint = "write the function as a layer of your own, or with keras.ops"
+    # Keras puts the whole configuration before the reason.
+    reason = str(error).rpartition("Exception encountered: ")[2]
+    return ConfigError(
+        f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
+        f"{_first_sentence(reason)}; {hint}"
+    )
+
+
+def _set_weights(ours, layer, values):
+    """Sets the weights of a layer's copy, which need not have been called."""
+    try:
+        if not ours.built:
+            ours.build_from_config(layer.get_build_config())
+        ours.set_weights(values)
+    except ValueError as error:
+        raise ConfigError(
+            f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
+            f"{_first_sentence(error)}; have its constructor or build create its "
+            "variables, and the same ones for the same arguments"
+        ) from None
+
+
+def _settings(layer, settings, regularizer):
     """Those of a layer's copy."""
-    settings = layer.get_config()
     class_name = type(layer).__name__.lower()
     automatic = re.sub(r"_[0-9]+$", "", layer.name).replace("_", "")
     if automatic == class_name:
