@@ -88,7 +88,7 @@ def without_input():
 
 def adapted():
     """Its moments are those of other images."""
-    normalization = layers.Normalization()
+    normalization = layers.Normalization(name="normalization")
     normalization.adapt(np.random.default_rng(3).normal(3, 2, (9, 8, 8, 3)))
     inner = keras.Sequential([normalization, layers.Conv2D(2, 3)])
     return keras.Sequential(

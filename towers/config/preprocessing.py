@@ -1,11 +1,11 @@
-"""Preprocessing of images: that of trained weights, and the option standardize.
+"""Preprocessing of images for trained weights, and the option standardize.
 
-Mean and standard deviation are here of pixels divided by 255, as elsewhere in the
-field; `DataSet` and `DatasetInfo` have them in units of 0..255.
+Mean and standard deviation are of pixels divided by 255, as in timm and torchvision;
+`DataSet` and `DatasetInfo` have them in units of 0..255.
 """
 
+import contextlib
 import dataclasses
-import math
 
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
@@ -46,44 +46,29 @@ class Preprocessing:
 
 
 def parse_standardization(text: str) -> Moments | None:
-    """Mean and standard deviation, one number or one per channel, of the value of the
-    option standardize; None for auto and data.
-
-    Raises:
-        ConfigError: it is no such value.
-    """
+    """Mean and standard deviation, a number or one per channel, of the value of the
+    option standardize; None for auto and data. ConfigError where it is no value."""
     if text in STANDARDIZATIONS:
         return STANDARDIZATIONS[text]
-    try:
+    with contextlib.suppress(ValueError):
         mean, std = (tuple(map(float, x.split(","))) for x in text.split(":"))
-    except ValueError:
-        raise ConfigError(
-            f"standardize={text!r}: {suggestion(text, STANDARDIZATIONS)}must be one of "
-            f"{', '.join(STANDARDIZATIONS)}, or MEAN:STD such as 0.5:0.25 or "
-            "0.485,0.456,0.406:0.229,0.224,0.225"
-        ) from None
-    if not all(math.isfinite(x) and abs(x) <= 1 for x in mean + std) or min(std) <= 0:
-        raise ConfigError(
-            f"standardize={text!r}: a mean must be from -1 to 1, a standard deviation "
-            "above 0 and at most 1; they are of pixels divided by 255"
-        )
-    return mean, std
+        if all(-1 <= x <= 1 for x in mean + std) and min(std) > 0:
+            return mean, std
+    raise ConfigError(
+        f"standardize={text!r}: {suggestion(text, STANDARDIZATIONS)}must be one of "
+        f"{', '.join(STANDARDIZATIONS)}, or MEAN:STD of pixels divided by 255, such as "
+        "0.5:0.25 or 0.485,0.456,0.406:0.229,0.224,0.225"
+    )
 
 
-def in_pixels(moments: Moments, channels: int, source: str) -> Moments:
-    """Mean and standard deviation of each channel, in units of 0..255.
-
-    Raises:
-        ConfigError: there is neither one number nor one per channel; `source` begins
-            the message.
-    """
+def in_pixels(moments: Moments, channels: int) -> Moments:
+    """Mean and standard deviation of each channel, in units of 0..255. ConfigError
+    where there is neither one number nor one per channel."""
     if not all(len(x) in (1, channels) for x in moments):
         raise ConfigError(
-            f"{source}: has {len(moments[0])} means and {len(moments[1])} standard "
-            f"deviations, and the images have {channels} channels; set "
-            "--standardize=data, or give one number for all channels"
+            f"standardize: {len(moments[0])} means and {len(moments[1])} standard "
+            f"deviations for images of {channels} channels; give one number for all, "
+            "or --standardize=data"
         )
-    mean, deviation = (
-        tuple(255 * x for x in (values * channels)[:channels]) for values in moments
-    )
-    return mean, deviation
+    mean, std = (tuple(255 * x for x in (y * channels)[:channels]) for y in moments)
+    return mean, std

@@ -149,8 +149,8 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 def rescales_images(model: keras.Model) -> bool:
     """Whether the first layer of a network is a Rescaling or Normalization layer."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
-    first, *_ = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
-    return isinstance(first, kinds)
+    inner = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
+    return isinstance(next(inner, None), kinds)
 
 
 def pretrained(name: str) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from towers import console, models
 from towers.config import Config
-from towers.config.preprocessing import Moments, in_pixels, parse_standardization
+from towers.config.preprocessing import in_pixels, parse_standardization
 from towers.data.sources import DataSet
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -23,58 +23,46 @@ def standardize(
     model: keras.Model,
     continued: DatasetInfo | None = None,
 ) -> DataSet:
-    """The data set with the moments that the option standardize means, said in a line
-    where they are not those of its training images.
+    """The data set with the moments that the option standardize means, reported in a
+    line where they are not those of its training images.
 
     Args:
         data_set: with the moments of its training images.
         model: the network.
-        continued: of the checkpoint from which a run goes on; what the run started from
-            is not needed any more.
+        continued: of the checkpoint from which a run goes on, which may have started
+            from weights that are gone.
 
     Raises:
-        ConfigError: they are of another number of channels.
+        ConfigError: there are moments of another number of channels.
     """
-    per_image = config.choice_of("augment").standardizes_images
-    if config.standardize == "data" or per_image:
+    moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
+    if moments is None:
         return data_set
-    channels = data_set.image_shape[-1]
-    if config.standardize != "auto":
-        name = f"standardize={config.standardize}"
-        moments = in_pixels(parse_standardization(config.standardize), channels, name)
-    elif moments := models.pixel_moments(config.model):
-        name = ""
-    else:
-        moments, name = _of_weights(config, channels, continued)
-    choice = config.choice_of("model")
-    is_users = choice.is_given or choice.is_in_a_file
-    if not moments and is_users and models.rescales_images(model):
-        moments = (0.0,) * channels, (1.0,) * channels
-        name = "none, as the network begins with a layer that rescales them"
-    if not moments:
-        return data_set
-    mean, deviation = moments
-    if name:
-        numbers = np.round(moments, 2).tolist()
-        console.line(f"images are standardized by {numbers} ({name})")
-    return dataclasses.replace(data_set, mean=mean, deviation=deviation)
+    numbers = np.round(moments, 2).tolist()
+    console.line(f"images are standardized by {numbers} ({origin})")
+    return dataclasses.replace(data_set, mean=moments[0], deviation=moments[1])
 
 
-def _of_weights(
-    config: Config, channels: int, continued: DatasetInfo | None
-) -> tuple[Moments | None, str]:
-    """The moments with which the weights of `init_from` were trained, where they are
-    known and of as many channels, and where they are from."""
-    if not config.init_from:
+def _moments(config, channels, model, continued):
+    """The moments, and where they are from; None for those of the training images."""
+    choice, path = config.choice_of("model"), os.path.expanduser(config.init_from)
+    if moments := parse_standardization(config.standardize):
+        return in_pixels(moments, channels), f"standardize={config.standardize}"
+    if config.standardize == "data" or config.choice_of("augment").standardizes_images:
         return None, ""
-    path = os.path.expanduser(config.init_from)
-    info = continued
-    if info is None and os.path.isdir(path):
-        info = RunFolder(path).stored_dataset_info("best")
-    if info is not None and len(info.mean) == channels:
-        return (info.mean, info.deviation), f"those of {config.init_from}"
-    pretrained = config.choice_of("model").pretrained
-    if pretrained and channels == 3 and path.endswith(OF_PYTORCH):
-        moments = pretrained.mean, pretrained.std
-        return in_pixels(moments, channels, ""), f"the weights of {config.model}"
+    if moments := models.pixel_moments(config.model):
+        return moments, f"as {config.model} was trained"
+    if path:
+        info = continued
+        if info is None and os.path.isdir(path):
+            info = RunFolder(path).stored_dataset_info("best")
+        if info is not None and len(info.mean) == channels:
+            return (info.mean, info.deviation), f"as init_from={config.init_from}"
+        trained = choice.pretrained
+        if trained and len(trained.mean) == channels and path.endswith(OF_PYTORCH):
+            moments = in_pixels((trained.mean, trained.std), channels)
+            return moments, f"as {config.model} was trained"
+    if (choice.is_given or choice.is_in_a_file) and models.rescales_images(model):
+        moments = (0.0,) * channels, (1.0,) * channels
+        return moments, "the network begins with a layer that rescales them"
     return None, ""
