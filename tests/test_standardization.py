@@ -93,10 +93,10 @@ def test_a_run_that_starts_from_a_run_has_its_standardization(tmp_path):
 
 @pytest.mark.parametrize("name", [k for k, row in MODELS.items() if row.pretrained])
 def test_published_weights_bring_their_preprocessing(name):
-    row = MODELS[name].pretrained
     config = small_config(model=name, init_from="weights.safetensors")
     data = standardize(config, small_data(), model=None)
     moments = np.array([data.mean, data.deviation]) / 255
+    row = MODELS[name].pretrained
     np.testing.assert_allclose(moments, [row.mean, row.std])
 
 

@@ -191,6 +191,7 @@ MODELS = {
             "has_bottlenecks": False,
             "name": "resnet18_imagenet",
         },
+        pretrained=_RESNET_WEIGHTS,
         num_params=11_181_642,
     ),
     "resnet50": Choice(

@@ -10,11 +10,12 @@ from towers import console, models
 from towers.config import Config
 from towers.config.preprocessing import in_pixels, parse_standardization
 from towers.data.sources import DataSet
+from towers.run import torch_files
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 
 # Endings of files of weights that timm and torchvision publish.
-OF_PYTORCH = (".safetensors", ".pth", ".pt", ".bin")
+OF_PYTORCH = (".safetensors", *torch_files.SUFFIXES)
 
 
 def standardize(
