@@ -167,7 +167,7 @@ DEEPER = [
     "wide_resnet_16_4",
 ]
 DEEPER += ["vit_small", "vit_base", "deit_small", "deit_base"]
-DEEPER += [f"tf_efficientnet_lite{n}" for n in (1, 2, 3, 4)]
+DEEPER += [f"tf_efficientnet_lite{n}" for n in (1, 2, 4)]
 DEEPER += ["efficientnet_lite0", "tf_efficientnet_b0", "tf_mobilenet_v3_small"]
 DEEPER += ["mobilenet_v3_large", "tf_mobilenet_v3_large"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
