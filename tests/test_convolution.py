@@ -193,6 +193,35 @@ def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+# Depthwise convolutions.
+
+
+@pytest.mark.parametrize("precision,bound", [("float32", 1e-5), ("bfloat16", 2**-7)])
+@pytest.mark.parametrize("size,strides", [(3, 1), (3, 2), (5, 2), (7, 1)])
+def test_on_a_cpu_depthwise_gradients_equal_those_of_tensorflow(
+    size, strides, precision, bound
+):
+    options = {"depth_multiplier": 2, "padding": "same", "strides": strides}
+    layer = keras.layers.DepthwiseConv2D(size, **options)
+    model = networks.model_of(layer, shape=(9, 8, 3))
+    x = tf.constant(random((4, 9, 8, 3)), tf.float32)
+    upstream = tf.constant(random(model(x).shape, 1), tf.float32)
+
+    def gradients(x, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            outputs, _ = layer.stateless_call([kernel, layer.bias.value], [], x)
+        return tape.gradient(outputs, [x, kernel], tf.cast(upstream, outputs.dtype))
+
+    theirs = gradients(x, layer.kernel.value)
+    layer.dtype_policy = "float32" if precision == "float32" else "mixed_bfloat16"
+    set_device_kind(model, "CPU")
+    ours = gradients(x, layer.kernel.value)
+    for actual, wanted in zip(ours, theirs, strict=True):
+        error = np.max(np.abs(tf.cast(actual, tf.float32) - wanted))
+        assert error < bound * np.max(np.abs(wanted))
+
+
 # Biases.
 
 
@@ -204,6 +233,7 @@ def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
         keras.layers.Conv2D(4, 1, strides=2, name="pointwise"),
         keras.layers.Conv2D(4, 3, name="stock"),
         keras.layers.Dense(4, name="dense"),
+        keras.layers.DepthwiseConv2D(3, name="depthwise"),
         Whitening(2, name="whitening"),
     ],
     ids=lambda layer: layer.name,

@@ -13,6 +13,7 @@ from test_layers import random_images, value_and_gradient
 
 from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
 from towers.models.cpu_kernels import (
+    FUSED_ACTIVATIONS,
     conv2d_cpu,
     gelu,
     layer_normalization,
@@ -106,28 +107,54 @@ def test_gradients_by_products_are_as_exact_as_bfloat16():
     assert np.max(np.abs(actual - theirs)) < 2**-7 * np.max(np.abs(theirs))
 
 
-# Gelu.
+# Activations.
 
 
-def of_formula(x):
+def of_gelu(x):
     """x times the normal distribution function, and the derivative."""
     cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))(x)
     return x * cdf, cdf + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def of_silu(x):
+    share = 1 / (1 + np.exp(-x))
+    return x * share, share + x * share * (1 - share)
+
+
+def of_hard_silu(x):
+    value = x * np.clip(x + 3, 0, 6) / 6
+    return value, np.where(np.abs(x) < 3, x / 3 + 0.5, x >= 3)
+
+
+def of_relu6(x):
+    return np.clip(x, 0, 6), (x > 0) & (x < 6)
 
 
 @pytest.mark.parametrize(
     "dtype,tolerance",
     [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 0.01), ("float16", 2e-3)],
 )
-@pytest.mark.parametrize("device_kind", ["CPU", "GPU"])
-def test_gelu_and_its_gradient_equal_the_formula(device_kind, dtype, tolerance):
+@pytest.mark.parametrize(
+    "activate,of_formula",
+    [
+        (gelu, of_gelu),
+        (functools.partial(gelu, device_kind="GPU"), of_gelu),
+        (FUSED_ACTIVATIONS["silu"], of_silu),
+        (FUSED_ACTIVATIONS["hard_silu"], of_hard_silu),
+        (FUSED_ACTIVATIONS["relu6"], of_relu6),
+    ],
+    ids=["gelu", "gelu on a GPU", "silu", "hard_silu", "relu6"],
+)
+def test_activations_and_their_gradients_equal_the_formula(
+    activate, of_formula, dtype, tolerance
+):
     x = np.concatenate([np.linspace(-8, 8, 1001), [0.0, 1e-30, -10.0, 10.0]])
     upstream = np.random.default_rng(0).normal(size=x.shape)
     inputs, scales = tf.cast(x, dtype), tf.cast(upstream, dtype)
 
     with tf.GradientTape() as tape:
         tape.watch(inputs)
-        value = gelu(inputs, device_kind)
+        value = activate(inputs)
     gradient = tape.gradient(value, inputs, scales)
     assert value.dtype == gradient.dtype == dtype
     # What a narrow type makes of the inputs is not the function's.

@@ -292,6 +292,8 @@ def test_a_ramped_momentum_forgets_the_initial_moments(shape):
         (4, 8, 3, {"padding": "same"}),  # two filters for each channel
         (12, 12, 3, {"padding": "same"}),
         (12, 12, 3, {"strides": 2}),
+        (12, 12, 5, {}),
+        (12, 12, 5, {"strides": 2, "padding": "same"}),
     ],
 )
 def test_grouped_convolution_and_its_gradients_equal_the_oracle(

@@ -4,13 +4,20 @@ import keras
 import tensorflow as tf
 
 from towers.models.attention import Attention
-from towers.models.cpu_kernels import conv2d_cpu, strided_pixels
+from towers.models.cpu_kernels import (
+    FUSED_ACTIVATIONS,
+    conv2d_cpu,
+    strided_pixels,
+)
 from towers.models.layers import (
     BatchNormalization,
     Conv2D,
     Dense,
+    DepthwiseConv2D,
+    FusedActivation,
     FusedLayerNormalization,
     Gelu,
+    GroupedConv2D,
 )
 from towers.models.winograd import MANY_IMAGES, winograd_conv2d
 
@@ -112,14 +119,19 @@ class PointwiseConv2D(Conv2D):
 
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network compute in the way that suits a kind of device, CPU or GPU."""
+    with_kind = SameConv2D, GroupedConv2D, Gelu, Attention, BatchNormalization
     for layer in model._flatten_layers():
-        if isinstance(layer, (SameConv2D, Gelu, Attention, BatchNormalization)):
+        if isinstance(layer, with_kind):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
             # In place: its name, its variables and its users stay.
             layer.__class__ = PointwiseConv2D
         elif device_kind == "CPU" and _is_layer_normalization(layer):
             layer.__class__ = FusedLayerNormalization
+        elif device_kind == "CPU" and _is_depthwise(layer):
+            layer.__class__ = DepthwiseConv2D
+        elif device_kind == "CPU" and _is_fused_activation(layer):
+            layer.__class__ = FusedActivation
         elif device_kind == "CPU" and _has_bias_in_bfloat16(layer):
             layer.__class__ = EXACT_BIASES[type(layer)]
 
@@ -151,4 +163,20 @@ def _is_pointwise_with_strides(layer):
         and max(layer.strides) > 1
         and layer.groups == 1
         and layer.data_format == "channels_last"
+    )
+
+
+def _is_depthwise(layer):
+    return (
+        type(layer) is keras.layers.DepthwiseConv2D
+        and layer.data_format == "channels_last"
+        and tuple(layer.dilation_rate) == (1, 1)
+    )
+
+
+def _is_fused_activation(layer):
+    return (
+        type(layer) is keras.layers.Activation
+        and getattr(layer.activation, "__name__", "") in FUSED_ACTIVATIONS
+        and layer.activation.__module__.startswith("keras.")
     )

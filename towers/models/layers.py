@@ -10,12 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from towers.models.cpu_kernels import (
+    FUSED_ACTIVATIONS,
     add_bias,
     gelu,
     layer_normalization,
     local_response_normalization,
     strided_pixels,
 )
+from towers.models.depthwise import depthwise_conv2d_cpu
 from towers.models.transformer_kernels import dense
 
 
@@ -344,7 +346,12 @@ class GroupedConv2D(Conv2D):
     are convolutions side by side. The kernel is [height, width, channels / groups,
     filters], as that of `keras.layers.Conv2D`, so that filters are its last axis in
     every case.
+
+    Attributes:
+        device_kind: CPU or GPU, for which a depthwise convolution is computed.
     """
+
+    device_kind = "CPU"
 
     def convolution_op(self, inputs, kernel):
         padding, dilation = self.padding.upper(), self.dilation_rate
@@ -354,6 +361,8 @@ class GroupedConv2D(Conv2D):
         is_depthwise = self.groups == inputs.shape[-1] == self.filters
         if is_depthwise and strides[0] == strides[1]:  # TensorFlow has no others
             kernel = tf.reshape(kernel, [*self.kernel_size, self.filters, 1])
+            if self.device_kind == "CPU" and max(dilation) == 1:
+                return depthwise_conv2d_cpu(inputs, kernel, strides, padding)
             return tf.nn.depthwise_conv2d(
                 inputs, kernel, [1, *strides, 1], padding, dilations=dilation
             )
@@ -366,6 +375,23 @@ class GroupedConv2D(Conv2D):
             )
         ]
         return tf.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+
+class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
+    """That of Keras, with the gradients of `depthwise_conv2d_cpu` and `add_bias`."""
+
+    call = Conv2D.call
+
+    def convolution_op(self, inputs, kernel):
+        kernel, padding = tf.convert_to_tensor(kernel), self.padding.upper()
+        return depthwise_conv2d_cpu(inputs, kernel, self.strides, padding)
+
+
+class FusedActivation(keras.layers.Activation):
+    """That of Keras, of a function in FUSED_ACTIVATIONS."""
+
+    def call(self, inputs):
+        return FUSED_ACTIVATIONS[self.activation.__name__](inputs)
 
 
 class PadChannels(keras.layers.Layer):
