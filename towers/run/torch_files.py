@@ -1,6 +1,7 @@
 """Tensors in files of PyTorch (.pth, .pt, .bin) and of safetensors.
 
-A file of `torch.save` is a zip archive of a pickle and of the bytes of each storage.
+A file of `torch.save` is a zip archive of a pickle and of the bytes of each storage;
+before PyTorch 1.6 it was these one after the other.
 Here the opcodes of the pickle are interpreted, without `pickle`: a global is a name and
 nothing else, and the four names below are all that can be called. A file with another
 one is refused by that name.
@@ -8,10 +9,11 @@ one is refused by that name.
 
 import contextlib
 import math
+import os
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,6 +48,7 @@ WRAPPERS = (
 PREFIXES = ("module.", "_orig_mod.")
 # Numbers of training steps, which no network of ours has.
 COUNTER = "num_batches_tracked"
+OLDER_FORMAT = 0x1950A86A20F9469CFC6C  # begins files before PyTorch 1.6
 
 
 class Tensor(NamedTuple):
@@ -118,39 +121,79 @@ def open_safetensors(path: str) -> Iterator[dict[str, Tensor]]:
 
 
 @contextlib.contextmanager
-def open_zip(path: str) -> Iterator[Any]:
+def open_pickled(path: str) -> Iterator[Any]:
     """The content of a file of `torch.save`, while it is open."""
     if not zipfile.is_zipfile(path):
-        raise ValueError(
-            "it is no zip archive, as files of PyTorch since 1.6 are; load and save it "
-            "again there: torch.save(torch.load(FILE), NEW_FILE)"
-        )
+        with open(path, "rb") as file:
+            yield _load_older(file)
+        return
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         [pickled] = (x for x in names if x.count("/") == 1 and x.endswith("/data.pkl"))
-        yield _Unpickler(archive, pickled.removesuffix("data.pkl")).load()
+        folder = pickled.removesuffix("data.pkl")
+
+        def read(name):
+            member = archive.getinfo(folder + name)
+            # A compressed one could be of any size.
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(
+                    f"{member.filename} is compressed, which PyTorch does not"
+                )
+            return archive.read(member)
+
+        has_order = f"{folder}byteorder" in names
+        byte_order = read("byteorder").decode() if has_order else "little"
+        yield _Unpickler(read, byte_order).load(read("data.pkl"))
+
+
+def _load_older(file):
+    """The content of a file of PyTorch before 1.6: pickles of a number, of versions, of
+    the object and of the keys of its storages, whose sizes and elements follow."""
+    places = {}
+
+    def read(name):
+        place, length = places[name]
+        file.seek(place)
+        return file.read(length)
+
+    unpickler = _Unpickler(read, "little")
+    if unpickler.load(file) != OLDER_FORMAT:
+        raise ValueError("it is no file of torch.save")
+    _, _, content, keys = (unpickler.load(file) for _ in range(4))
+    start, end = file.tell(), file.seek(0, os.SEEK_END)
+    for key in keys:
+        storage = unpickler.storages[key]
+        length = storage.size * np.dtype(storage.dtype).itemsize
+        places[f"data/{key}"] = start + 8, length
+        start += 8 + length
+    if start > end:
+        raise ValueError(
+            f"it ends before its last storage, {start - end:,} bytes short"
+        )
+    return content
 
 
 class _Unpickler:
     """Interprets the opcodes of protocol 2 that `torch.save` writes for a state dict.
 
     Args:
-        archive: of the pickle and the storages.
-        folder: of these in the archive, with a slash.
+        read: name -> the bytes of a storage, data/KEY.
+        byte_order: of their elements, little or big.
+
+    Attributes:
+        storages: by their keys.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, folder: str):
-        self._archive, self._folder = archive, folder
-        self._byte_order = "little"
-        if f"{folder}byteorder" in archive.namelist():
-            self._byte_order = self._bytes("byteorder").decode()
+    def __init__(self, read: Callable[[str], bytes], byte_order: str):
+        self._read, self._byte_order = read, byte_order
+        self.storages: dict[str, Storage] = {}
         self._stack: list = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
-    def load(self) -> Any:
+    def load(self, pickled: bytes | BinaryIO) -> Any:
         """The pickled object, in which a tensor is a `Tensor`."""
-        for opcode, arg, _ in pickletools.genops(self._bytes("data.pkl")):
+        for opcode, arg, _ in pickletools.genops(pickled):
             name = opcode.name
             if name == "STOP":
                 return self._stack.pop()
@@ -238,10 +281,16 @@ class _Unpickler:
         self._stack.append(Global(name))
 
     def _op_binpersid(self, _):
-        kind, storage, key, _, size = self._stack.pop()
-        if kind != "storage" or not isinstance(key, str) or not isinstance(size, int):
+        kind, storage, key, _, size, *view = self._stack.pop()
+        if (
+            kind != "storage"
+            or not isinstance(key, str)
+            or not isinstance(size, int)
+            or any(view)
+        ):
             raise ValueError("its pickle has a damaged reference to a storage")
-        self._stack.append(Storage(DTYPES[storage.name], key, size))
+        self.storages[key] = Storage(DTYPES[storage.name], key, size)
+        self._stack.append(self.storages[key])
 
     def _op_reduce(self, _):
         arguments = self._stack.pop()
@@ -288,19 +337,12 @@ class _Unpickler:
     def _values(self, storage):
         """The elements of a storage."""
         size = np.dtype(storage.dtype).itemsize
-        content = self._bytes(f"data/{storage.key}")
+        content = self._read(f"data/{storage.key}")
         if len(content) < storage.size * size:
             raise ValueError(f"storage {storage.key} has {len(content):,} bytes only")
         order = {"little": "<", "big": ">"}[self._byte_order]
         numbers = np.frombuffer(content, f"{order}u{size}", storage.size)
         return numbers.astype(f"u{size}").view(storage.dtype)
-
-    def _bytes(self, name):
-        member = self._archive.getinfo(self._folder + name)
-        # A compressed one could be of any size.
-        if member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{member.filename} is compressed, which PyTorch does not")
-        return self._archive.read(member)
 
 
 _CONSTANTS = {

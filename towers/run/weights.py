@@ -140,7 +140,7 @@ def open_weights(path: str) -> Iterator[Weights | None]:
             with torch_files.open_safetensors(path) as content:
                 yield _read_torch(path, content)
         elif path.endswith(torch_files.SUFFIXES) and os.path.isfile(path):
-            with torch_files.open_zip(path) as content:
+            with torch_files.open_pickled(path) as content:
                 yield _read_torch(path, content)
         else:
             yield None
