@@ -10,8 +10,9 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
   convolutions, normalizations and activations of Keras and TensorFlow.
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
-- `torch`, `torch, compiled`: the network written plainly in PyTorch, channels last, by
-  a Python that has it (`--torch=PYTHON`), in a process of its own, on its first GPU
+- `torch`, `torch, compiled`: the network written plainly in PyTorch, or as timm has it
+  (`tf_efficientnet_lite0`, `mobilenet_v3_small`, `convnext_tiny`), channels last, by a
+  Python that has them (`--torch=PYTHON`), in a process of its own, on its first GPU
   where it sees one.
 - `tf_cnn_benchmarks`: TensorFlow's former benchmark program on the CPU, from a clone of
   github.com/tensorflow/benchmarks (`--tf_cnn_benchmarks=CLONE`): `cnn`, `resnet20` to
@@ -42,8 +43,11 @@ from towers.models.layers import (
     BatchNormalization,
     Conv2D,
     Dense,
+    DepthwiseConv2D,
+    FusedActivation,
     FusedLayerNormalization,
     Gelu,
+    GroupedConv2D,
     LocalResponseNormalization,
 )
 from towers.optim import phases
@@ -56,6 +60,16 @@ OURS = ("PYTHONPATH", "LD_LIBRARY_PATH")
 def stock_convolution(settings: dict) -> keras.layers.Layer:
     del settings["before_pool"], settings["device_kind"]  # a pool drops a last row
     return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
+
+
+def stock_grouped(settings: dict) -> keras.layers.Layer:
+    groups, filters = settings.pop("groups"), settings["filters"]
+    if groups != filters or groups == 1:
+        return keras.layers.Conv2D.from_config(settings | {"groups": groups})
+    del settings["filters"]
+    names = {x: x.replace("kernel_", "depthwise_") for x in settings}
+    names["kernel_size"] = "kernel_size"
+    return keras.layers.DepthwiseConv2D(**{names[k]: v for k, v in settings.items()})
 
 
 def stock_response_normalization(settings: dict) -> keras.layers.Layer:
@@ -82,11 +96,14 @@ STOCK = {
     BatchNormalization: stock_normalization,
     Conv2D: keras.layers.Conv2D.from_config,
     Dense: keras.layers.Dense.from_config,
+    DepthwiseConv2D: keras.layers.DepthwiseConv2D.from_config,
+    FusedActivation: keras.layers.Activation.from_config,
     FusedLayerNormalization: keras.layers.LayerNormalization.from_config,
     PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,
     LocalResponseNormalization: stock_response_normalization,
     Gelu: stock_gelu,
+    GroupedConv2D: stock_grouped,
 }
 
 
@@ -102,7 +119,8 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
 
 def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
     """The clone, with the values of the model."""
-    clone.set_weights(model.get_weights())
+    values = zip(model.get_weights(), clone.weights, strict=True)
+    clone.set_weights([x.reshape(variable.shape) for x, variable in values])
     return clone
 
 

@@ -1,4 +1,5 @@
-"""Training steps of networks written plainly in PyTorch, for `benchmarks.peers`.
+"""Training steps of networks written plainly in PyTorch, and of others as timm has
+them, for `benchmarks.peers`.
 
     PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
 
@@ -160,7 +161,14 @@ def serve(name, image_size, batch_size, steps, precision, *compiles):
     side = int(image_size)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True  # PyTorch's way to choose convolutions
-    model = NETWORKS[name](side).to(device, memory_format=torch.channels_last)
+    if name in NETWORKS:
+        model = NETWORKS[name](side)
+    else:
+        import timm
+
+        name = "mobilenetv3_small_100" if name == "mobilenet_v3_small" else name
+        model = timm.create_model(name, num_classes=CLASSES)
+    model = model.to(device, memory_format=torch.channels_last)
     trained = [x for x in model.parameters() if x.requires_grad]
     print(sum(x.numel() for x in trained), flush=True)
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
