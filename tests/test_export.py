@@ -293,7 +293,16 @@ def test_keras_trains_an_export_further(tmp_path, name, norms, fixed, drops, rat
     "name",
     [
         *("speedrun", "alexnet_two_columns"),
-        *map(slow, ("convmixer_256_8", "deit_tiny", "alexnet", "keras:ConvNeXtTiny")),
+        *map(
+            slow,
+            (
+                "convmixer_256_8",
+                "deit_tiny",
+                "alexnet",
+                "convnext_tiny",
+                "keras:ConvNeXtTiny",
+            ),
+        ),
     ],
 )
 def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):
