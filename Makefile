@@ -1,5 +1,5 @@
-# make train | test | test-all | test-onnx | test-ray | test-track | test-types | notebook |
-# dist | lock | clean   (GNU make 3.81 or later)
+# make train | test | test-all | test-onnx | test-ray | test-torch | test-track |
+# test-types | notebook | dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -7,6 +7,9 @@
 
 PYTHON ?= python3 python3.13 python3.12 python3.11
 CUDA ?= auto
+# For `make test-torch`: TORCH=torch==2.13.0+cpu takes a wheel without CUDA, where pip
+# finds one.
+TORCH ?= torch
 # For `make lock`: UV_FLAGS=--upgrade takes the newest versions instead of keeping pins.
 UV_FLAGS ?=
 
@@ -39,8 +42,8 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray test-track test-types notebook \
-    dist lock clean
+.PHONY: help setup train test test-all test-onnx test-ray test-torch test-track test-types \
+    notebook dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -48,6 +51,7 @@ help:
 	@echo "make test-all   the same with the slow tests"
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
+	@echo "make test-torch the tests against timm and torchvision, in .venv-torch"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
 	@echo "make test-types mypy on a program that imports towers, in .venv-types"
 	@echo "make dist       build the wheel and the source distribution, in dist/"
@@ -100,6 +104,10 @@ test-onnx: .venv-onnx/bin/python
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
 	$< -m pytest -m "not product" tests/test_on_ray.py
+
+test-torch: .venv-torch/bin/python
+	$< $(PIP) install -e '.[test]' $(TORCH) timm torchvision
+	$< -m pytest -m slow tests/test_torch.py
 
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -30,6 +31,7 @@ from towers.exporting import (
     export,
     load_in_new_process,
     staging,
+    state_dicts,
     validate_format,
 )
 from towers.exporting.examples import images_of
@@ -40,7 +42,9 @@ from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train
 
-DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
+DEPENDABLE = [
+    name for name, row in FORMATS.items() if not row.packages and row.is_runnable
+]
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
 NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
 FAST_NETWORKS = ("cnn", "resnet20")
@@ -534,3 +538,56 @@ def test_what_is_no_stock_layer_goes_to_other_formats(
     with pytest.raises(ConfigError, match="no stock layer of Keras.*saved_model"):
         export("run", "keras")
     assert export("run", "saved_model").is_dir()
+
+
+# Parameters alone, under the names of timm.
+
+
+@pytest.mark.parametrize("name", ["resnet20", "deit_tiny", "efficientnet_b0"])
+def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
+    import safetensors
+
+    run = random_run(name, width=0.1, ema_decay=0.9)
+    trained, path = comparison.trained_network(run), tmp_path / "a.safetensors"
+    state_dicts.write_safetensors(path, trained, run)
+    values = {v.path: v.numpy() for v in trained.variables}
+    with safetensors.safe_open(path, "numpy") as file:
+        theirs = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        metadata = {k: v for k, v in file.metadata().items() if k != "format"}
+    if name == "resnet20":
+        kernel = values["stage2_block1_conv1/kernel"]
+        expected = np.einsum("hwio->oihw", kernel)
+        np.testing.assert_array_equal(theirs["layer2.0.conv1.weight"], expected)
+        expected = values["stage2_block1_norm1/moving_variance"]
+        np.testing.assert_array_equal(theirs["layer2.0.bn1.running_var"], expected)
+    elif name == "deit_tiny":
+        parts = [values[f"block2_{x}/kernel"].T for x in ("query", "key", "value")]
+        qkv = theirs["blocks.1.attn.qkv.weight"]
+        np.testing.assert_array_equal(qkv, np.concatenate(parts))
+        np.testing.assert_array_equal(
+            theirs["pos_embed"][0], values["tokens/positions"]
+        )
+    else:
+        kernel = values["stage2_block1_depthwise/kernel"].reshape(3, 3, -1)
+        depthwise = theirs["blocks.1.0.conv_dw.weight"]
+        np.testing.assert_array_equal(depthwise[:, 0], np.moveaxis(kernel, 2, 0))
+    assert tuple(json.loads(metadata["class_names"])) == run.class_names
+    np.testing.assert_allclose(json.loads(metadata["mean"]), np.array(run.mean) / 255)
+    images = random_images(run)
+    logits, _ = state_dicts.predict(path, run, images)
+    expected = comparison.logits_of(run, trained, images)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cnn", "vit_tiny"])
+def test_a_network_that_timm_lacks_goes_to_other_formats(name, tmp_path):
+    run = random_run(name)
+    with pytest.raises(ConfigError, match="another --format"):
+        state_dicts.write_safetensors(tmp_path / "a", run.network(), run)
+
+
+def test_an_export_of_parameters_is_compared_and_replaced(tmp_path, capsys):
+    trained(tmp_path, model="resnet20", width=0.1, batch_size=50, max_steps=1)
+    path = export(tmp_path, "safetensors")
+    assert export(tmp_path, "safetensors", overwrite=True) == path
+    assert "Read into a new network" in capsys.readouterr().out

@@ -56,7 +56,7 @@ def outside(script, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("name", FAMILIES.values())
 def test_every_network_in_every_format(tmp_path, name, format):
     need(format)
@@ -104,7 +104,7 @@ def run_export(folder, format, output):
     return subprocess.Popen(command, cwd=folder, **pipes)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", WRITERS)
 def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     need(format)
     suffix = FORMATS[format].suffix

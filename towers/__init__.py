@@ -347,7 +347,7 @@ def export(
 
     Args:
         workdir: the run's folder.
-        format: "saved_model", "keras", "tflite" or "onnx".
+        format: "saved_model", "keras", "tflite", "onnx" or "safetensors".
         output: by default `export/saved_model`, `export/model.keras` and so on in the
             run's folder.
         precision: "float32"; with "tflite" also "float16" or "int8".

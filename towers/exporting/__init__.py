@@ -23,6 +23,7 @@ class Format:
     suffix: str  # of the file's name; empty for a folder
     precisions: tuple[str, ...] = ("float32",)
     packages: tuple[str, ...] = ()  # of the extra of towers with the format's name
+    is_runnable: bool = True  # has the network, not its parameters alone
 
 
 FORMATS = {
@@ -30,6 +31,7 @@ FORMATS = {
     "keras": Format(".keras"),
     "tflite": Format(".tflite", ("float32", "float16", "int8")),
     "onnx": Format(".onnx", packages=("tf2onnx", "onnxruntime")),
+    "safetensors": Format(".safetensors", is_runnable=False),
 }
 
 # Largest difference of a logit from that of the trainer's network, as a share of the
@@ -60,7 +62,7 @@ def export(
     output = pathlib.Path(os.path.expanduser(output))
     with quiet_imports():
         from towers.evaluation.restored import read_run
-        from towers.exporting import comparison, examples, staging
+        from towers.exporting import comparison, examples, staging, state_dicts
         from towers.exporting.stock import stock_network
         from towers.exporting.writers import WRITERS
         from towers.parallel.devices import show_gpus
@@ -84,10 +86,15 @@ def export(
     expected = comparison.logits_of(run, trained, compared)
 
     with staging.staged(output, suffix, overwrite) as path:
-        network = stock_network(trained)
-        WRITERS[format](path, network, run, precision, calibration)
-        num_bytes = store.num_bytes(path)
-        logits, class_names = comparison.predict_in_new_process(format, path, compared)
+        if FORMATS[format].is_runnable:
+            network, where = stock_network(trained), "Loaded in a new process"
+            WRITERS[format](path, network, run, precision, calibration)
+            results = comparison.predict_in_new_process(format, path, compared)
+        else:
+            where = "Read into a new network"
+            state_dicts.write_safetensors(path, trained, run)
+            results = state_dicts.predict(path, run, compared)
+        num_bytes, (logits, class_names) = store.num_bytes(path), results
         if class_names != tuple(map(printable, run.class_names)):
             raise ExportError(
                 f"the {format} export is removed: its class names are not those of the "
@@ -101,9 +108,9 @@ def export(
                 f"and {tolerance:g} is allowed for {precision}"
             )
     console.line(
-        f"{output}: {num_bytes:,} bytes. Loaded in a new process, its logits differ "
-        f"from those of the run by at most {difference:.2g} of the largest "
-        f"({tolerance:g} is allowed), on {len(compared)} {words}"
+        f"{output}: {num_bytes:,} bytes. {where}, its logits differ from those of the "
+        f"run by at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
+        f"on {len(compared)} {words}"
     )
     return output
 

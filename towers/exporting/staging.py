@@ -58,6 +58,8 @@ def _is_export(output, suffix):
     member = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
     if member is None:
         content = file.read_bytes()
+        if suffix == ".safetensors":
+            return b"class_names" in content
         return b"class_names" in content and b"probabilities" in content
     if not zipfile.is_zipfile(file):
         return False

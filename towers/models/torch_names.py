@@ -21,7 +21,7 @@ FILE.py may have `TORCH_NAMES`, too.
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -91,6 +91,15 @@ def places(
     return best
 
 
+def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:
+    """The rows of single variables, such as tokens/class_token, that are not ours."""
+    return {
+        variable: name
+        for variable, name in table.items()
+        if "/" in variable and re.escape(variable) == variable and variable not in ours
+    }
+
+
 def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> tuple:
     """The shape that their tensor, or a part of it, has in our layout. Axes of size 1
     are those of our shape where the others agree: a depthwise kernel [c, 1, h, w] is
@@ -110,13 +119,14 @@ def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
 
 
 def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
-    """The variables of a network as the state dict of a program.
+    """The variables of a network as the state dict of a program, in C order, which
+    safetensors needs.
 
     Raises:
         KeyError: the table lacks a variable.
     """
     parts: dict[str, dict[int, np.ndarray]] = {}
-    for layer in model._flatten_layers(recursive=False, include_self=False):
+    for layer in model.layers:
         for variable in layer.weights:
             where, values = place(variable.path, table), variable.numpy()
             if where is None:
@@ -130,7 +140,9 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
                 values = values[None]
             parts.setdefault(where.name, {})[where.part] = values
     return {
-        name: np.concatenate([values[part] for part in sorted(values)])
+        name: np.concatenate(
+            [np.ascontiguousarray(values[part]) for part in sorted(values)]
+        )
         for name, values in parts.items()
     }
 

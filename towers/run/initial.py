@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
+import keras
 import numpy as np
 from keras import layers as keras_layers
 
@@ -34,7 +35,7 @@ def start_from(trainer: Trainer, config: Config) -> None:
         ConfigError: there are no weights for the network.
     """
     state, choice = trainer.state(), config.choice_of("model")
-    with _source(config, state, trainer.task.model) as weights:
+    with _source(config, state, trainer) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x.name for x in weights.all() if x.name not in used]
@@ -60,6 +61,21 @@ def start_from(trainer: Trainer, config: Config) -> None:
         console.line(f"not taken: {name} {list(state[name].shape)} is not there")
     for name in not_used:
         console.line(f"not taken: {name} is only there")
+
+
+def read_variables(
+    path: str, model: str, network: keras.Model
+) -> dict[str, np.ndarray]:
+    """The variables of a network, by their names, that a file of PyTorch or safetensors
+    has.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    state = {f"params/{x.path}": x.numpy() for x in network.variables}
+    with open_weights(path) as weights:
+        taken, _, _ = _fill(state, _with_our_names(weights, model, network))
+    return {name.partition("/")[2]: state[name] for name in taken}
 
 
 def _other_shapes(drawn, state):
@@ -134,8 +150,8 @@ def _with_our_names(weights, model, network):
     ours = {variable.path: tuple(variable.shape) for variable in network.variables}
     tables = torch_names.tables(model)
     places, table = torch_names.places(ours, tables, weights.named)
-    for variable, name in table.items():
-        if "/" in variable and variable not in ours and name in weights.named:
+    for name in torch_names.missing_variables(table, ours).values():
+        if name in weights.named:
             raise CheckpointError(
                 f"init_from={weights.path}: it has {name}, for which model={model} has "
                 "no place; deit_tiny, deit_small and deit_base have one"
@@ -224,7 +240,7 @@ def _snake_case(name):
 
 
 @contextlib.contextmanager
-def _source(config, state, network) -> Iterator[Weights]:
+def _source(config, state, trainer) -> Iterator[Weights]:
     """The weights that `init_from` names."""
     path = config.init_from
     if path == IMAGENET:
@@ -239,7 +255,7 @@ def _source(config, state, network) -> Iterator[Weights]:
         if weights is not None:
             model = config.choice_of("model")
             if weights.is_of_torch:
-                weights = _with_our_names(weights, config.model, network)
+                weights = _with_our_names(weights, config.model, trainer.task.model)
             elif model.own_moments or model.is_in_a_file or model.is_given:
                 weights = _with_automatic_names(weights, state)
             yield weights

@@ -316,12 +316,13 @@ class _Unpickler:
         last = offset + sum(
             (n - 1) * step for n, step in zip(shape, strides, strict=True)
         )
+        # No element stands for several, so that no small file has a large tensor.
+        count = math.prod(shape)
+        needed = max(count, last + 1) if count else 0
         if (
             min(numbers) < 0
             or any(type(x) is not int for x in numbers)
-            or math.prod(shape)
-            and last >= storage.size
-            or math.prod(shape) > storage.size
+            or needed > storage.size
         ):
             raise ValueError("a tensor is not within its storage")
         step = np.dtype(storage.dtype).itemsize

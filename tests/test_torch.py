@@ -1,0 +1,139 @@
+"""Weights in both directions between our networks and those of timm and torchvision."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+if not hasattr(torch.ops.torchvision, "nms"):
+    # A torchvision for GPUs on a torch without CUDA lacks its operators, which no
+    # classifier needs; its import asks for their names alone.
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor boxes, Tensor scores, float least) -> Tensor")
+
+timm = pytest.importorskip("timm")
+torchvision = pytest.importorskip("torchvision")
+
+import safetensors.torch  # noqa: E402
+import torch_files  # noqa: E402
+from exported import CLASS_NAMES, random_run  # noqa: E402
+from timm.layers import resample_abs_pos_embed  # noqa: E402
+
+from towers.exporting.state_dicts import write_safetensors  # noqa: E402
+from towers.models.torch_names import resample_positions  # noqa: E402
+from towers.run.initial import read_variables  # noqa: E402
+from towers.run.weights import open_weights  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # those of others
+]
+
+# Ours, the name at timm or, with a colon, at torchvision, and the sides of images.
+NETWORKS = [
+    ("resnet18_imagenet", "torchvision:resnet18", 96),
+    ("resnet34", "resnet34", 96),
+    ("resnet50", "torchvision:resnet50", 96),
+    ("resnet101", "resnet101", 64),
+    ("resnet152", "resnet152", 64),
+    ("deit_tiny", "vit_tiny_patch16_224", 224),
+    ("deit_small", "deit_small_patch16_224", 224),
+    ("deit_base", "vit_base_patch16_224", 224),
+    ("tf_efficientnet_lite0", "tf_efficientnet_lite0", 96),
+    ("tf_efficientnet_lite4", "tf_efficientnet_lite4", 96),
+    ("efficientnet_lite0", "efficientnet_lite0", 96),
+    ("tf_efficientnet_b0", "tf_efficientnet_b0", 96),
+    ("efficientnet_b0", "efficientnet_b0", 96),
+    ("mobilenet_v3_small", "mobilenetv3_small_100", 96),
+    ("mobilenet_v3_large", "mobilenetv3_large_100", 96),
+    ("tf_mobilenet_v3_small", "tf_mobilenetv3_small_100", 97),
+    ("tf_mobilenet_v3_large", "tf_mobilenetv3_large_100", 96),
+    ("convnext_tiny", "convnext_tiny", 96),
+]
+
+
+def create_theirs(name, **options):
+    library, _, member = name.rpartition(":")
+    if library:
+        return torchvision.models.get_model(member, **options).eval()
+    return timm.create_model(name, **options).eval()
+
+
+def draw(network):
+    """Gives a network values that are as large as those of a trained one."""
+    rng = torch.Generator().manual_seed(0)
+    for name, values in network.state_dict().items():
+        if not values.is_floating_point():
+            continue
+        if name.endswith("running_var"):
+            values.uniform_(0.5, 1.5, generator=rng)
+        elif values.ndim in (1, 3):
+            mean = 0.5 if name.endswith(("weight", "gamma")) else 0.0
+            values.normal_(mean, 0.1, generator=rng)
+        else:
+            values.normal_(0, (2 / values[0].numel()) ** 0.5, generator=rng)
+
+
+def largest_difference(ours, theirs, size, images=2):
+    """That of a logit, as a share of the largest."""
+    inputs = np.random.default_rng(0).normal(size=(images, size, size, 3))
+    inputs = inputs.astype(np.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(inputs.transpose(0, 3, 1, 2))).numpy()
+    logits = ours(inputs, training=False).numpy()
+    return np.abs(logits - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("ours,theirs,size", NETWORKS)
+def test_logits_are_those_of_their_network_which_an_export_gives_back(
+    ours, theirs, size, tmp_path
+):
+    network = create_theirs(theirs, num_classes=len(CLASS_NAMES))
+    draw(network)
+    path = str(tmp_path / "weights.pth")
+    torch.save({"epoch": 3, "state_dict": network.state_dict()}, path)
+    run = random_run(ours, image_shape=(size, size, 3), width=1.0)
+    model = run.network()
+    values = read_variables(path, ours, model)
+    assert values.keys() == {variable.path for variable in model.variables}
+    for variable in model.variables:
+        variable.assign(values[variable.path])
+    assert largest_difference(model, network, size) < 1e-4
+
+    write_safetensors(tmp_path / "model.safetensors", model, run)
+    again = create_theirs(theirs, num_classes=len(CLASS_NAMES))
+    state = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    again.load_state_dict(state, strict=True)
+    for name, expected in network.state_dict().items():
+        assert torch.equal(again.state_dict()[name], expected), name
+
+
+@pytest.mark.parametrize("grid", [(10, 10), (24, 24), (9, 16)])
+def test_positions_are_resampled_as_by_timm(grid):
+    positions = torch.randn(1, 197, 8, generator=torch.Generator().manual_seed(0))
+    [expected] = resample_abs_pos_embed(positions, list(grid)).numpy()
+    result = resample_positions(positions[0].numpy(), grid)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_any_view_that_torch_saves_is_read(dtype, tmp_path):
+    whole = torch.arange(24.0).reshape(4, 6).to(getattr(torch, dtype))
+    views = {"a": whole[1:3, 2:].T, "b": torch.nn.Parameter(whole), "c": whole[:0]}
+    torch.save(views, tmp_path / "a.pth")
+    with open_weights(str(tmp_path / "a.pth")) as weights:
+        for name, view in views.items():
+            expected = view.detach().float().numpy()
+            values = np.float32(weights.named[name].read())
+            np.testing.assert_array_equal(values, expected)
+
+
+def test_torch_reads_the_files_of_the_tests(tmp_path):
+    whole = np.arange(24, dtype=np.float32)
+    views = {"a": torch_files.Tensor(whole, 3, (4, 2), (1, 6)), "b": 3}
+    torch_files.save(views, tmp_path / "a.pth")
+    values = torch.load(tmp_path / "a.pth", weights_only=True)
+    expected = whole[3:15].reshape(2, 6)[:, :4].T
+    np.testing.assert_array_equal(values["a"].numpy(), expected)
+    assert values["b"] == 3

@@ -1,0 +1,259 @@
+"""Files of PyTorch and safetensors: read as they were written, or refused in a line."""
+
+import os
+import pickle
+import re
+import zipfile
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import torch_files
+from small_runs import small_config, use
+from torch_files import Name, Tensor
+
+from towers.errors import CheckpointError
+from towers.run import initial
+from towers.run.weights import open_weights
+from towers.training import train
+
+NUM_MUTATIONS = 200
+rng = np.random.default_rng(0)
+ARRAYS = {
+    "conv.weight": rng.normal(size=(4, 3, 3, 3)).astype(np.float32),
+    "norm.running_mean": rng.normal(size=4).astype(np.float16),
+    "fc.weight": rng.normal(size=(5, 4)).astype(ml_dtypes.bfloat16),
+    "fc.bias": rng.normal(size=5),
+}
+
+
+def read(path):
+    with open_weights(str(path)) as weights:
+        return {name: np.asarray(x.read()) for name, x in weights.named.items()}
+
+
+def assert_equal(values, expected):
+    assert values.keys() == expected.keys()
+    for name, array in expected.items():
+        assert values[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(values[name], array, err_msg=name)
+
+
+def save_safetensors(path):
+    from safetensors.numpy import save_file
+
+    save_file(ARRAYS, path)
+
+
+def save_pth(path):
+    torch_files.save({"state_dict": {k: Tensor(v) for k, v in ARRAYS.items()}}, path)
+
+
+WRITERS = {"a.safetensors": save_safetensors, "a.pth": save_pth}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_arrays_come_back(name, tmp_path):
+    WRITERS[name](tmp_path / name)
+    assert_equal(read(tmp_path / name), ARRAYS)
+
+
+@pytest.mark.parametrize("byte_order", ["little", "big"])
+@pytest.mark.parametrize("dtype", torch_files.STORAGES, ids=str)
+def test_views_of_a_storage(dtype, byte_order, tmp_path):
+    whole = np.arange(24).astype(dtype)
+    views = {
+        "part": Tensor(whole, 3, (2, 4), (6, 1)),
+        "transposed": Tensor(whole, 0, (6, 4), (1, 6)),
+        "empty": Tensor(whole, 0, (0, 4), (4, 1)),
+        "scalar": Tensor(whole, 23, (), ()),
+    }
+    torch_files.save(views, tmp_path / "a.pt", byte_order)
+    table = whole.reshape(4, 6)
+    expected = {
+        "part": whole[3:15].reshape(2, 6)[:, :4],
+        "transposed": table.T,
+        "empty": np.zeros((0, 4), dtype),
+        "scalar": whole[23],
+    }
+    assert_equal(read(tmp_path / "a.pt"), expected)
+
+
+def test_of_a_training_script_the_averages_are_taken(tmp_path):
+    counter = {"module.bn.num_batches_tracked": Tensor(np.int64(3).reshape(()))}
+    content = {
+        "epoch": 3,
+        "best": [0.5, None, True, {"name": "x" * 300, -(2**40): 2**40}],
+        "state_dict": {"a": Tensor(np.zeros(2))},
+        "state_dict_ema": {"module.a": Tensor(np.ones(2)), **counter},
+    }
+    torch_files.save(content, tmp_path / "a.pth.tar")
+    with open_weights(str(tmp_path / "a.pth.tar")) as weights:
+        assert weights.path.endswith("(state_dict_ema)")
+    assert_equal(read(tmp_path / "a.pth.tar"), {"a": np.ones(2)})
+
+
+OUTSIDE = {
+    "before": Tensor(np.zeros(4), -1, (2,), (1,)),
+    "behind": Tensor(np.zeros(4), 3, (2,), (1,)),
+    "strides": Tensor(np.zeros(4), 0, (2, 2), (3, 1)),
+    "backwards": Tensor(np.zeros(4), 3, (2,), (-1,)),
+    "larger": Tensor(np.zeros(4), 0, (2**40, 2**40), (0, 0)),
+    "no_numbers": Tensor(np.zeros(4), 0, ("a",), (1,)),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_tensor_outside_its_storage_is_refused(case, tmp_path):
+    torch_files.save({"a": OUTSIDE[case]}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError):
+        read(tmp_path / "a.pth")
+
+
+class Calls:
+    """Pickled as a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = Name(function), arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+MADE = "echo made > made"
+GADGETS = [
+    Calls("os system", MADE),
+    Calls("posix system", MADE),
+    Calls("builtins eval", "open('made', 'w')"),
+    Calls("builtins getattr", "a", "__class__"),
+    Calls("numpy.core.multiarray scalar", 1),
+    Calls("numpy.core.multiarray _reconstruct", 1),
+    Calls("torch._utils _rebuild_tensor", 1),
+    Calls("torch.storage _load_from_bytes", b"1"),
+    Calls("torch.serialization load", "made"),
+    Calls("argparse Namespace"),
+    Calls("collections Counter"),
+]
+
+
+@pytest.mark.parametrize("gadget", GADGETS, ids=lambda x: x.call[0])
+def test_what_is_no_tensor_is_refused_by_name(gadget, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = {"a": Tensor(np.zeros(2)), "b": [gadget]}
+    torch_files.save(content, tmp_path / "a.pth")
+    name = gadget.call[0].replace(" ", ".")
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        read(tmp_path / "a.pth")
+    assert os.listdir() == ["a.pth"]
+
+
+def raw_pickle(path, content):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({"a": 1}, 0),
+        pickle.dumps({"a": {1, 2}}, 4),
+        b"\x80\x02}" + b"(" * 10**5 + b"t" * 10**5 + b"K\x01s.",  # deep tuple as a key
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a place in the memo that needs 2**31 others
+        b"\x80\x02X\xff\xff\xff\x7fa.",  # a text of 2**31 bytes
+        b"\x80\x02(((.",
+        b"\x80\x02ccollections\nOrderedDict\n)\x81}b.",
+        b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",  # a dict in itself
+    ],
+)
+def test_other_pickles_are_refused(content, tmp_path):
+    raw_pickle(tmp_path / "a.pth", content)
+    with pytest.raises(CheckpointError):
+        read(tmp_path / "a.pth")
+
+
+def test_a_file_of_before_1_6_is_to_be_saved_again(tmp_path):
+    (tmp_path / "a.pth").write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
+    with pytest.raises(CheckpointError, match="1.6"):
+        read(tmp_path / "a.pth")
+
+
+def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
+    zeros = {"a": Tensor(np.zeros(10**6))}
+    torch_files.save(zeros, tmp_path / "a.pth", compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="compressed"):
+        read(tmp_path / "a.pth")
+
+
+def mutated(content, rng):
+    """Bytes changed, cut out, doubled or cut off."""
+    content = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        begin = int(rng.integers(len(content)))
+        end = begin + int(rng.integers(1, 9))
+        match rng.integers(4):
+            case 0:
+                content[begin:end] = rng.bytes(len(content[begin:end]))
+            case 1:
+                del content[begin:end]
+            case 2:
+                content[begin:begin] = content[begin:end]
+            case 3:
+                content[begin] ^= 1 << rng.integers(8)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_damaged_file_is_refused_in_a_line_or_read_right(name, tmp_path):
+    path = tmp_path / name
+    WRITERS[name](path)
+    content, num_read = path.read_bytes(), 0
+    for seed in range(NUM_MUTATIONS):
+        rng = np.random.default_rng(seed)
+        damaged = mutated(content, rng)
+        path.write_bytes(damaged)
+        try:
+            values = read(path)
+        except CheckpointError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400, seed
+            continue
+        num_read += 1
+        for key in values.keys() & ARRAYS.keys():
+            # Without checksums, as in safetensors, numbers may be others.
+            if name.endswith(".pth"):
+                np.testing.assert_array_equal(values[key], ARRAYS[key], str(seed))
+    assert num_read < NUM_MUTATIONS
+
+
+# In a run.
+
+
+NAMES = {"conv1": "conv", "logits": "fc", "norm1": "norm"}
+
+
+def create_network(*, image_shape, num_classes, width=1.0, regularizer=None):
+    images = keras.Input(image_shape, name="images")
+    x = keras.layers.Conv2D(4, 3, name="conv1", use_bias=False)(images)
+    x = keras.layers.GlobalAveragePooling2D(name="pool1")(x)
+    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
+
+
+def test_a_run_says_what_it_takes(tmp_path, monkeypatch, capfd):
+    use(monkeypatch, create_network)
+    monkeypatch.setattr(
+        initial.torch_names, "tables", lambda model: ({"other": "conv"}, NAMES)
+    )
+    tensors = {k: Tensor(v) for k, v in ARRAYS.items()}
+    tensors["fc.weight"] = Tensor(np.zeros((1000, 4), np.float32))
+    tensors["fc.bias"] = Tensor(np.zeros(1000, np.float32))
+    torch_files.save({"model": tensors}, tmp_path / "a.bin")
+    still = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
+    state = train(
+        tmp_path / "run", small_config(**still, init_from=str(tmp_path / "a.bin"))
+    ).state
+    expected = ARRAYS["conv.weight"].transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(state["params/conv1/kernel"], expected)
+    lines = capfd.readouterr().out.splitlines()
+    about = [x for x in lines if x.startswith(("starting from", "not taken"))]
+    assert any("a.bin (model)" in x for x in about)
+    assert sum("logits" in x for x in about) == 1

@@ -1,0 +1,90 @@
+"""Files as `torch.save` writes them, made without torch."""
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+
+import ml_dtypes
+import numpy as np
+
+STORAGES = {
+    np.dtype(np.float32): "FloatStorage",
+    np.dtype(np.float64): "DoubleStorage",
+    np.dtype(np.float16): "HalfStorage",
+    np.dtype(ml_dtypes.bfloat16): "BFloat16Storage",
+    np.dtype(np.int64): "LongStorage",
+}
+
+
+class Tensor:
+    """To be pickled as a tensor: a view of an array, its storage."""
+
+    def __init__(self, storage, offset=0, shape=None, strides=None, kind=None):
+        self.storage = np.ravel(storage)
+        self.offset = offset
+        self.shape = tuple(np.shape(storage) if shape is None else shape)
+        if strides is None:
+            strides = [
+                int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape))
+            ]
+        self.strides = tuple(strides)
+        self.kind = kind or f"torch {STORAGES[self.storage.dtype]}"
+
+    def __reduce__(self):
+        arguments = Storage(self), self.offset, self.shape, self.strides
+        return Name("torch._utils _rebuild_tensor_v2"), (
+            *arguments,
+            False,
+            OrderedDict(),
+        )
+
+
+class Storage:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Name(str):
+    """To be pickled as a global, "module name"."""
+
+    def __call__(self):  # as pickle wants a function to be reduced to
+        raise NotImplementedError
+
+
+class _Pickler(pickle._Pickler):
+    """That of Python code, which writes names of what is not there."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.storages = []
+
+    def save(self, value, save_persistent_id=True):
+        if isinstance(value, Name):
+            module, name = value.split(" ")
+            return self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
+        return super().save(value, save_persistent_id)
+
+    def persistent_id(self, value):
+        if not isinstance(value, Storage):
+            return None
+        self.storages.append(value.tensor.storage)
+        key = str(len(self.storages) - 1)
+        size = value.tensor.storage.size
+        return "storage", Name(value.tensor.kind), key, "cpu", size
+
+
+def save(content, path, byte_order="little", compression=zipfile.ZIP_STORED):
+    """Writes what consists of dicts, lists, numbers, texts and `Tensor`s."""
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled, 2)
+    pickler.dump(content)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", pickled.getvalue())
+        archive.writestr("archive/byteorder", byte_order)
+        for key, storage in enumerate(pickler.storages):
+            if byte_order == "big":
+                bits = storage.view(f"u{storage.itemsize}")
+                storage = bits.astype(f">u{storage.itemsize}")
+            archive.writestr(f"archive/data/{key}", storage.tobytes())
+        archive.writestr("archive/version", "3\n")
