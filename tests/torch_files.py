@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import struct
 import zipfile
 from collections import OrderedDict
 
@@ -55,9 +56,9 @@ class Name(str):
 class _Pickler(pickle._Pickler):
     """That of Python code, which writes names of what is not there."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.storages = []
+    def __init__(self, file, is_older=False):
+        super().__init__(file, 2)
+        self.storages, self.is_older = [], is_older
 
     def save(self, value, save_persistent_id=True):
         if isinstance(value, Name):
@@ -71,13 +72,14 @@ class _Pickler(pickle._Pickler):
         self.storages.append(value.tensor.storage)
         key = str(len(self.storages) - 1)
         size = value.tensor.storage.size
-        return "storage", Name(value.tensor.kind), key, "cpu", size
+        view = [None] if self.is_older else []
+        return "storage", Name(value.tensor.kind), key, "cpu", size, *view
 
 
 def save(content, path, byte_order="little", compression=zipfile.ZIP_STORED):
     """Writes what consists of dicts, lists, numbers, texts and `Tensor`s."""
     pickled = io.BytesIO()
-    pickler = _Pickler(pickled, 2)
+    pickler = _Pickler(pickled)
     pickler.dump(content)
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", pickled.getvalue())
@@ -88,3 +90,25 @@ def save(content, path, byte_order="little", compression=zipfile.ZIP_STORED):
                 storage = bits.astype(f">u{storage.itemsize}")
             archive.writestr(f"archive/data/{key}", storage.tobytes())
         archive.writestr("archive/version", "3\n")
+
+
+def save_older(content, path, keys=None, sizes=None):
+    """The same as PyTorch wrote it before 1.6, in order of the storages' keys.
+
+    Args:
+        keys: list of keys in the file, if not those of the storages.
+        sizes: numbers of elements in the file, if not those of the storages.
+    """
+    with open(path, "wb") as file:
+        sizes_of_types = {"short": 2, "int": 4, "long": 4}
+        head = {"little_endian": True, "type_sizes": sizes_of_types}
+        for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, **head}):
+            pickle.dump(value, file, 2)
+        pickler = _Pickler(file, is_older=True)
+        pickler.dump(content)
+        order = sorted(range(len(pickler.storages)), key=str)
+        pickle.dump(keys or [str(key) for key in order], file, 2)
+        for place, key in enumerate(order):
+            storage = pickler.storages[key]
+            size = sizes[place] if sizes else storage.size
+            file.write(struct.pack("<q", size) + storage.tobytes())

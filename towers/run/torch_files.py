@@ -1,16 +1,16 @@
 """Tensors in files of PyTorch (.pth, .pt, .bin) and of safetensors.
 
 A file of `torch.save` is a zip archive of a pickle and of the bytes of each storage;
-before PyTorch 1.6 it was these one after the other.
-Here the opcodes of the pickle are interpreted, without `pickle`: a global is a name and
-nothing else, and the four names below are all that can be called. A file with another
-one is refused by that name.
+before PyTorch 1.6 these follow one another. Here the opcodes of the pickle are
+interpreted, without `pickle`: a global is a name and nothing else, and the names below
+are all that can be called. A file with another one is refused by that name.
 """
 
 import contextlib
 import math
 import os
 import pickletools
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -163,13 +163,19 @@ def _load_older(file):
     start, end = file.tell(), file.seek(0, os.SEEK_END)
     for key in keys:
         storage = unpickler.storages[key]
-        length = storage.size * np.dtype(storage.dtype).itemsize
+        file.seek(start)
+        [count] = struct.unpack("<q", file.read(8))
+        if count != storage.size or count < 0:
+            raise ValueError(f"storage {key} has {count:,} elements, not as its pickle")
+        length = count * np.dtype(storage.dtype).itemsize
         places[f"data/{key}"] = start + 8, length
         start += 8 + length
     if start > end:
         raise ValueError(
             f"it ends before its last storage, {start - end:,} bytes short"
         )
+    if len(places) != len(unpickler.storages) or len(places) != len(keys):
+        raise ValueError("its list of storages is not that of its tensors")
     return content
 
 
