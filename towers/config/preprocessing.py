@@ -36,6 +36,8 @@ class Preprocessing:
         size: height and width of the input.
         interpolation: bilinear or bicubic, of the resize.
         crop: size of the center crop, as a fraction of the resized shorter side.
+        timm: name and tag of the weights in timm.
+        package: that has a file of the weights, where there is one.
     """
 
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -43,6 +45,8 @@ class Preprocessing:
     size: int = 224
     interpolation: str = "bicubic"
     crop: float = 0.875
+    timm: str = ""
+    package: str = ""
 
 
 def parse_standardization(text: str) -> Moments | None:

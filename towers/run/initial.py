@@ -13,6 +13,7 @@ from keras import layers as keras_layers
 
 from towers import console, models
 from towers.config import Config
+from towers.config.pretrained import IMAGENET, find_weights
 from towers.errors import CheckpointError
 from towers.models import torch_names
 from towers.models.attention import Tokens
@@ -21,7 +22,6 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.weights import Stored, Weights, of_arrays, open_weights
 
-IMAGENET = "imagenet"
 KINDS = ("params", "state")
 
 
@@ -243,7 +243,7 @@ def _snake_case(name):
 def _source(config, state, trainer) -> Iterator[Weights]:
     """The weights that `init_from` names."""
     path = config.init_from
-    if path == IMAGENET:
+    if path == IMAGENET and config.choice_of("model").own_moments:
         try:
             arrays = models.pretrained(config.model)
         except OSError as error:
@@ -251,6 +251,8 @@ def _source(config, state, trainer) -> Iterator[Weights]:
         yield of_arrays(f"{config.model}, trained on ImageNet", arrays)
         return
     path = os.path.expanduser(path)
+    if path == IMAGENET:
+        path = find_weights(config.model)
     with open_weights(path) as weights:
         if weights is not None:
             model = config.choice_of("model")

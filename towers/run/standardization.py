@@ -9,6 +9,7 @@ import numpy as np
 from towers import console, models
 from towers.config import Config
 from towers.config.preprocessing import in_pixels, parse_standardization
+from towers.config.pretrained import IMAGENET
 from towers.data.sources import DataSet
 from towers.run import torch_files
 from towers.run.dataset_info import DatasetInfo
@@ -55,12 +56,13 @@ def _moments(config, channels, model, continued):
         return moments, f"as {config.model} was trained"
     if path:
         info = continued
-        if info is None and os.path.isdir(path):
+        if info is None and path != IMAGENET and os.path.isdir(path):
             info = RunFolder(path).stored_dataset_info("best")
         if info is not None and len(info.mean) == channels:
             return (info.mean, info.deviation), f"as init_from={config.init_from}"
         trained = choice.pretrained
-        if trained and len(trained.mean) == channels and path.endswith(OF_PYTORCH):
+        is_published = path == IMAGENET or path.endswith(OF_PYTORCH)
+        if trained and len(trained.mean) == channels and is_published:
             moments = in_pixels((trained.mean, trained.std), channels)
             return moments, f"as {config.model} was trained"
     if (choice.is_given or choice.is_in_a_file) and models.rescales_images(model):
