@@ -282,6 +282,8 @@ def match_parameters(
     pattern that fits no parameter is a ConfigError."""
     names = variable_names(model.trainable_variables)
     frozen = param_rates.match_frozen(config.lists["freeze"], names)
+    if config.batch_norm == "frozen":
+        frozen |= models.normalization_parameters(model)
     rates = param_rates.match_param_rates(config.lists["param_rates"], names, frozen)
     return rates, frozen
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Option -> the one without which it has no effect.
 _NEEDED = {
+    "linear_probe": "init_from",
     "warmup_start_factor": "warmup_epochs",
     "distillation_temperature": "teacher",
     "distillation_weight": "teacher",

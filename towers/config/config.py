@@ -456,9 +456,10 @@ class Config:
     )
     batch_norm: str = option(
         "local",
-        "Moments of batch normalization: of each tower's images (local) or of the "
-        "whole batch (sync).",
-        choices=("local", "sync"),
+        "Moments of batch normalization: of each tower's images (local), of the whole "
+        "batch (sync), or the trained ones (frozen), with scales and offsets that are "
+        "not trained.",
+        choices=("local", "sync", "frozen"),
     )
     all_reduce: str = free_option(
         "auto",
@@ -506,6 +507,11 @@ class Config:
         ".safetensors file, a .pth file of PyTorch, a SavedModel, a checkpoint of "
         "TensorFlow; or imagenet: weights of keras:NAME, which Keras fetches, or of "
         "another network, where they are on this machine; empty for random ones.",
+    )
+    linear_probe: bool = option(
+        False,
+        "Fit the new head of a network with trained weights to the training images by "
+        "logistic regression, before the first step.",
     )
     num_epochs: float = option(
         60.0,

@@ -94,6 +94,16 @@ def create_model(
     return model
 
 
+def normalization_parameters(model: keras.Model) -> frozenset[str]:
+    """Names of the scales and offsets of batch normalization."""
+    return frozenset(
+        variable.path
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.trainable_variables
+    )
+
+
 def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
     """Has batch normalization work as in inference where its parameters are frozen.
 

@@ -25,10 +25,13 @@ from towers.run.weights import Stored, Weights, of_arrays, open_weights
 KINDS = ("params", "state")
 
 
-def start_from(trainer: Trainer, config: Config) -> None:
+def start_from(trainer: Trainer, config: Config) -> set[str]:
     """Loads parameters and model state where name and shape match, and lists the rest.
 
     Moving averages start at the parameters, slots and the step at zero, as always.
+
+    Returns:
+        The variables of `Trainer.state` that have no value there.
 
     Raises:
         CheckpointError: the source cannot be read, or nothing in it fits.
@@ -61,6 +64,7 @@ def start_from(trainer: Trainer, config: Config) -> None:
         console.line(f"not taken: {name} {list(state[name].shape)} is not there")
     for name in not_used:
         console.line(f"not taken: {name} is only there")
+    return {*missing, *(name for name, _ in drawn)}
 
 
 def read_variables(

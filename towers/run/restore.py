@@ -192,19 +192,20 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
 
 def load_trainer(
     trainer: Trainer, config: Config, checkpoint: Checkpoint | None
-) -> None:
+) -> set[str]:
     """Continues from a checkpoint; without one, starts from the parameters that
-    `init_from` names, if any."""
+    `init_from` names, if any. Returns the variables that have no value there."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
     elif config.init_from:
-        start_from(trainer, config)
+        return start_from(trainer, config)
+    return set()
 
 
-def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
+def load_values(session: Session, checkpoint: Checkpoint | None) -> set[str]:
     """Continues a session, as `load_trainer` does its trainer."""
-    load_trainer(session.trainer, session.config, checkpoint)
+    new = load_trainer(session.trainer, session.config, checkpoint)
     if checkpoint is not None:
         stored = checkpoint.trainer_state
         session.step = session.saved_step = checkpoint.step
@@ -214,6 +215,7 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         session.stopwatch = stopwatch_of(stored)
         session.means = RunningMean(**stored["epoch_means"])
         console.line(f"restored step {session.step} from {checkpoint.path}")
+    return new
 
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:

@@ -61,6 +61,7 @@ from towers.training.ending import (
     saved_at_the_end,
     standing,
 )
+from towers.training.linear_probe import fit_head
 from towers.training.result import TrainResult, create_history
 from towers.training.setup import (
     configure_devices,
@@ -181,7 +182,9 @@ def train(
 
         # Restore.
         if is_chief:
-            load_values(session, checkpoint)
+            new = load_values(session, checkpoint)
+            if config.linear_probe and new:
+                watchdog.run(fit_head, trainer, parts, config, new, watchdog.activity)
             if overwrite:  # only now that everything else is known to be in order
                 lock.assert_same_folder()
                 for path in folder.clear():

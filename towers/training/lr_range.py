@@ -25,6 +25,7 @@ from towers.parallel.trainer import Trainer
 from towers.run.cluster_spec import Cluster
 from towers.run.display import Display, Status, create_display
 from towers.run.restore import load_trainer
+from towers.training.linear_probe import fit_head
 from towers.training.setup import (
     configure_devices,
     create_trainer,
@@ -148,7 +149,9 @@ def lr_range_test(
     devices = configure_devices(tested)
     parts, trainer = create_trainer(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
-    load_trainer(trainer, config, None)
+    new = load_trainer(trainer, config, None)
+    if config.linear_probe and new:
+        fit_head(trainer, parts, config, new)
     count = num_steps(config, parts.num_examples)
     per_step = config.images_per_step / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)

@@ -1,0 +1,127 @@
+"""The linear probe as a first head, and normalization with its trained values."""
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from sklearn.linear_model import LogisticRegression
+from small_runs import CLASS_NAMES, small_config, small_data, use
+
+from towers.data.sources import ArraySource
+from towers.models.layers import BatchNormalization
+from towers.training import linear_probe, train
+
+
+@pytest.mark.parametrize("num_images,num_features", [(300, 20), (30, 50)])
+def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_features):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, num_images)
+    features = rng.normal(3, 7, (num_images, num_features)).astype(np.float32)
+    features[:, :4] += 9 * np.eye(4, dtype=np.float32)[labels]
+    kernel, bias, correct = linear_probe.logistic_regression(features, labels, 4)
+    centered = features.astype(np.float64) - features.mean(0)
+    scale = np.sqrt(np.square(centered).sum(1).mean())
+    expected = LogisticRegression(
+        C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
+    ).fit(centered / scale, labels)
+    probabilities = expected.predict_proba(centered / scale)
+    logits = features @ kernel + bias
+    ours = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(ours, probabilities, atol=0.01)
+    assert correct == np.mean(logits.argmax(1) == labels)
+
+
+def create_network(*, image_shape, num_classes, width, regularizer, norm="norm"):
+    images = keras.Input(image_shape, name="images")
+    x = layers.Conv2D(6, 3, use_bias=False, name="conv")(images)
+    x = BatchNormalization(momentum=0.9, name=norm)(x)
+    x = layers.GlobalAveragePooling2D(name="pool")(layers.ReLU(name="relu")(x))
+    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
+
+
+def fewer_classes():
+    """The small data with three classes in place of five."""
+    data_set = small_data()
+    images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
+    train_source = ArraySource(images.numpy(), labels.numpy() % 3)
+    images, labels = data_set.test.read(np.arange(data_set.test.num_examples))
+    return dataclasses.replace(
+        data_set,
+        train=train_source,
+        test=ArraySource(images.numpy(), labels.numpy() % 3),
+        class_names=CLASS_NAMES[:3],
+    )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{}, {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}],
+    ids=["towers", "model_parallel"],
+)
+def test_a_new_head_starts_as_the_probe_of_the_trained_network(
+    tmp_path, monkeypatch, strategy
+):
+    use(monkeypatch, create_network)
+    train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))
+    data_set = fewer_classes()
+    use(monkeypatch, create_network, data_set)
+    config = small_config(
+        init_from=str(tmp_path / "first"),
+        linear_probe=True,
+        batch_norm="frozen",
+        learning_rate=1e-9,
+        weight_decay=0.0,
+        max_steps=1,
+        **strategy,
+    )
+    result = train(tmp_path / "second", config)
+    state = result.state
+
+    images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
+    info = result.dataset_info
+    inputs = (images.numpy() - np.array(info.mean)) / np.array(info.deviation)
+    network = create_network(
+        image_shape=(8, 8, 3), num_classes=3, width=1.0, regularizer=None
+    )
+    network.set_weights(
+        [state[f"params/{n}"] for n in ("conv/kernel", "norm/gamma", "norm/beta")]
+        + [state[f"state/norm/moving_{n}"] for n in ("mean", "variance")]
+        + [np.zeros((6, 3)), np.zeros(3)]
+    )
+    features = keras.Model(network.inputs, network.layers[-1].input)([inputs])
+    expected = linear_probe.logistic_regression(features.numpy(), labels.numpy(), 3)
+    for kind in ("params", "averages"):
+        kernel, bias = (state[f"{kind}/logits/{n}"] for n in ("kernel", "bias"))
+        np.testing.assert_allclose(kernel, expected[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(bias, expected[1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_with_trained_values_stays(tmp_path, monkeypatch, capfd):
+    use(monkeypatch, create_network)
+    first = train(tmp_path / "first", small_config(max_steps=5)).state
+    use(monkeypatch, functools.partial(create_network, norm="another"))
+    config = small_config(
+        init_from=str(tmp_path / "first"),
+        linear_probe=True,
+        learning_rate=1e-9,
+        weight_decay=0.0,
+        max_steps=1,
+    )
+    second = train(tmp_path / "second", config).state
+    name = "params/logits/kernel"
+    np.testing.assert_allclose(second[name], first[name], atol=1e-6)
+
+
+def test_frozen_normalization_keeps_all_its_values(tmp_path, monkeypatch):
+    use(monkeypatch, create_network)
+    config = small_config(batch_norm="frozen", num_towers=2, weight_decay=0.5)
+    one, more = (
+        train(tmp_path / str(n), dataclasses.replace(config, max_steps=n)).state
+        for n in (1, 4)
+    )
+    names = {k for k in one if k.startswith(("params/", "state/"))}
+    kept = {k for k in names if np.array_equal(one[k], more[k])}
+    assert kept == {k for k in names if "/norm/" in k} and len(kept) == 4
