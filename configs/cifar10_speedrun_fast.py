@@ -5,14 +5,13 @@
 What differs: images of 16x16 at first and of 24x24 until the half, which take a quarter
 and half of the operations; batches of half the size, with the rates of biases and head
 per image the same and that of the convolutions kept; labels smoothed by half as much;
-the bias of the whitening is not trained, so that its gradient need not be computed; and
-only the least confident images are evaluated six times.
+and the bias of the whitening is not trained, so that its gradient need not be computed.
 
 On a JPEG copy of the images and two CPU cores (`--num_towers=2`), with
-`--precision=bfloat16`, for which the processor had instructions: 0.9040 with six-view
-TTA and 0.8941 without, the mean of five seeds, in 251 to 263 s
-(benchmarks/2026-11-26-speedrun_half.md, with what else was tried; earlier trials:
-benchmarks/2026-11-22-speedrun_trials.md).
+`--precision=bfloat16`, for which the processor had instructions: 0.8941, the mean of
+five seeds, in 251 to 263 s, and 0.9040 with six-view TTA, measured with TTA for only
+the least confident quarter of each batch (benchmarks/2026-11-26-speedrun_half.md, with
+what else was tried; earlier trials: benchmarks/2026-11-22-speedrun_trials.md).
 """
 
 import dataclasses
@@ -31,5 +30,4 @@ def get_config() -> Config:
         # 0.053 * 1000 and 0.67 * 1000 / 256^2 at the rate 0.24.
         param_rates="whitening/bias:0,*/beta:220.8,logits/kernel:0.0426",
         weight_decay=1 / 120,  # 2e-6 * 1000 for a step at that rate
-        tta="translate_unsure",
     )

@@ -107,7 +107,7 @@ def test_any_number_of_workers_equals_the_oracle(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tta", ["mirror", "translate_unsure"])
+@pytest.mark.parametrize("tta", ["mirror", "translate"])
 def test_an_evaluation_counts_every_image_once(two_workers, tta):
     job = Job("local", calls=(3,), tta=tta)
     state, _, counts = split_result(two_workers.do(job))

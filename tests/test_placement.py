@@ -162,7 +162,7 @@ FAST = [
     {
         "strategy": "replicated",
         "precision": "float16",
-        "tta": "translate_unsure",
+        "tta": "translate",
         "on_nonfinite": "skip",
     },
 ]

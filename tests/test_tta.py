@@ -13,7 +13,7 @@ from towers.data.tta import create_tta
 from towers.models import build_network
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.evaluator import RAW, least_confident
+from towers.parallel.evaluator import RAW
 from towers.parallel.reduce import shares
 
 
@@ -37,7 +37,7 @@ def of_numpy(name, images):
 def test_transforms_are_those_of_numpy(name):
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 3)).astype(np.float32)
     expected = of_numpy(name, images)
-    transforms = create_tta(name).transforms
+    transforms = create_tta(name)
     assert len(transforms) == len(expected) == (2 if name == "mirror" else 6)
     for (weight, transform), (wanted_weight, wanted) in zip(
         transforms, expected, strict=True
@@ -63,12 +63,12 @@ PLACES = [
     (strategies.towers, 3, {}),
     (strategies.replicated, 2, {}),
     (AsynchronousTrainer, 2, {}),
-    (strategies.towers, 5, {}),  # more than images of which it is unsure
+    (strategies.towers, 5, {}),
     (strategies.model_parallel, 4, {"group_size": 2}),
 ]
 
 
-FAST = [("mirror", *PLACES[0]), ("translate_unsure", *PLACES[3])]
+FAST = [("mirror", *PLACES[0]), ("translate", *PLACES[3])]
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,7 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
         if name != "none":
             shown = of_numpy(name, images)
             logits = sum(w * network.model(x, training=False).numpy() for w, x in shown)
-            by_tta = np.argmax(logits, 1)
-            answers[1] = by_tta
-            if name == "translate_unsure":
-                lowest_first = np.sort(plain, 1)
-                lead = lowest_first[:, -1] - lowest_first[:, -2]
-                unsure = np.argsort(lead)[:4]  # a quarter of 13
-                answers[1] = answers[0].copy()
-                answers[1][unsure] = by_tta[unsure]
+            answers[1] = np.argmax(logits, 1)
             changed += np.sum(answers[0] != answers[1])
         correct.append([np.sum(answer == labels) for answer in answers])
     plain, by_tta = np.sum(correct, 0)
@@ -120,58 +113,3 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
     else:
         assert changed, "the transforms change nothing"
         assert counts["correct_tta"] == by_tta
-
-
-def test_of_a_batch_the_least_confident_images_are_chosen_and_none_that_is_not_meant():
-    logits = tf.constant([[5.0, 4.0, 0.0], [1.0, 1.0, 0.0], [3.0, 0.0, 3.1], [9, 0, 0]])
-    batch = {"weights": tf.constant([1.0, 0, 1, 1]), "labels": tf.range(4)}
-    for share, labels in ((0.25, [2]), (0.3, [2, 0]), (0.75, [2, 0, 3])):
-        found = least_confident(batch, logits, share)
-        np.testing.assert_array_equal(found["labels"], labels)
-        np.testing.assert_array_equal(found["weights"], np.ones(len(labels)))
-
-
-@pytest.mark.parametrize("num_towers,num_images", [(1, 13), (8, 24), (4, 128)])
-def test_workers_choose_as_one_device_does_whatever_their_parts(num_towers, num_images):
-    """Of two workers; images that do not divide all go to the first towers."""
-    logits = np.random.default_rng(num_images).normal(size=(num_images, 3))
-    sizes = shares(num_images, 2 * num_towers)
-    split = sum(sizes[:num_towers])
-    places = slice(split), slice(split, num_images)
-    for share in (0.1, 0.25, 0.5):
-        one = least_confident(
-            {"weights": np.ones(num_images), "place": np.arange(num_images)},
-            tf.constant(logits),
-            share,
-        )
-        chosen = []
-        for index, part in enumerate(places):
-            batch = {"weights": np.ones(num_images), "place": np.arange(num_images)}
-            found = least_confident(
-                {name: values[part] for name, values in batch.items()},
-                tf.constant(logits[part]),
-                share,
-                Gathered(index, logits, split),
-                num_towers,
-            )
-            kept = found["weights"].numpy() > 0
-            chosen += found["place"].numpy()[kept].tolist()
-        assert sorted(chosen) == sorted(one["place"].numpy().tolist())
-
-
-class Gathered:
-    """One of two workers, for which the margins of all are known."""
-
-    size = 2
-
-    def __init__(self, index, logits, split):
-        self.index = index
-        first, second = -np.sort(-logits)[:, :2].T
-        owners = np.arange(len(logits)) >= split
-        self._pairs = np.stack([first - second, owners], 1)
-
-    def gather(self, pairs):
-        np.testing.assert_allclose(
-            pairs, self._pairs[self._pairs[:, 1] == self.index], rtol=1e-12
-        )
-        return tf.constant(self._pairs)

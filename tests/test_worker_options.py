@@ -27,7 +27,7 @@ OPTIONS = {
     "mixing, evaluation, clock": {
         **{"mixup": 0.3, "cutmix": 1.0, "random_erasing": 0.5, "color_jitter": 0.3},
         **EVALUATED,
-        "tta": "translate_unsure",
+        "tta": "translate",
         "summary_every_secs": 1e-6,
         "steps_per_loop": 1,
     },

@@ -549,10 +549,6 @@ TTA = {
     "none": Choice("data.tta:none", "the images alone"),
     "mirror": Choice("data.tta:mirror", "with the mirrored image"),
     "translate": Choice("data.tta:translate", "with images moved by a pixel as well"),
-    "translate_unsure": Choice(
-        "data.tta:translate_unsure",
-        "so for the least confident quarter of each evaluation batch",
-    ),
 }
 
 # Of the option precision.

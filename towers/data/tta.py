@@ -1,7 +1,6 @@
 """Test-time augmentation (TTA): the mean logits over several views of an image."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -12,53 +11,33 @@ from towers.config import factories
 Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 
-class TestTimeAugmentation(NamedTuple):
-    """Test-time augmentation of an evaluation.
+def create_tta(name: str) -> Sequence[Transform]:
+    """The transforms of a name in `towers.config.choices.TTA`.
 
-    Attributes:
-        transforms: the logits of an image are the weighted mean over them; empty for
-            the image alone.
-        fraction: the part of each batch that is augmented, those images whose two best
-            logits are nearest; the others keep their answer. Below 1 the batch size
-            influences which they are.
+    The logits of an image are the weighted mean over them; without any those of the
+    image alone.
     """
-
-    __test__ = False  # not a test, whatever pytest reads in the name
-
-    transforms: tuple[Transform, ...] = ()
-    fraction: float = 1.0
-
-
-def create_tta(name: str) -> TestTimeAugmentation:
-    """The test-time augmentation of a name in `towers.config.choices.TTA`."""
     return factories.create("tta", name)
 
 
-def none() -> TestTimeAugmentation:
+def none() -> Sequence[Transform]:
     """The images alone."""
-    return TestTimeAugmentation()
+    return ()
 
 
-def mirror() -> TestTimeAugmentation:
+def mirror() -> Sequence[Transform]:
     """The image and its mirror image."""
-    return TestTimeAugmentation(_with_mirrors(1.0))
+    return _with_mirrors(1.0)
 
 
-def translate() -> TestTimeAugmentation:
+def translate() -> Sequence[Transform]:
     """Both, and both of the image moved by a pixel along the two diagonals (Jordan
     2024, arXiv:2404.00498, section 3.5)."""
-    return TestTimeAugmentation(
-        (
-            *_with_mirrors(0.5),
-            *_with_mirrors(0.25, lambda images: _moved(images, 0)),
-            *_with_mirrors(0.25, lambda images: _moved(images, 2)),
-        )
+    return (
+        *_with_mirrors(0.5),
+        *_with_mirrors(0.25, lambda images: _moved(images, 0)),
+        *_with_mirrors(0.25, lambda images: _moved(images, 2)),
     )
-
-
-def translate_unsure() -> TestTimeAugmentation:
-    """`translate` for the least confident quarter of each batch."""
-    return translate()._replace(fraction=0.25)
 
 
 def _mirrored(images):

@@ -1,7 +1,6 @@
 """Evaluation on all devices, with test-time augmentation."""
 
 import functools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -9,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import TestTimeAugmentation
+from towers.data.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
@@ -39,7 +38,8 @@ class Evaluator:
         network: computes the logits.
         loss_fn: the loss of each image.
         devices: the first device of each tower.
-        tta: see `TestTimeAugmentation`.
+        transforms: test-time augmentation, see `towers.data.tta`; none for the
+            images alone.
         workers: each of them has its part of every batch.
         num_shards: devices of a tower.
     """
@@ -50,12 +50,13 @@ class Evaluator:
         network: WholeNetwork | ShardedNetwork,
         loss_fn: LossFn,
         devices: Sequence[str],
-        tta: TestTimeAugmentation,
+        transforms: Sequence[Transform],
         workers: Workers = ALONE,
         num_shards: int = 1,
     ):
         self._fetch, self._network, self._loss_fn = fetch, network, loss_fn
-        self._devices, self._tta, self._workers = devices, tta, workers
+        self._devices, self._workers = devices, workers
+        self._transforms = tuple(transforms)
         self._num_shards = num_shards
         self._calls = functools.cache(self._compile)
         self._predict_batch = tf.function(self._predict, autograph=False)
@@ -152,7 +153,7 @@ class Evaluator:
 
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
-                names += ["correct_tta"] if self._tta.transforms else []
+                names += ["correct_tta"] if self._transforms else []
                 zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in kinds]
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
@@ -193,64 +194,35 @@ class Evaluator:
         """Per kind the outputs for one batch, in the graph."""
         size = batch["weights"].shape[0]
         with tf.device(HOST):
-            batch = batch | {"rows": tf.range(size)}
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
         return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
 
     def _predict_kind(self, batch, pieces, fetched):
-        logits, augmented = self._compute(fetched, pieces)
+        logits, means = self._compute(fetched, pieces)
         with tf.device(HOST):
             outputs = {"logits": tf.concat(logits, 0)}
             if "labels" in batch:
                 outputs["labels"] = tf.identity(batch["labels"])
                 outputs["loss"] = self._loss_fn(outputs["logits"], batch["labels"])
-            if augmented:
-                pieces, _, means = augmented
-                # The others keep their prediction.
-                outputs["logits_tta"] = tf.tensor_scatter_nd_update(
-                    tf.cast(outputs["logits"], tf.float64),
-                    tf.concat([piece["rows"] for piece in pieces], 0)[:, tf.newaxis],
-                    tf.concat(means, 0),
-                )
+            if means:
+                outputs["logits_tta"] = tf.concat(means, 0)
         return outputs
 
     def _count(self, pieces, fetched):
         """The counts of one batch, in the graph; the predictions for its images."""
-        logits, augmented = self._compute(fetched, pieces)
+        logits, means = self._compute(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
-        predictions = self._predictions(logits, pieces)
-        if not augmented:
-            return counts, predictions
-        # Augmented images change their prediction, the others keep theirs.
-        pieces, *plain_and_mean = augmented
-        before, after = (self._sum_counts(x, pieces)["correct"] for x in plain_and_mean)
-        with tf.device(HOST):
-            correct = counts["correct"] - before + after
-            return counts | {"correct_tta": correct}, predictions
+        if means:
+            counts["correct_tta"] = self._sum_counts(means, pieces)["correct"]
+        return counts, self._predictions(logits, pieces)
 
     def _compute(self, fetched, pieces):
-        """Per tower the logits of its piece of a batch; with test-time augmentation
-        the pieces of the images that are augmented, their logits, and the means."""
+        """Per tower the logits of its piece of a batch, and with test-time augmentation
+        the mean logits over the transforms, else none."""
         logits = self._logits(fetched, pieces)
-        if not self._tta.transforms:
-            return logits, None
-        some, plain = pieces, logits
-        if self._tta.fraction < 1:
-            some, plain = self._least_confident(pieces, logits)
-        return logits, (some, plain, self._mean_logits(fetched, some, plain))
-
-    def _least_confident(self, pieces, logits):
-        """Pieces of the images of a batch that are augmented, and their logits."""
-        count = len(self._devices)
-        with tf.device(HOST):
-            batch = {k: tf.concat([p[k] for p in pieces], 0) for k in pieces[0]}
-            batch["logits"] = tf.concat(logits, 0)
-            batch = least_confident(
-                batch, batch["logits"], self._tta.fraction, self._workers, count
-            )
-            size = batch["weights"].shape[0]
-            pieces = split_batch(batch, shares(size, min(size, count)))
-        return pieces, [piece.pop("logits") for piece in pieces]
+        if not self._transforms:
+            return logits, []
+        return logits, self._mean_logits(fetched, pieces, logits)
 
     def _logits(self, fetched, pieces):
         return self._network.logits(fetched[: self._num_shards * len(pieces)], pieces)
@@ -277,7 +249,7 @@ class Evaluator:
     def _mean_logits(self, fetched, pieces, plain):
         """Per tower the mean logits over the transforms, given those of the images."""
         totals = [0.0] * len(pieces)
-        for weight, transform in self._tta.transforms:
+        for weight, transform in self._transforms:
             logits = plain
             if transform is not None:
                 transformed = []
@@ -300,56 +272,8 @@ def _added(totals, sums):
     ]
 
 
-def least_confident(
-    batch: Mapping[str, tf.Tensor],
-    logits: tf.Tensor,
-    fraction: float,
-    workers: Workers = ALONE,
-    num_towers: int = 1,
-) -> dict[str, tf.Tensor]:
-    """Part of a batch, those images whose two largest logits differ least.
-
-    Args:
-        batch: tensors of n images each, among them "weights", 0 where none is meant.
-        logits: [n, classes].
-        fraction: of the n images, rounded up.
-        workers: each has its part of a batch, and the fraction is one of the whole.
-            A worker then gets at least its images of that fraction; "weights" of the
-            others are 0.
-        num_towers: of each worker: by so many images its part may be smaller than that
-            of another one.
-    """
-    best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
-    margin = tf.where(batch["weights"] > 0, best - second, math.inf)
-    [count] = margin.shape
-    num_least = math.ceil(fraction * count)
-    if workers.size > 1:
-        is_chosen = _is_least(margin, fraction, workers)
-        weights = tf.where(is_chosen, batch["weights"], 0.0)
-        batch = dict(batch) | {"weights": weights}
-        most = math.ceil(fraction * workers.size * (count + num_towers))
-        num_least = min(count, most)
-    chosen = tf.math.top_k(-margin, num_least).indices
-    return {name: tf.gather(value, chosen) for name, value in batch.items()}
-
-
-def _is_least(margin, fraction, workers):
-    """bool [n]: whether a margin is one of that fraction of all workers' margins which
-    are least; of equal ones the first."""
-    [count] = margin.shape
-    index = tf.constant(workers.index, tf.float64)
-    pairs = tf.stack([tf.cast(margin, tf.float64), tf.fill([count], index)], 1)
-    margins, indices = tf.unstack(workers.gather(pairs), axis=1)
-    num_all = tf.size(margins)
-    num_least = tf.cast(tf.math.ceil(fraction * tf.cast(num_all, tf.float64)), tf.int32)
-    least = tf.argsort(margins, stable=True)[:num_least]
-    are_least = tf.scatter_nd(least[:, None], tf.ones_like(least), [num_all])
-    first = tf.reduce_sum(tf.cast(indices < index, tf.int32))
-    return are_least[first : first + count] > 0
-
-
 def create_predictor(
-    model: keras.Model, devices: Sequence[str], tta: TestTimeAugmentation
+    model: keras.Model, devices: Sequence[str], transforms: Sequence[Transform]
 ) -> Evaluator:
     """Computes a whole network on every device, each for its share of a batch.
 
@@ -357,7 +281,7 @@ def create_predictor(
         model: with its trained values; its output need not be logits where there is no
             test-time augmentation.
         devices: device names, one tower each.
-        tta: test-time augmentation.
+        transforms: test-time augmentation.
     """
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
@@ -366,4 +290,4 @@ def create_predictor(
     def fetch(_):
         return [copy.read() for copy in copies]
 
-    return Evaluator(fetch, network, loss_fn, devices, tta)
+    return Evaluator(fetch, network, loss_fn, devices, transforms)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import TestTimeAugmentation
+from towers.data.tta import Transform
 from towers.errors import WorkerLostError
 from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
@@ -48,7 +48,7 @@ class Task:
         accumulate_steps: micro-batches of a step; their mean gradient is applied once.
         phases: of the run, in order; `model` is that of the last one. Empty where all
             steps are alike and nothing is frozen.
-        tta: test-time augmentation of evaluations.
+        tta: test-time augmentation of evaluations, see `towers.data.tta`.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
         not_compiled: why XLA does not, for the start banner; may be empty.
@@ -66,7 +66,7 @@ class Task:
     micro_batch_size: int
     accumulate_steps: int = 1
     phases: Sequence[Phase] = ()
-    tta: TestTimeAugmentation = TestTimeAugmentation()
+    tta: Sequence[Transform] = ()
     eval_loss_fn: LossFn | None = None
     compile_towers: bool = False
     not_compiled: str = ""
