@@ -1,6 +1,6 @@
 """Saves that are killed or have no room."""
 
-import builtins
+import contextlib
 import errno
 import io
 import itertools
@@ -9,6 +9,8 @@ import shutil
 
 import pytest
 import tensorflow as tf
+from engines.disk import write_tree
+from engines.file_recorder import crash_states
 from example_checkpoints import (
     DATA,
     assert_restores,
@@ -18,6 +20,7 @@ from example_checkpoints import (
     folder_with,
     save,
 )
+from marks import slow
 
 from towers.errors import CheckpointError
 from towers.run.checkpoint import Snapshot
@@ -25,34 +28,26 @@ from towers.run.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
 
-
-# Killed, or no room, at every operation.
-
+# What needs room on a disk.
 WRITES = [(os, name) for name in ("mkdir", "rename", "fsync")]
 WRITES += [(tf.raw_ops, "SaveV2"), (io, "open")]
-OTHERS = [(os, name) for name in ("open", "unlink", "rmdir", "listdir")]
-OTHERS += [(builtins, "open")]
 
 
-class Killed(BaseException):
-    """Like a kill, it passes every `except Exception`."""
-
-
-def failing(monkeypatch, operations, error, is_time):
-    """Raises an error before the n-th file operation where `is_time(n)`."""
+def full_from(monkeypatch, place):
+    """Each operation that needs room fails, from the n-th on."""
     count = itertools.count(1)
 
     def wrap(operation):
         def wrapped(*args, **kwargs):
             is_read = operation is real_open and "w" not in (*args, "r")[1]
-            if not is_read and is_time(next(count)):
-                raise error
+            if not is_read and next(count) >= place:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return operation(*args, **kwargs)
 
         return wrapped
 
     real_open = io.open
-    for owner, name in operations:
+    for owner, name in WRITES:
         monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
 
 
@@ -73,49 +68,69 @@ def busy_folder(tmp_path_factory):
     return folder
 
 
+def assert_survives_any_cut(folder, act, most, check, count):
+    """Each state that a kill or a power cut during `act` may leave passes a check, and
+    from what a kill leaves the act succeeds."""
+    known = set()
+    for trees in crash_states(folder, lambda: act(folder), most):
+        for tree in trees:
+            if (key := frozenset(tree.items())) in known:
+                continue
+            known.add(key)
+            copy = folder.with_name(str(len(known)))
+            write_tree(copy, tree)
+            check(copy)
+            if tree is trees[0]:
+                act(copy)
+                check(copy)
+                assert os.listdir(copy) == ["step-00000003"]
+            shutil.rmtree(copy)
+    assert len(known) > 30
+    count("crash states replayed", len(known))
+
+
+few_and_many = pytest.mark.parametrize("most", [1, slow(100)])
+
+
+@few_and_many
 @pytest.mark.row(2)
-def test_killed_at_each_file_operation(tmp_path, busy_folder):
-    for place in itertools.count(1):
-        folder = shutil.copytree(busy_folder, tmp_path / str(place))
-        with pytest.MonkeyPatch.context() as patch:
-            is_place = place.__eq__
-            failing(patch, WRITES + OTHERS, Killed(), is_place)
-            try:
-                start_save_and_keep(folder)
-                break
-            except Killed:
-                pass
+def test_at_any_moment_of_a_save_a_good_checkpoint_is_there(
+    tmp_path, busy_folder, most, count
+):
+    def check(folder):
+        checkpointer = Checkpointer(folder, log=list)
+        checkpointer.recover()
         assert_restores(folder, 2, 3)
-        for step in Checkpointer(folder).steps():  # nothing half done looks done
-            try:
-                assert Checkpointer(folder).restore(step)
-            except CheckpointError as error:
-                assert step == 3 and f"{DATA}: size is 0" in str(error)
-        start_save_and_keep(folder)
-        assert_restores(folder, 3)
-        assert os.listdir(folder) == ["step-00000003"]
-    assert place > 30  # so many operations there are, or the patches do not reach them
+        for step in checkpointer.steps():  # nothing half done looks done
+            with contextlib.suppress(CheckpointError):
+                assert_same(checkpointer.restore(step).tensors, example_tensors(step))
+
+    folder = shutil.copytree(busy_folder, tmp_path / "busy")
+    assert_survives_any_cut(folder, start_save_and_keep, most, check, count)
 
 
+@few_and_many
 @pytest.mark.row(2)
-def test_killed_where_a_whole_checkpoint_is_replaced(tmp_path):
+def test_where_a_whole_checkpoint_is_replaced_one_of_both_is_there(
+    tmp_path, most, count
+):
     """As after an evaluation that was made up for; there is no other one."""
-    new = Snapshot(3, example_tensors(4), {})
-    for place in itertools.count(1):
-        folder = folder_with(tmp_path / str(place), 3)
-        with pytest.MonkeyPatch.context() as patch:
-            failing(patch, WRITES + OTHERS, Killed(), place.__eq__)
-            try:
-                Checkpointer(folder).save(new)
-                break
-            except Killed:
-                pass
+    changed = Snapshot(3, example_tensors(4), {})
+
+    def check(folder):
         checkpointer = Checkpointer(folder, log=list)
         checkpointer.recover()
         tensors = checkpointer.restore().tensors
-        is_new = tensors["step"] == 4
-        assert_same(tensors, example_tensors(4 if is_new else 3))
-    assert place > 20
+        assert_same(tensors, example_tensors(4 if tensors["step"] == 4 else 3))
+
+    def act(folder):
+        checkpointer = Checkpointer(folder, log=list)
+        checkpointer.recover()
+        checkpointer.remove_leftovers()
+        checkpointer.save(changed)
+
+    folder = folder_with(tmp_path / "whole", 3)
+    assert_survives_any_cut(folder, act, most, check, count)
 
 
 @pytest.mark.row(4)
@@ -123,9 +138,8 @@ def test_no_room_from_any_file_operation_on(tmp_path, busy_folder):
     num_refused = 0
     for place in itertools.count(1):
         folder = shutil.copytree(busy_folder, tmp_path / str(place))
-        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with pytest.MonkeyPatch.context() as patch:
-            failing(patch, WRITES, error, place.__le__)
+            full_from(patch, place)
             try:
                 save(folder, 3, log=list)
                 assert_restores(folder, 3)

@@ -318,6 +318,24 @@ def test_row_12_the_same_command_continues_to_the_same_end(
 
 
 @pytest.mark.slow
+@pytest.mark.row(1, 32)
+def test_row_1_killed_in_a_save_the_same_command_continues(
+    start, tmp_path, uninterrupted, count
+):
+    every_3 = "--checkpoint_every_steps=3"
+    program = start(*small("saving", 2, 60), every_3)
+    program.wait_for("halted at saving")
+    program.process.kill()
+    assert program.wait() == -signal.SIGKILL
+    assert saved_steps(tmp_path / "run") == [3]
+    program = start(*small(), every_3)
+    assert program.wait() == 0, program.output
+    assert_equal_states(saved(tmp_path / "run").tensors, saved(uninterrupted).tensors)
+    assert records(tmp_path / "run") == records(uninterrupted)
+    count("kills survived")
+
+
+@pytest.mark.slow
 @pytest.mark.row(12)
 def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(start, tmp_path):
     """It trains on, and is stopped as any other."""

@@ -3,15 +3,15 @@ checkpoint that is intact is used, or one line refuses the folder."""
 
 import contextlib
 import dataclasses
+import itertools
 import json
-import math
 import os
 import random
 import shutil
 
 import pytest
 import small_runs
-from engines.corruptions import WRONG_TEXTS, damages, resign, time_limit, wrong_states
+from engines.corruptions import damage, damages, resign, time_limit
 from example_checkpoints import FILES, MANIFEST, STATE
 from marks import slow
 
@@ -120,10 +120,10 @@ def each_case(count):
     assert not failures, f"{len(failures)} cases failed:\n" + "\n".join(failures[:40])
 
 
-def check_damage(run, expected, workdir, name, damage):
+def check_damage(run, expected, workdir, name, kind):
     """Damages one file of a copy of the run and reads the copy."""
     path = workdir / name
-    damage(path)
+    damage(path, kind)
     is_file = path.is_file() or not os.path.lexists(path)
     is_same = path.is_file() and path.read_bytes() == (run / name).read_bytes()
     result = outcome(workdir)
@@ -137,7 +137,7 @@ def check_damage(run, expected, workdir, name, damage):
         assert not is_damaged and records[-1]["step"] == MORE_STEPS
 
 
-@pytest.mark.parametrize("num_places", [2, slow(180)])
+@pytest.mark.parametrize("num_places", [2, slow(60)])
 @pytest.mark.row(6, 37)
 def test_a_damaged_file_costs_at_most_its_checkpoint(
     run, expected, tmp_path, num_places, count
@@ -146,13 +146,13 @@ def test_a_damaged_file_costs_at_most_its_checkpoint(
     paths = (path.relative_to(run) for path in run.rglob("*") if path.is_file())
     names = [str(x) for x in paths if x.parts[0] != "checkpoints"]
     names += [f"{NEWEST}/{name}" for name in FILES]
-    cases = [(name, *damage) for name in names for damage in damages(num_places, 0)]
+    cases = [*itertools.product(names, damages(num_places))]
     if num_places == 2:
         cases = random.Random(0).sample(cases, 40)
     with each_case(count) as case:
-        for name, words, damage in cases:
-            with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
-                check_damage(run, expected, workdir, name, damage)
+        for name, kind in cases:
+            with case(f"{name}: {kind}"), copied(run, tmp_path) as workdir:
+                check_damage(run, expected, workdir, name, kind)
 
 
 @pytest.mark.row(38)
@@ -196,42 +196,7 @@ def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
             assert isinstance(refused, ConfigError) and "seed was 1" in str(refused)
 
 
-# Files that agree with their manifest and are wrong all the same.
-
-
-def assert_usable(trainer_state):
-    """All with which a run calculates are finite numbers."""
-    times = ("train_secs", "timed_steps", "timed_secs", "start_secs")
-    numbers = [trainer_state.get(name, 0) for name in times]
-    numbers.append(trainer_state["images_seen"])
-    if trainer_state["best"] is not None:
-        numbers += [x or 0 for x in trainer_state["best"].values()]
-    assert all(math.isfinite(number) for number in numbers), numbers
-    json.dumps(trainer_state, indent=1)  # as the next save does
-
-
-@pytest.mark.slow
-@pytest.mark.row(6)
-def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
-    run, expected, tmp_path, count
-):
-    inside = ("best", "config", "versions", "dataset_info")
-    with each_case(count) as case, copied(run, tmp_path) as workdir:
-        text = (workdir / NEWEST / STATE).read_text()
-        for words, changed in wrong_states(text, inside):
-            with case(words):
-                resign(workdir / NEWEST, changed)
-                checkpoint = outcome(workdir)
-                if words.startswith("config") and isinstance(checkpoint, ConfigError):
-                    assert "holds another run" in str(checkpoint)
-                elif words.startswith("architecture:"):  # of another model, at most
-                    assert checkpoint.step in (4, 6)
-                else:
-                    assert_restored(checkpoint, expected, 4, 6)
-                if words in WRONG_TEXTS:
-                    assert checkpoint.step == 4
-                elif not isinstance(checkpoint, TowersError):
-                    assert_usable(checkpoint.trainer_state)
+# A file that agrees with its manifest and is wrong all the same.
 
 
 @pytest.mark.row(6)
@@ -245,12 +210,3 @@ def test_after_a_downgrade_the_version_that_wrote_a_checkpoint_is_named(run, tmp
         assert checkpointer_of(RunFolder(workdir), lines.append).restore().step == 4
         [line] = lines
         assert "towers 99.0 wrote it" in line and "continue with that version" in line
-
-
-@pytest.mark.row(6)
-def test_a_trainer_state_that_is_nested_too_deeply_costs_its_checkpoint(run, tmp_path):
-    with copied(run, tmp_path) as workdir:
-        state = json.loads((workdir / NEWEST / STATE).read_text())
-        nested = json.dumps(state | {"train_secs": "PLACE"})
-        resign(workdir / NEWEST, nested.replace('"PLACE"', "[" * 800 + "]" * 800))
-        assert checkpointer_of(RunFolder(workdir), list).restore().step == 4

@@ -6,6 +6,7 @@ import dataclasses
 import decimal
 import itertools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -194,6 +195,11 @@ def test_any_trainer_state(fuzz, checkpoint):
         resign(checkpoint.path, content.decode("utf-8", "surrogateescape"))
         found = read_checkpoint(checkpoint.path)
         validate_trainer_state(found)
+        # All with which a run calculates are finite numbers.
+        times = dataclasses.asdict(Stopwatch())
+        numbers = [found.trainer_state.get(name, 0) for name in times]
+        numbers += [x or 0 for x in (found.trainer_state["best"] or {}).values()]
+        assert all(map(math.isfinite, [found.trainer_state["images_seen"], *numbers]))
         json.dumps(found.trainer_state, indent=1)  # as the next save does
 
     fuzz(read, files_like(state), codes=(4,))

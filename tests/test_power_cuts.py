@@ -10,7 +10,6 @@ import os
 import pathlib
 import random
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -18,7 +17,6 @@ import pytest
 import small_runs
 from engines.disk import Disk, Tree, write_tree
 from engines.file_recorder import Operation, Recorder
-from engines.strace_log import traced_operations
 from marks import slow
 from small_runs import small_config
 
@@ -32,7 +30,6 @@ from towers.training import train
 
 WORKDIR = "runs/mine"  # neither of the folders exists before
 CHECKPOINTS = f"{WORKDIR}/checkpoints"
-SAID = f"{WORKDIR}.said"  # see `killed_runs`
 
 RUN = {
     "log_every_steps": 1,
@@ -195,40 +192,6 @@ def test_row_1_after_a_power_cut_what_was_saved_is_there(
     states = crash_states(operations, lines, most)
     num_states = recover_from_all(states, config, scratch)
     assert num_states > expected
-    count("crash states replayed", num_states)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
-@pytest.mark.row(1)
-def test_row_1_after_a_power_cut_by_the_system_calls(tmp_path, scratch, count):
-    """With the writes of TensorFlow one by one, and the best checkpoint kept."""
-    # At ten times the rate each epoch this network diverges.
-    held_out = small_runs.HELD_OUT | {"decay_factor": 3.0}
-    root, config = tmp_path / "disk", small_config(**held_out)
-    root.mkdir()
-    arguments = (str(root / WORKDIR), dataclasses.asdict(config))
-    program = f"from engines import killed_runs; killed_runs.train_job{arguments}"
-    here = pathlib.Path(__file__).parent
-    traced = traced_operations(
-        [sys.executable, "-c", program],
-        root,
-        tmp_path / "strace.log",
-        env=os.environ | {"PYTHONPATH": f"{here.parent}:{here}"},
-    )
-    operations = []
-    for operation in traced:
-        if operation[1] != SAID:
-            operations += [operation] if "/tensorboard" not in operation[1] else []
-        elif operation[0] == "write":
-            operations.append(("said", int(operation[2].split()[-1])))
-    assert sum(kind == "said" for kind, *_ in operations) == 15
-    best, last = small_runs.saved_steps(root / WORKDIR)
-    assert best < last == 15
-    lines = small_runs.records(root / WORKDIR)
-    states = crash_states(operations, lines, most=20)
-    num_states = recover_from_all(states, config, scratch)
-    assert num_states > 3000
     count("crash states replayed", num_states)
 
 

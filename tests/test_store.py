@@ -4,42 +4,22 @@ The operations are recorded and replayed into all that a disk may hold, see `dis
 """
 
 import os
-import random
 import resource
 
 import pytest
-from engines.disk import Disk, read_tree
-from engines.file_recorder import Recorder
+from engines.disk import read_tree
+from engines.file_recorder import Recorder, crash_states
 
 from towers import store
 
 OLD, NEW = b"the old content", b"the new one, longer"
 
 
-def recorded(folder, act):
-    """A disk with what was in a folder, and the operations of `act` there."""
-    disk, before = Disk(), read_tree(folder)
-    for path, content in before.items():
-        disk.mkdir(path) if content is None else disk.create(path)
-        if content is not None:
-            disk.write(path, content)
-    for path in (*before, ""):
-        disk.sync(path)
-    with Recorder(folder) as recorder:
-        act()
-    return disk, recorder.operations
-
-
 def contents_after_power_cuts(folder, act, content_of):
     """What may be read after a power cut during `act`; after it that is NEW."""
-    disk, operations = recorded(folder, act)
-    contents = set()
-    for kind, *args in [*operations, ("sync", "")]:
-        now = {content_of(tree) for tree in disk.crash_states(random.Random(0), 2000)}
-        contents |= now
-        getattr(disk, kind)(*args)
-    assert now == {NEW}
-    return contents
+    states = [{content_of(x) for x in y} for y in crash_states(folder, act, 2000)]
+    assert states[-1] == {NEW}
+    return set.union(*states)
 
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path):
@@ -133,8 +113,9 @@ def test_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
 def test_what_is_removed_loses_its_name_first(tmp_path):
     (tmp_path / "folder" / "below").mkdir(parents=True)
     (tmp_path / "folder" / "below" / "file").touch()
-    _, operations = recorded(tmp_path, lambda: store.remove(tmp_path / "folder"))
-    assert operations[0] == ("rename", "folder", ".tmp-removed-folder")
+    with Recorder(tmp_path) as recorder:
+        store.remove(tmp_path / "folder")
+    assert recorder.operations[0] == ("rename", "folder", ".tmp-removed-folder")
     assert not os.listdir(tmp_path)
 
 

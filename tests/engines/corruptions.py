@@ -1,15 +1,13 @@
 """Ways in which files of a run's folder go bad."""
 
 import contextlib
-import json
+import itertools
 import pathlib
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from example_checkpoints import STATE, rewrite_manifest
-
-Damage = Callable[[pathlib.Path], None]
 
 # JSON texts of another form than any file of a run.
 WRONG_TEXTS = {
@@ -54,68 +52,17 @@ def time_limit(secs: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def damages(num_places: int, seed: int) -> Iterator[tuple[str, Damage]]:
-    """(name, damage) of a file: some at so many places, and other contents.
+# The content with something else at a place, which is drawn.
+AT_A_PLACE = {
+    "cut": lambda c, at, rng: c[:at],
+    "bit": lambda c, at, rng: _overwritten(c, at, bytes([c[at] ^ 1 << at % 8])),
+    "noise": lambda c, at, rng: _overwritten(
+        c, at, rng.randbytes(rng.choice((1, 512)))
+    ),
+    "zeros": lambda c, at, rng: _overwritten(c, at, bytes(rng.choice((1, 64, 4096)))),
+}
 
-    Args:
-        num_places: of truncations, flipped bits and overwritten blocks.
-        seed: of the places.
-    """
-    rng = random.Random(seed)
-    for i in range(num_places):
-        part = i / num_places
-        yield f"cut at {part:.3f}", _changed(lambda c, p=part: c[: int(p * len(c))])
-        part, bit = rng.random(), rng.randrange(8)
-        yield (
-            f"bit {bit} at {part:.4f}",
-            _changed(
-                lambda c, p=part, bit=bit: (
-                    _overwritten(c, p, bytes([c[int(p * len(c))] ^ 1 << bit]))
-                    if c
-                    else c
-                )
-            ),
-        )
-        part, length = rng.random(), rng.choice((1, 8, 512))
-        noise = rng.randbytes(length)
-        yield (
-            f"{length} random bytes at {part:.4f}",
-            _changed(lambda c, p=part, new=noise: _overwritten(c, p, new)),
-        )
-        part, length = rng.random(), rng.choice((1, 64, 4096))
-        yield (
-            f"{length} zeros at {part:.4f}",
-            _changed(lambda c, p=part, n=length: _overwritten(c, p, bytes(n))),
-        )
-    for name, change in _CHANGES.items():
-        yield name, _changed(change)
-    yield "missing", pathlib.Path.unlink
-    yield "a folder", _in_place(pathlib.Path.mkdir)
-    yield "a dangling link", _in_place(lambda path: path.symlink_to("absent"))
-
-
-def _changed(change: Callable[[bytes], bytes]) -> Damage:
-    return lambda path: path.write_bytes(change(path.read_bytes()))
-
-
-def _in_place(make: Callable[[pathlib.Path], None]) -> Damage:
-    """The damage that removes a file and makes something else of its name."""
-
-    def damage(path):
-        path.unlink()
-        make(path)
-
-    return damage
-
-
-def _overwritten(content, part, block):
-    """The content with a block after a part of it; its size stays."""
-    start = int(part * len(content))
-    block = block[: len(content) - start]
-    return content[:start] + block + content[start + len(block) :]
-
-
-_CHANGES = {
+WHOLE = {
     "without its last byte": lambda c: c[:-1],
     "a zero appended": lambda c: c + b"\0",
     "a line break appended": lambda c: c + b"\n",
@@ -129,34 +76,42 @@ _CHANGES = {
     for name, text in WRONG_TEXTS.items()
 }
 
+IN_ITS_PLACE = {
+    "missing": lambda path: None,
+    "a folder": pathlib.Path.mkdir,
+    "a dangling link": lambda path: path.symlink_to("absent"),
+}
+
+
+def damages(num_places: int) -> Iterator[str]:
+    """The names of all damages of a file, those at a place for so many places."""
+    yield from itertools.chain(WHOLE, IN_ITS_PLACE)
+    for name, number in itertools.product(AT_A_PLACE, range(num_places)):
+        yield f"{name} {number}"
+
+
+def damage(path: pathlib.Path, name: str) -> None:
+    if name in IN_ITS_PLACE:
+        path.unlink()
+        IN_ITS_PLACE[name](path)
+        return
+    content = path.read_bytes()
+    if name in WHOLE:
+        path.write_bytes(WHOLE[name](content))
+    elif content:
+        rng = random.Random(name)
+        change = AT_A_PLACE[name.partition(" ")[0]]
+        path.write_bytes(change(content, rng.randrange(len(content)), rng))
+
+
+def _overwritten(content, at, block):
+    """The size stays."""
+    block = block[: len(content) - at]
+    return content[:at] + block + content[at + len(block) :]
+
 
 def resign(checkpoint: pathlib.Path, state_text: str) -> None:
     """Writes another trainer state, and a manifest that agrees with it."""
     content = state_text.encode("utf-8", "surrogatepass")
     (checkpoint / STATE).write_bytes(content)
     rewrite_manifest(checkpoint)
-
-
-def wrong_states(state_text: str, inside: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(name, text) of trainer states of another form: other JSON, and each key missing
-    or with each wrong value, also of the objects under the keys `inside`."""
-    yield from WRONG_TEXTS.items()
-    state = json.loads(state_text)
-    places = [(key,) for key in state]
-    places += [(key, below) for key in inside for below in state[key]]
-    for place in places:
-        for text in ("missing", *WRONG_VALUES):
-            yield f"{'.'.join(place)}: {text[:30]}", _with_value(state, place, text)
-
-
-def _with_value(state, place, text):
-    *parents, key = place
-    changed = json.loads(json.dumps(state))
-    owner = changed
-    for parent in parents:
-        owner = owner[parent]
-    if text == "missing":
-        del owner[key]
-        return json.dumps(changed)
-    owner[key] = "PLACE"  # a text takes values that Python cannot write
-    return json.dumps(changed).replace('"PLACE"', text)

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import pathlib
+import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from engines.disk import read_tree
+from engines.disk import Disk, Tree, read_tree
 
 # A method of `disk.Disk` and its arguments, or ("said", what).
 Operation = tuple
@@ -124,3 +125,26 @@ def _before(event, args):
 
 
 sys.addaudithook(_before)
+
+
+def crash_states(
+    folder: pathlib.Path, act: Callable[[], object], most: int
+) -> Iterator[list[Tree]]:
+    """Acts in a folder that is synced; then, for each file operation, what a power cut
+    before it may leave (first of all what a kill leaves), at last after all of them.
+
+    Args:
+        most: see `Disk.crash_states`.
+    """
+    disk, before = Disk(), read_tree(folder)
+    for path, content in before.items():
+        disk.mkdir(path) if content is None else disk.create(path)
+        if content is not None:
+            disk.write(path, content)
+    for path in (*before, ""):
+        disk.sync(path)
+    with Recorder(folder) as recorder:
+        act()
+    for kind, *args in [*recorder.operations, ("sync", "")]:
+        yield list(disk.crash_states(random.Random(0), most))
+        getattr(disk, kind)(*args)
