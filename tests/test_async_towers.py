@@ -4,9 +4,6 @@ import collections
 import contextlib
 import itertools
 import os
-import pathlib
-import re
-import resource
 import signal
 import threading
 import time
@@ -20,7 +17,6 @@ import tensorflow as tf
 from engines import oracle
 from keras import layers
 from marks import slow
-from processes import ROOT, Program, on_linux
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
@@ -286,33 +282,6 @@ def test_towers_that_run_freely_equal_the_replay(max_staleness):
     assert max(staleness) <= bound
 
 
-# What the replay must object to.
-
-
-class LostUpdates(AsynchronousTrainer):
-    """Broken on purpose: a tower writes back what follows from the values it fetched,
-    as it may without a lock."""
-
-    def _fetch(self, tower):
-        self._seen = getattr(self, "_seen", {})
-        self._seen[tower] = [variable.numpy() for variable in self._copy.params]
-        return super()._fetch(tower)
-
-    def _apply(self, tower, *computed):
-        for variable, value in zip(self._copy.params, self._seen[tower], strict=True):
-            variable.assign(value)
-        super()._apply(tower, *computed)
-
-
-@pytest.mark.slow
-def test_the_replay_objects_to_broken_towers():
-    network, batches = networks.plain_network(), networks.random_batches(7, 13)
-    towers, record, _ = train_scripted(network, Recipe(), batches, 2, cls=LostUpdates)
-    expected, _ = replay(network, Recipe(), batches, 2, record)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_equal_to_oracle(towers.state(), expected)
-
-
 # Row 26: no update is lost.
 
 
@@ -356,31 +325,6 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
 
 
 # Ends.
-
-
-@pytest.mark.row(15)
-def test_row_15_an_error_of_one_tower_ends_all_and_is_the_one_raised():
-    network, batches = networks.plain_network(), networks.random_batches(8, 13)
-    error = ZeroDivisionError("in tower 1")
-    errors = [error]
-
-    def fail_once(trainer, tower, number):
-        if (tower, number) == (1, 3) and errors:
-            raise errors.pop()
-
-    cls = before_computing(fail_once)
-    towers, record = create(network, Recipe(), batches, 3, cls)
-    with pytest.raises(ZeroDivisionError) as caught:
-        towers.train(8)
-    assert caught.value is error
-    assert ("apply", 1, 2) not in record
-
-    # What was applied stays, and the next call goes on.
-    state = towers.state()
-    expected, staleness = replay(network, Recipe(), batches, 3, record)
-    assert_equal_to_oracle(state, expected)
-    assert state["step"] == len(staleness) // 3
-    assert towers.train(1)["step"] == state["step"] + 1
 
 
 @pytest.mark.row(14, 41)
@@ -540,29 +484,6 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(
     released.set()
     join_worker()
     assert towers.progress() == (3, "idle")
-
-
-@on_linux
-@pytest.mark.slow
-@pytest.mark.row(40)
-def test_row_40_without_any_more_memory_a_run_ends_and_does_not_hang(tmp_path):
-    command = (
-        "--dataset=embedded --model=lenet --device=cpu --num_towers=2 --batch_size=32 "
-        "--strategy=async_towers --max_steps=100000 --num_epochs=1000 --workdir=run "
-        "--log_every_steps=1 --steps_per_loop=1 --checkpoint_every_steps=50"
-    )
-    with Program([ROOT / "run_train.py", *command.split()], tmp_path) as program:
-        program.wait_until(lambda: small_runs.has_logged(tmp_path / "run", 5))
-        status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
-        num_bytes = 1024 * int(re.search(r"VmSize:\s*(\d+) kB", status)[1])
-        limits = resource.RLIMIT_AS, (num_bytes, num_bytes)
-        resource.prlimit(program.process.pid, *limits)
-        code = program.wait()
-    if code == -signal.SIGABRT:  # where TensorFlow itself finds no thread, it aborts
-        assert "LLVM ERROR: pthread_create failed" in program.output
-    else:
-        assert code in (2, 4), program.output
-        assert "out of memory" in program.output.splitlines()[-1]
 
 
 class Counted(keras.Layer):

@@ -1,8 +1,6 @@
 """The programs of benchmarks/ run, and measure.py measures."""
 
-import contextlib
 import importlib
-import json
 import os
 import pathlib
 import re
@@ -14,10 +12,9 @@ import pictures
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, gpu, measure, proofs, step, trainers
-from benchmarks.graphs import executed, placement
+from benchmarks import accuracy, gpu, measure, proofs, step
+from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
-from towers.errors import TowersError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 PROGRAMS = {"accuracy", "gpu", "input", "peers", "scaling", "step"}
@@ -114,48 +111,11 @@ def test_every_strategy_is_trained_for_its_accuracy():
     assert names == set(STRATEGIES) - {"multi_worker"}
 
 
-def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(accuracy.time, "monotonic", lambda: now[0])
-
-    def measure_rate():
-        now[0] += 2.5
-        return now[0]
-
-    clock = accuracy.Clock(measure_rate)
-    for _ in range(30):
-        now[0] += 7
-        clock.measure_each_minute()
-    clock.measure()
-    assert clock.secs == 30 * 7
-    # After nine times seven seconds, three times, and at the end.
-    assert clock.rates == [2.5, 68.0, 133.5, 199.0, 222.5]
-
-
-def test_a_trainer_that_ends_too_early_says_why(tmp_path, monkeypatch):
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\nread line\necho 1\necho it ends >&2\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with contextlib.closing(trainers.TrainerProcess({}, "cpu", 1)) as trainer:
-        trainer.wait()
-        trainer._process.wait(30)  # a pipe that nobody reads
-        with pytest.raises(TowersError, match="^it ends$"):
-            trainer.train(1)
-
-
 # gpu: sections, and what they must find.
 
 
 def tiny_setting(lines):
     return proofs.Setting("cpu", lines.append)
-
-
-def test_a_section_that_hangs_is_cut_short(monkeypatch):
-    hangs = [sys.executable, "-m", "timeit", "-n1", "while True: pass"]
-    monkeypatch.setattr(gpu, "commands_of", lambda *_: [(hangs, {})])
-    ended = gpu.run_section("step", gpu.parse_options([]), 0.5, lambda line: None)
-    assert ended == "cut short: no time left"
 
 
 @pytest.mark.slow
@@ -245,21 +205,6 @@ def test_a_program_runs_to_its_table(arguments, row):
     assert row in output_of(arguments)
 
 
-@pytest.mark.slow
-def test_a_run_that_is_recorded_is_not_repeated(tmp_path):
-    records = tmp_path / "records"
-    program = f"--seeds=1 --records={records}"
-    output_of(f"{QUICKSTART}0.1 {program}")
-    [line] = records.read_text().splitlines()
-    record = json.loads(line)
-    record["result"]["plain"] = 0.12345
-    records.write_text(json.dumps(record) + "\n")
-    assert "- quickstart: plain 0.1235, " in output_of(f"{QUICKSTART}0.1 {program}")
-    assert len(records.read_text().splitlines()) == 1
-    assert "- quickstart: plain 0.1235, " not in output_of(f"{QUICKSTART}0.2 {program}")
-    assert len(records.read_text().splitlines()) == 2
-
-
 def output_of(arguments):
     done = subprocess.run(
         [sys.executable, "-m", *f"benchmarks.{arguments}".split()],
@@ -286,22 +231,3 @@ def test_a_folder_of_images_is_compared_with_the_rest(tmp_path):
     output = output_of(f"input {SMALLEST} --models=lenet --folder={tmp_path}")
     assert "| lenet | folder | " in output
     assert "| lenet | folder, decoded anew | " in output
-
-
-@pytest.mark.slow
-def test_kernels_reports_what_is_amiss(monkeypatch):
-    lines = []
-    setting = tiny_setting(lines)
-    chosen = {name: proofs.TRAINERS[name] for name in ("one", "towers")}
-    monkeypatch.setattr(proofs, "TRAINERS", chosen)
-    monkeypatch.setattr(proofs, "INPUTS", ("stream",))
-    assert not proofs.prove_kernels(setting)
-    rows = [line.split(" | ") for line in lines if "| stream |" in line]
-    assert [int(row[6]) for row in rows] == [0, 8]  # gradients, loss and correct of two
-    assert "\nevery operation on a GPU has a kernel there" in lines
-    monkeypatch.setattr(
-        placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
-    )
-    lines.clear()
-    assert proofs.prove_kernels(setting)
-    assert re.search(r"no kernel: \d+ x Relu \(T=float32\)", "".join(lines))

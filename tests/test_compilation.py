@@ -1,7 +1,6 @@
 """Grappler works on a trace once, and leaves the rest of a step on a CPU alone."""
 
 import networks
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -60,30 +59,6 @@ def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
     assert sum("FusedMatMul" in op for op in operations) >= 2
     assert "Relu" not in operations
     assert fused_by_tensorflow(tf.float32)
-
-
-def test_an_optimized_graph_computes_the_same():
-    weights = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-
-    @tf.function(input_signature=[tf.TensorSpec([2, 3])], autograph=False)
-    def function(x):
-        y = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), [1.0, -1.0, 0.5, 0.0]))
-        return tf.identity(y, name="result")
-
-    graph = function.get_concrete_function().graph
-    optimized = compilation.optimized_for_cpu(graph.as_graph_def(), ["result"])
-    assert "_FusedMatMul" in {node.op for node in optimized.node}
-    assert {node.device for node in optimized.node} == {""}
-    x = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
-    [placeholder] = (n.name for n in optimized.node if n.op == "Placeholder")
-
-    @tf.function(autograph=False)
-    def imported(x):
-        return tf.graph_util.import_graph_def(
-            optimized, {f"{placeholder}:0": x}, ["result:0"], name="copy"
-        )[0]
-
-    np.testing.assert_allclose(imported(tf.constant(x)), function(x), rtol=1e-6)
 
 
 @pytest.mark.slow

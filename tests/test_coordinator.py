@@ -212,6 +212,7 @@ def test_any_order_that_is_allowed_keeps_the_bound_and_can_go_on(
 # Ends.
 
 
+@pytest.mark.row(15)
 @pytest.mark.parametrize(
     "place,max_staleness", [("before_fetch", 0), ("before_apply", 1)]
 )

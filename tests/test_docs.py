@@ -4,13 +4,11 @@ import ast
 import pathlib
 import re
 import shlex
-import sys
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from absl import flags
 
-from towers.config import FIELDS, Config, train_flags
+from towers.config import FIELDS, train_flags
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
@@ -25,7 +23,6 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 PICTURES = sorted(DOCS.glob("*.svg"))
 SCRIPTS = ("run_train.py", "run_eval.py", "run_predict.py", "run_export.py")
-SVG = "{http://www.w3.org/2000/svg}"
 
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w./]+))?")
 
@@ -120,16 +117,6 @@ def test_every_strategy_has_a_page_a_picture_and_a_row(name):
     assert f"\n| [`{name}`]({name}.md)" in (DOCS / "README.md").read_text()
 
 
-@each_strategy
-def test_the_numbers_in_the_picture_are_those_of_the_list(name):
-    listed = re.findall(r"^(\d+)\. ", (DOCS / f"{name}.md").read_text(), re.MULTILINE)
-    root = ElementTree.parse(DOCS / f"{name}.svg").getroot()
-    groups = [group for group in root.iter(f"{SVG}g") if group.get("class") == "number"]
-    drawn = {group.find(f"{SVG}text").text for group in groups}
-    assert listed == [str(number) for number in range(1, len(listed) + 1)]
-    assert drawn == set(listed)
-
-
 @pytest.mark.parametrize(
     "option,page",
     [
@@ -194,28 +181,6 @@ def test_commands_can_be_given(page):
         ours = [a for a in arguments if FLAG.match(a)[1] in {"config", *FIELDS}]
         values([script, *ours])
         config_of_flags(values.config, ROOT / "configs", given_flags(values))
-
-
-def folders(page):
-    """The run folders of a page's commands. Workers of one cluster share one."""
-    text = page.read_text().replace("\\\n", " ")
-    launched = re.findall(r"^    python -m towers.launch .* (-- .*)$", text, re.M)
-    found = set()
-    for script, *arguments in [*commands(page), *map(str.split, launched)]:
-        if script == "run_export.py":
-            continue
-        pairs = (a[2:].partition("=") for a in arguments)
-        given = {name: value for name, _, value in pairs}
-        found.add(given.get("workdir") or f"runs/{given.get('config', 'default')}")
-    return found
-
-
-def test_a_command_of_one_page_trains_in_no_folder_of_another():
-    """The run of another page would be continued there, or be finished."""
-    assert {x[0] for page in PAGES for x in commands(page)} == set(SCRIPTS)
-    used = [(page.name, folder) for page in PAGES for folder in folders(page)]
-    repeated = [x for x in used if [folder for _, folder in used].count(x[1]) > 1]
-    assert not repeated
 
 
 def test_tests_that_are_named_exist():
@@ -297,43 +262,6 @@ def test_pictures_stand_alone():
         assert len(text) < 15_000
         for pattern in ("href", "@import", r"url\((?!#)", "<script", r" on\w+="):
             assert not re.search(pattern, text), picture
-
-
-# One step.
-
-
-def test_the_call_chain_of_a_step_is_the_stack_of_a_run(tmp_path, monkeypatch):
-    from towers import training
-    from towers.parallel import tower
-
-    stacks, loss_of = [], tower.tower_loss
-
-    def recorded_loss(*args):
-        stacks.append(package_frames(sys._getframe(1)))
-        return loss_of(*args)
-
-    monkeypatch.setattr(tower, "tower_loss", recorded_loss)
-    small = {"dataset": "synthetic", "model": "lenet", "width": 0.1, "batch_size": 8}
-    never = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
-    config = Config(**small, **never, device="cpu", num_towers=2, max_steps=1)
-    training.train(tmp_path / "run", config)
-    stack = stacks[0][stacks[0].index(("train_steps", "training/__init__.py")) :]
-    page = (DOCS / "step.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", page, re.MULTILINE)
-    assert rows == [*stack, ("tower_loss", "parallel/tower.py")]
-
-
-def package_frames(frame):
-    """(function, file in towers/) of each frame of the package, outermost first."""
-    frames = []
-    while frame is not None:
-        code = frame.f_code
-        _, inside, file = code.co_filename.rpartition(f"{ROOT / 'towers'}/")
-        name = code.co_qualname.rpartition("<locals>.")[2]
-        if inside and not name.startswith("<"):  # no comprehensions
-            frames.append((name, file))
-        frame = frame.f_back
-    return frames[::-1]
 
 
 # Data sets.

@@ -201,35 +201,6 @@ def test_a_signal_is_passed_on_once_to_all_workers(start, tmp_path):
     assert "restart" not in launcher.err
 
 
-TERMINAL = [
-    sys.executable,
-    "-c",
-    "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)",
-]
-
-
-@on_linux
-def test_ctrl_c_in_a_terminal_reaches_each_worker_once(start, tmp_path):
-    reader, writer = os.pipe()
-    launcher = start(COUNTING, 2, popen={"prefix": TERMINAL, "stdin": reader})
-    launcher.wait_for("ready", 2)
-    os.write(writer, b"\x03")
-    launcher.wait_for("stops", 2)
-    (tmp_path / "go").touch()
-    assert launcher.process.wait(30) == 75
-    os.close(reader), os.close(writer)
-    assert sorted(re.findall(r"\[\d\] received.*\d", launcher.output)) == [
-        f"[{i}] received {int(signal.SIGINT)}" for i in range(2)
-    ]
-
-
-def test_a_worker_that_cannot_catch_the_signal_yet_counts_as_stopped(start):
-    launcher = start("print('ready', flush=True); time.sleep(60)", 2, max_restarts=1)
-    launcher.wait_for("ready", 2)
-    launcher.process.terminate()
-    assert launcher.wait() == 75
-
-
 @on_linux
 def test_no_worker_outlives_a_launcher_that_is_killed(start):
     source = """
@@ -325,26 +296,6 @@ while True:
     assert last == "towers.launch: worker 0 ended with exit code 3"
 
 
-def test_a_chief_that_still_saves_after_a_signal_is_not_killed(start):
-    source = """
-def stop(number, frame):
-    if me == 0:
-        time.sleep(0.9)  # more than the time after a failure
-        print("saved")
-    sys.exit(75)
-signal.signal(signal.SIGTERM, stop)
-print("ready", flush=True)
-while True:
-    time.sleep(0.01)
-"""
-    launcher = start(source, 3, grace_secs=0.3)
-    launcher.wait_for("ready", 3)
-    launcher.process.terminate()
-    assert launcher.wait() == 75
-    assert "[0] saved" in launcher.output.splitlines()
-    assert "SIGKILL" not in launcher.err
-
-
 @pytest.mark.row(45)
 def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start):
     source = """
@@ -361,22 +312,6 @@ wait_for("never")
     assert re.fullmatch(
         "towers.launch: worker . did not end in time and was killed", last
     )
-
-
-def test_workers_that_notice_in_time_are_left_alone(start):
-    source = """
-signal.signal(signal.SIGTERM, lambda *_: print("stopped"))
-if me == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(0.2)
-print("saved")
-sys.exit(75)
-"""
-    launcher = start(source, 3)
-    assert launcher.wait() == KILLED
-    assert sorted(launcher.output.splitlines()) == ["[1] saved", "[2] saved"]
-    [line] = launcher.err.splitlines()
-    assert line.startswith("towers.launch: worker 0 was killed by signal 9")
 
 
 # Restarts.
@@ -501,15 +436,6 @@ def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
     assert line.startswith("towers.launch: ")
     for word in words:
         assert word in line
-
-
-def test_each_worker_runs_run_train():
-    done = run(*"-m towers.launch --num_workers=2 -- --bach_size=3".split())
-    assert (done.returncode, done.stdout) == (2, "")
-    *lines, last = done.stderr.splitlines()
-    for index, line in enumerate(sorted(lines)):
-        assert line.startswith(f"[{index}] run_train.py: ") and "'bach_size'" in line
-    assert re.fullmatch(r"towers.launch: worker \d ended with exit code 2", last)
 
 
 @pytest.mark.parametrize(

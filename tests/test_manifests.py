@@ -1,6 +1,5 @@
 """The files of docs/cluster/ and the Dockerfile."""
 
-import ast
 import os
 import pathlib
 import re
@@ -40,16 +39,6 @@ JOB, SERVICE = DOCUMENTS["Job"], DOCUMENTS["Service"]
 POD = JOB["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 [PORT] = CONTAINER["ports"]
-
-
-def test_each_document_is_of_a_kind_of_kubernetes():
-    groups = {"Job": "batch/v1", "NetworkPolicy": "networking.k8s.io/v1"}
-    for path in CLUSTER.glob("*.yaml"):
-        for document in documents_of(path):
-            kind = document["kind"]
-            assert document["apiVersion"] == groups.get(kind, "v1")
-            assert kind in {*groups, "PersistentVolumeClaim", "Service"}
-            assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
 
 
 def environment(index):
@@ -255,103 +244,6 @@ def test_the_command_in_the_batch_script_can_be_given():
     text = BATCH_SCRIPT.read_text()
     shown = re.search(r"^# +sbatch \S+ (.*)\\\n# +(.*)$", text, re.MULTILINE)
     check_arguments(["--strategy=multi_worker", *shlex.split(" ".join(shown.groups()))])
-
-
-# The image.
-
-
-def instructions():
-    """(name, arguments) of each instruction of the Dockerfile."""
-    lines = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE)
-    joined = re.sub(r"\\\n\s*", "", lines)
-    return [line.split(maxsplit=1) for line in joined.splitlines() if line]
-
-
-def is_sent(path):
-    """Whether .dockerignore leaves this path in the context of the build."""
-    parts = pathlib.PurePath(path).parts
-    folders = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    sent = True
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
-        if not line or line.startswith("#"):
-            continue
-        pattern = re.escape(line.removeprefix("!"))
-        pattern = pattern.replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
-        if any(re.fullmatch(pattern, folder) for folder in folders):
-            sent = line.startswith("!")
-    return sent
-
-
-def test_what_the_image_copies_exists_and_is_sent():
-    copied = set()
-    for name, arguments in instructions():
-        if name == "COPY":
-            *sources, _ = arguments.split()
-            copied |= set(sources)
-    for source in copied:
-        assert (ROOT / source).exists() and is_sent(source), source
-    assert {"run_train.py", "run_eval.py", "run_predict.py"} <= copied
-    assert {"configs", "towers"} <= copied
-    scripts = [s for s in copied if s.endswith(".py")]
-    for script in scripts:
-        for node in ast.walk(ast.parse((ROOT / script).read_text())):
-            if isinstance(node, ast.ImportFrom):
-                package = node.module.split(".")[0]
-                ours = (ROOT / package).exists()
-                assert package in copied if ours else package not in copied
-
-
-def test_nothing_else_is_sent_to_the_builder():
-    assert all(map(is_sent, ["towers/training/result.py", "configs/quickstart.py"]))
-    for path in (
-        *(".git", ".venv/bin/python", "data/x", "runs/x/config.json"),
-        *("tests/engines/oracle.py", "towers/__pycache__/x.pyc", "requirements.txt"),
-    ):
-        assert not is_sent(path), path
-
-
-def test_the_image_installs_what_the_locks_name_and_nothing_else():
-    runs = [arguments for name, arguments in instructions() if name == "RUN"]
-    installs = [c for run in runs for c in run.split("&&") if " install " in c]
-    assert len(installs) == 2
-    for install in installs:
-        words = install.split()
-        assert words[:2] == ["pip", "install"] and words[-2] == "-r"
-        assert {"--require-hashes", "--no-deps"} <= set(words)
-    assert installs[0].split()[-1] == "requirements-build.lock"
-    assert installs[1].split()[-1] == '"$lock"'
-    locks = set(re.findall(r"requirements[\w-]*\.lock", DOCKERFILE))
-    assert locks == {path.name for path in ROOT.glob("requirements*.lock")}
-    # What builds packages is locked as in the others.
-    pins = [
-        set(re.findall(r"^([\w-]+==\S+) \\\n +--hash", text, re.MULTILINE))
-        for text in ((ROOT / name).read_text() for name in sorted(locks))
-    ]
-    build, *others = pins
-    assert build and all(build <= other for other in others)
-
-
-def test_the_build_argument_chooses_the_lock(tmp_path):
-    """The instruction is run with a pip that only records what it is asked."""
-    [run] = [a for n, a in instructions() if n == "RUN" and "pip" in a]
-    for path in ROOT.glob("requirements*.lock"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    pip = tmp_path / "bin" / "pip"
-    pip.parent.mkdir()
-    pip.write_text(
-        '#!/bin/sh\nfor file; do :; done\ntest -f "$file"\necho "$file" >>asked\n'
-    )
-    pip.chmod(0o755)
-    paths = f"{pip.parent}{os.pathsep}{os.environ['PATH']}"
-    codes = [
-        subprocess.run(
-            ["sh", "-ec", run], cwd=tmp_path, env={"PATH": paths, "CUDA": cuda}
-        ).returncode
-        for cuda in ("0", "1", "yes")
-    ]
-    assert codes == [0, 0, 2]
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[1::2] == ["requirements.lock", "requirements-cuda.lock"]
 
 
 # The page.

@@ -6,10 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from processes import ROOT
 
 from benchmarks.graphs.memory import Account, create_accounts, step_memory
 
@@ -140,36 +138,3 @@ def test_the_accounts_agree_with_the_peak_of_the_process(
     result = json.loads(found.stdout.splitlines()[-1])
     assert result["accounted"] > 5e8, "too little to tell from what else is allocated"
     assert result["accounted"] == pytest.approx(result["peak"], rel=0.2), result
-
-
-REPEATED = """
-import shutil
-from towers import Config, train
-
-sizes = []
-options = {"dataset": "embedded", "model": "lenet", "width": 0.25, "device": "cpu"}
-for _ in range(24):
-    shutil.rmtree("run", ignore_errors=True)
-    config = Config(**options, augment="none", max_steps=2, eval_every_epochs=0.0)
-    train("run", config, progress="off", report=False)
-    with open("/proc/self/status") as file:
-        [kilobytes] = [line.split()[1] for line in file if line.startswith("VmRSS")]
-    sizes.append(int(kilobytes) / 1000)
-print(sizes)
-"""
-
-
-@pytest.mark.slow
-def test_repeated_trainings_in_one_process_take_no_more_memory(tmp_path):
-    """A run takes about 50 MB. The heaps of the threads still fill up, by less."""
-    found = subprocess.run(
-        [sys.executable, "-c", REPEATED],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    sizes = json.loads(found.stdout.splitlines()[-1])
-    slope, _ = np.polyfit(range(14), sizes[-14:], 1)
-    assert slope < 3, sizes

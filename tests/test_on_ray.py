@@ -168,22 +168,6 @@ def uninterrupted(ray, tmp_path_factory):
 class TestOnRay:
     pytestmark = needs_ray
 
-    def test_after_the_loss_of_a_node_all_start_anew_on_another(self, tmp_path):
-        with cluster_of_ray(num_cpus=0) as ray:
-            nodes = {ray.add_node(num_cpus=2).pid for _ in range(2)}
-            run = ray.train(tmp_path / "run", num_workers=2, max_restarts=1)
-            wait_for_checkpoint(run)
-            raylets = [
-                parent_of(parent) for _, (_, parent) in sorted(workers_of(run).items())
-            ]
-            assert {parent_of(raylet) for raylet in raylets} == nodes  # one on each
-            os.kill(raylets[1], signal.SIGKILL)
-            assert run.wait(300) == 0, run.output
-            # Both nodes are on one machine, where each may send the lines of all.
-            restored = re.findall(r"\[0\] restored step \d+ ", run.output)
-            assert len(set(restored)) == 1, run.output
-        assert state_of(run)["step"] == NUM_STEPS
-
     @pytest.mark.parametrize("which,victim", [("worker", 0), ("actor", 1)])
     def test_after_a_kill_all_start_anew_and_the_run_ends_in_the_same_bits(
         self, which, victim, ray, uninterrupted, tmp_path
@@ -238,9 +222,3 @@ class TestOnRay:
         last = [records(path)[-1]["validation_accuracy_ema"] for path in paths]
         [line] = re.findall("^{'learning_rate': .*", program.output, re.M)
         assert float(line.split()[-1]) == pytest.approx(max(last), abs=1e-6)
-
-    def test_a_signal_ends_the_wait_for_free_cpus(self, ray, tmp_path):
-        run = ray.train(tmp_path / "run", num_workers=4)
-        run.wait_for("towers.on_ray: Ray has 3 CPUs; waiting for 4")
-        run.process.terminate()
-        assert run.wait() == 75, run.output

@@ -2,10 +2,8 @@
 
 import gc
 import threading
-import time
 import weakref
 
-import pytest
 import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels
@@ -68,16 +66,3 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
         assert over.wait(30)
     finally:
         gc.enable()
-
-
-@pytest.mark.slow
-def test_an_old_iterator_is_dropped_at_once():
-    """With the tuner, one of 30 took seconds."""
-    iterators = [iter(next(streams())) for _ in range(60)]
-    for iterator in iterators:
-        next(iterator)
-    time.sleep(6)
-    while iterators:
-        started = time.monotonic()
-        iterators.pop()
-        assert time.monotonic() - started < 0.3

@@ -12,7 +12,7 @@ import pytest
 from prepared_sets import features, message, random_examples, store
 from small_runs import half_way, small_config, use
 
-from towers import data, training
+from towers import training
 from towers.config.storage import from_json
 from towers.data import tfds
 from towers.errors import CheckpointError, TowersError
@@ -103,26 +103,6 @@ def test_no_file_of_weights_is_unpickled(tmp_path, bomb):
         (tmp_path / name).write_bytes(bomb)
         with pytest.raises(CheckpointError), open_weights(str(tmp_path / name)):
             pass
-
-
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist"])
-@pytest.mark.row(22)
-def test_no_file_of_a_data_set_is_unpickled(name, tmp_path, monkeypatch, bomb):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
-    for file in (
-        *(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta",
-        *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin",
-        "train", "test", "meta", "train.bin", "test.bin", "batches.meta.txt",
-        "cifar-10-python.tar.gz", "cifar-100-python.tar.gz",
-        "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz",
-        *(f"{split}-{kind}{ending}" for split in ("train", "t10k") for kind in
-          ("images-idx3-ubyte", "labels-idx1-ubyte") for ending in ("", ".gz")),
-    ):  # fmt: skip
-        for folder in ("", "cifar-10-batches-py", "cifar-10-batches-bin",
-                       "cifar-100-python", "cifar-100-binary"):  # fmt: skip
-            (tmp_path / "data" / folder).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "data" / folder / file).write_bytes(bomb)
-    assert str(tmp_path / "data") in message(data.load, name, str(tmp_path / "data"))
 
 
 # Data that tensorflow-datasets has prepared.

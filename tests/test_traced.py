@@ -67,28 +67,6 @@ def test_one_trace_serves_every_device_and_graph():
     assert powers.calls == 4
 
 
-def test_copies_work_in_loops_and_with_branches_captures_and_effects():
-    large, count = tf.constant(np.arange(1000.0, dtype=np.float32)), tf.Variable(0)
-
-    def function(key, x):
-        count.assign_add(1)
-        y = tf.cond(x > 0, lambda: x * tf.reduce_sum(large), lambda: -x)
-        return y + key
-
-    traced = TracedOnce(function)
-
-    @tf.function(autograph=False)
-    def loop(x):
-        def body(i, total):
-            return i + 1, total + traced(1, x, name="copy")
-
-        return tf.while_loop(lambda i, _: i < 4, body, (0, tf.constant(0.0)))[1]
-
-    np.testing.assert_allclose(loop(tf.constant(2.0)), 4 * (2 * 499500 + 1))
-    np.testing.assert_allclose(loop(tf.constant(-2.0)), 4 * (2 + 1))
-    assert count.numpy() == 8
-
-
 @pytest.mark.parametrize(
     "options,num_traces",
     [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
