@@ -12,12 +12,12 @@ import pictures
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, gpu, measure, proofs, step
+from benchmarks import accuracy, fine_tuning, gpu, measure, proofs, step
 from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
-PROGRAMS = {"accuracy", "gpu", "input", "peers", "scaling", "step"}
+PROGRAMS = {"accuracy", "fine_tuning", "gpu", "input", "peers", "scaling", "step"}
 
 
 def test_benchmarks_can_be_imported_and_the_programs_are_listed():
@@ -157,6 +157,22 @@ def test_a_difference_is_relative_to_the_change_in_training():
     assert proofs.differences(before, after, other) == {"params": 0.25}
     other["params/b"][0] = np.nan
     assert proofs.differences(before, after, other) == {"params": np.inf}
+
+
+def test_photos_are_the_first_images_of_each_class(tmp_path):
+    (tmp_path / "batches.meta.txt").write_text("cat\ndog\n\n")
+    records = np.random.default_rng(0).integers(0, 256, (6, 3073), np.uint8)
+    records[:, 0] = 1, 0, 1, 0, 1, 1
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        records.tofile(tmp_path / name)
+    fine_tuning.write_photos(tmp_path, tmp_path, train_count=2)
+    written = sorted(tmp_path.glob("train/*/*.png"))
+    assert [f"{x.parent.name} {x.stem}" for x in written] == [
+        *("cat 00001", "cat 00003", "dog 00000", "dog 00002"),
+    ]
+    pixels = tf.io.decode_png(written[3].read_bytes()).numpy()
+    assert pixels[5, 7].tolist() == records[2, [168, 1192, 2216]].tolist()
+    assert len(list(tmp_path.glob("test/dog/*.png"))) == 4
 
 
 @pytest.mark.slow
