@@ -102,8 +102,9 @@ class Job:
         import networks
 
         batches = networks.random_batches(3, 13, seed=7)
-        for batch in batches:
+        for number, batch in enumerate(batches):
             batch["weights"] = np.ones(13, np.float32)
+            batch["positions"] = 13 * number + np.arange(13)
         batches[-1]["weights"][10:] = 0
         return batches
 
