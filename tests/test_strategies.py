@@ -269,7 +269,7 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     )
 
     # The step as the loop calls it.
-    step_call, zeros = towers.loop._step_call, towers._step.zero_metrics()
+    step_call, zeros = towers.loop._step_call, towers.train_step.zero_metrics()
     graphs = partition_graphs(lambda: step_call(0, towers._feed.batches_of(0), zeros))
 
     ops = collections.defaultdict(collections.Counter)

@@ -224,7 +224,7 @@ def test_layers_compute_in_their_own_precision(cls, options):
 def sent_bytes(strategy):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
     floats with more than one element, without the batches."""
-    step, zeros = strategy.loop._step_call, strategy._step.zero_metrics()
+    step, zeros = strategy.loop._step_call, strategy.train_step.zero_metrics()
     batches = strategy._feed.batches_of(0)
     traced = step.get_concrete_function(0, batches, zeros).graph
     total = 0

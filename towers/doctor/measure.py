@@ -24,7 +24,6 @@ from towers.evaluation.duration import evaluation_secs
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.loop import Loop
 from towers.parallel.reduce import shares
-from towers.parallel.step import accumulate
 from towers.parallel.trainer import SynchronousTrainer, Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
@@ -194,15 +193,7 @@ def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Run:
     fetched, home = trainer.strategy.fetch(), trainer.strategy.home
 
     def compute(phase, batches, before):
-        def gradients(values, pieces):
-            scale = trainer.guard.read_scale()
-            return trainer.network.gradients(phase, values, pieces, loss_scale=scale)
-
-        accumulated = trainer.task.accumulate_steps
-        if accumulated == 1:
-            results = gradients(fetched, batches)
-        else:
-            results = accumulate(gradients, fetched, batches, accumulated)
+        results = trainer.train_step.tower_results(phase, fetched, batches)
         losses = []
         for device, result in zip(trainer.devices, results, strict=True):
             everything = tf.nest.flatten(result)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -17,13 +18,33 @@ from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
 from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
 from towers.parallel.sharding.network import ShardedNetwork
-from towers.parallel.strategies import Strategy
+from towers.parallel.strategies import Mean, Strategy
 from towers.parallel.tower import TowerResult, WholeNetwork
 
 Batch = Mapping[str, tf.Tensor]
+Metrics = list[tf.Tensor]
 
 # Losses are summed up as multiples of it.
 LOSS_UNIT = 2.0**-20
+
+
+class Gradients(NamedTuple):
+    """The gradients of a step.
+
+    Attributes:
+        results: per device, of its tower.
+        mean: over the towers.
+        per_copy: [copy] the mean gradient with the weight decay, vectors; 0 of frozen
+            parameters.
+        norm: of that of the first copy, a scalar.
+        decay: the loss of the weight decay, a scalar.
+    """
+
+    results: list[TowerResult]
+    mean: Mean
+    per_copy: list[list[tf.Tensor]]
+    norm: tf.Tensor
+    decay: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,29 +76,21 @@ class Step:
     read_rate_factor: Callable[[], tf.Tensor | None] = lambda: None
 
     def __call__(
-        self, phase: int, batches: Sequence[Batch], before: tf.Tensor | None = None
-    ) -> tuple:
-        """One step.
+        self, phase: int, batches: Sequence[Batch], previous: Metrics
+    ) -> tuple[tf.Tensor, Metrics]:
+        """One step: `gradients`, then `apply`."""
+        return self.apply(self.gradients(phase, batches), previous)
+
+    def gradients(self, phase: int, batches: Sequence[Batch]) -> Gradients:
+        """The mean gradient over the batch; no variable changes.
 
         Args:
             phase: index of the phase of the run.
             batches: per tower of this process its images of the batch.
-            before: metrics of the step before, which stay where none is taken. None to
-                compute the gradients alone, without an update.
-
-        Returns:
-            Whether it was taken, a bool scalar; its metrics, see `read_metrics`.
-            Without an update the results per device, and per copy the mean gradients
-            with those of the weight decay.
         """
         strategy, home = self.strategy, self.strategy.home
         # Gradients on all devices, and their mean.
-        fetched, scale = strategy.fetch(), self.guard.read_scale()
-        compute = functools.partial(self.network.gradients, phase, loss_scale=scale)
-        if self.accumulate_steps == 1:
-            results = compute(fetched, batches)
-        else:
-            results = accumulate(compute, fetched, batches, self.accumulate_steps)
+        results = self.tower_results(phase, strategy.fetch(), batches)
         mean = strategy.mean_fn(results)
 
         # Weight decay, once; nothing of frozen parameters.
@@ -91,26 +104,54 @@ class Step:
                 frozen = self.phases[phase].frozen
                 gradients.append(zero_frozen(vectors, layout, frozen))
         # Norms come from the first copy: sums may round differently on other devices.
-        own = gradients[: strategy.num_shards]
         shard_devices = [copy.device for copy in strategy.shards]
-        norms = on_each(squared_norm, shard_devices, own)
+        norms = on_each(squared_norm, shard_devices, gradients[: strategy.num_shards])
         with tf.device(home):
             norm = tf.sqrt(_sum(norms))
             decay = _sum(decays[: strategy.num_shards])
-        if before is None:
-            return results, gradients
+        return Gradients(results, mean, gradients, norm, decay)
 
-        # Is it taken?
+    def tower_results(
+        self, phase: int, fetched: Sequence[Values], batches: Sequence[Batch]
+    ) -> list[TowerResult]:
+        """Per device the gradients of its tower, over all micro-batches.
+
+        Args:
+            phase, batches: see `gradients`.
+            fetched: per device the parameters and the model state.
+        """
+        compute = functools.partial(
+            self.network.gradients, phase, loss_scale=self.guard.read_scale()
+        )
+        if self.accumulate_steps == 1:
+            return compute(fetched, batches)
+        return accumulate(compute, fetched, batches, self.accumulate_steps)
+
+    def apply(
+        self, gradients: Gradients, previous: Metrics
+    ) -> tuple[tf.Tensor, Metrics]:
+        """Updates all copies, unless the guard refuses the step.
+
+        Args:
+            gradients: of the step.
+            previous: metrics of the previous step, which stay where this one is not
+                taken.
+
+        Returns:
+            Whether it was taken, a bool scalar; its metrics, see `read_metrics`.
+        """
+        strategy, home = self.strategy, self.strategy.home
+        mean, norm = gradients.mean, gradients.norm
         with tf.device(home):
             running = self.guard.is_running()
             loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
-            total_loss = loss + tf.cast(decay, loss.dtype)
+            total_loss = loss + tf.cast(gradients.decay, loss.dtype)
             # A tower that is not finite makes the mean so.
             is_finite = tf.math.is_finite(norm + total_loss)
             metrics = self._metrics(loss, total_loss, norm, mean)
-            sums = self._sums(loss, mean, is_finite & running, before)
+            sums = self._sums(loss, mean, is_finite & running, previous)
             if not self.compilation.on_cpus:
-                metrics = tf.where(running, metrics, before[-1])
+                metrics = tf.where(running, metrics, previous[-1])
             verdict = self.guard.decide(is_finite, running)
             factor = self.read_rate_factor()
         squares = [None]
@@ -119,15 +160,14 @@ class Step:
                 lambda copy, vectors: self.update_fn.squares(
                     *_values(copy), vectors, norm
                 ),
-                shard_devices,
+                [copy.device for copy in strategy.shards],
                 strategy.shards,
-                own,
+                gradients.per_copy[: strategy.num_shards],
             )
 
         # The update of every copy.
         def update(is_taken=None):
-            norms = norm, _sum(squares)
-            self._update(results, mean, gradients, norms, factor, is_taken)
+            self._update(gradients, _sum(squares), factor, is_taken)
             return tf.constant(0)
 
         if self.compilation.on_cpus:
@@ -147,16 +187,16 @@ class Step:
         values = [tf.cast(x, loss.dtype) for x in values]
         return tf.concat([tf.stack(values), mean.losses], 0)
 
-    def _sums(self, loss, mean, is_counted, before):
+    def _sums(self, loss, mean, is_counted, previous):
         """Of whole numbers, so that they are exact, whichever steps are in one call."""
         units = tf.round(tf.cast(loss, tf.float64) / LOSS_UNIT)
-        counts = tf.stack([tf.cast(mean.correct, before[1].dtype), 1.0])
+        counts = tf.stack([tf.cast(mean.correct, previous[1].dtype), 1.0])
         return [
             total + tf.where(is_counted, x, 0.0)
-            for total, x in zip(before, (units, counts), strict=False)
+            for total, x in zip(previous, (units, counts), strict=False)
         ]
 
-    def zero_metrics(self) -> list[tf.Tensor]:
+    def zero_metrics(self) -> Metrics:
         """Metrics of the same form, for a loop to begin with."""
         dtype = tf.as_dtype(self.trainable_variables[0].dtype)
         dtype = dtype if dtype.size > 2 else tf.float32
@@ -181,12 +221,12 @@ class Step:
             "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
 
-    def _update(self, results, mean, gradients, norms, rate_factor, is_taken):
+    def _update(self, gradients, squares, rate_factor, is_taken):
         """Assigns to every copy its values after the step, but for the number of steps;
         where `is_taken` is False the old ones."""
         updated, readers = None, list(self.strategy.readers)
         for index, copy in enumerate(self.strategy.copies):
-            state, variables = mean.states[index], copy.variables()[:-1]
+            state, variables = gradients.mean.states[index], copy.variables()[:-1]
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
                     layout, *values = _values(copy)
@@ -194,7 +234,13 @@ class Step:
                     update = functools.partial(self.update_fn, layout, on_gpu=on_gpu)
                     if self.compilation.xla and not self.compilation.on_cpus:
                         update = tf.function(update, autograph=False, jit_compile=True)
-                    updated = update(*values, gradients[index], *norms, rate_factor)
+                    updated = update(
+                        *values,
+                        gradients.per_copy[index],
+                        gradients.norm,
+                        squares,
+                        rate_factor,
+                    )
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)
                 params, slots = updated
@@ -206,7 +252,8 @@ class Step:
                         copy.read([copy.step])[0],
                         self.update_fn.ema_decay,
                     )
-                integers = map(tf.identity, results[readers.index(index)].integers)
+                result = gradients.results[readers.index(index)]
+                integers = map(tf.identity, result.integers)
                 slots = sum(slots.values(), [])
                 values = [*params, *state, *integers, *slots, *averages]
                 olds = copy.read(variables)

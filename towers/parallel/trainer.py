@@ -269,11 +269,16 @@ class Trainer(abc.ABC):
 
 
 class SynchronousTrainer(Trainer):
-    """Towers that meet in every step; the arguments are those of `Trainer`."""
+    """Towers that meet in every step. For the arguments see `Trainer`.
+
+    Attributes:
+        train_step: the step.
+        loop: takes many of them.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._step = Step(
+        self.train_step = Step(
             strategy=self.strategy,
             sizes=self.sizes,
             network=self.network,
@@ -297,8 +302,8 @@ class SynchronousTrainer(Trainer):
         """A loop on these batches, of this trainer's step or of a function in its
         place, see `Loop`."""
         return Loop(
-            train_step or self._step,
-            zero_metrics or self._step.zero_metrics,
+            train_step or self.train_step,
+            zero_metrics or self.train_step.zero_metrics,
             num_phases=len(self.phases),
             feed=feed,
             compilation=self.compilation,
@@ -315,7 +320,7 @@ class SynchronousTrainer(Trainer):
             raise
         if not num_begun:
             return {}
-        step, metrics = self.step, self._step.read_metrics(values)
+        step, metrics = self.step, self.train_step.read_metrics(values)
         if self.guard.stopped:
             self._restart()
             # The batch and the parameters are unchanged: compute again to name the
@@ -367,8 +372,8 @@ class SynchronousTrainer(Trainer):
         self.loop.reset(self.step)
 
     def _inspect_step(self, phase, batches):
-        """A step that is not taken: (finite per tower, mean gradients per shard)."""
-        results, gradients = self._step(phase, batches)
+        """(Whether finite per tower, mean gradients per shard); no step is taken."""
+        results, _, gradients, *_ = self.train_step.gradients(phase, batches)
         num_shards = self.strategy.num_shards
         with tf.control_dependencies(tf.nest.flatten(gradients)):  # see `reduce.nccl`
             shards = tf.nest.map_structure(colocated_identity, gradients[:num_shards])
