@@ -529,7 +529,7 @@ def prove_smoke(setting: Setting) -> bool:
         rows[kind] = [trainer.train(count // 6)["loss"] for _ in range(6)]
         batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
         feed = build.create_eval_feed(batches, trainer)
-        [counts] = trainer.evaluate(feed, 2 if tiny else len(batches)).values()
+        counts = trainer.evaluate(feed, 2 if tiny else len(batches)).reported
         evaluated[kind] = counts["correct"] / counts["images"]
     setting.write(measure.table_head("step | loss, " + " | loss, ".join(on)))
     for place, losses in enumerate(zip(*rows.values(), strict=True)):

@@ -93,7 +93,7 @@ def test_of_equal_accuracies_the_lower_loss_is_better():
 
 def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
     def without_loss(counts):
-        return {k: x | {"loss": np.nan} for k, x in accuracies(counts).items()}
+        return accuracies(counts) | {"loss": np.nan}
 
     for loss, best_by, is_expected in (
         (None, "accuracy", False),

@@ -165,7 +165,7 @@ def test_weights_offsets_and_the_sampler_reach_the_training_alone(
     images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
     logits = parts.model(parts.augment.evaluate(images))
     feed = build.create_eval_feed(build.EvalBatches(test, parts.augment, 10), trainer)
-    counts = trainer.evaluate(feed, 3, (False,), lambda: None)[False]
+    counts = trainer.evaluate(feed, 3, heartbeat=lambda: None).reported
     plain = tf.reduce_sum(cross_entropy(logits, labels))
     assert counts["loss"] == pytest.approx(float(plain), rel=1e-5)
     loss = float(trainer.train(1)["loss"])

@@ -13,21 +13,21 @@ from towers.data.augment import create_augment
 from towers.data.batches import EvalBatches
 from towers.data.resident import Resident
 from towers.parallel import strategies
-from towers.parallel.evaluator import AVERAGES, RAW
+from towers.parallel.copies import Weights
 
-KINDS = (RAW, AVERAGES)
+WEIGHTS = (Weights.RAW, Weights.EMA)
 TEST = small_runs.small_data().test
 AUGMENT = create_augment("none", TEST.image_shape, (120.0,) * 3, (60.0,) * 3)
 
 
 def of_numpy(trainer, recipe):
-    """Per kind (correct, loss), by Keras' own call of the network in one batch."""
+    """Weights -> (correct, loss), by Keras' own call of the network in one batch."""
     images, labels = small_runs.arrays(TEST.num_examples, 1)
     images = AUGMENT.evaluate(images)
     model, state = keras.models.clone_model(trainer.task.model), trainer.state()
     for kind, of_params, of_state in (
-        (RAW, "params", "state"),
-        (AVERAGES, "averages", "averages"),
+        (Weights.RAW, "params", "state"),
+        (Weights.EMA, "averages", "averages"),
     ):
         for variable in model.trainable_variables:
             variable.assign(state[f"{of_params}/{variable.path}"])
@@ -61,7 +61,7 @@ def test_every_image_counts_once_for_both_kinds(create, num_devices, options, si
     trainer = create_trainer(create, network, recipe, batches, num_devices, **options)
     trainer.train(3)
     expected = dict(of_numpy(trainer, recipe))
-    assert expected[RAW] != expected[AVERAGES]
+    assert expected[Weights.RAW] != expected[Weights.EMA]
     lead_devices = trainer.devices[:: trainer.strategy.num_shards]
     for size in sizes:
         eval_batches = EvalBatches(TEST, AUGMENT, size)
@@ -71,15 +71,16 @@ def test_every_image_counts_once_for_both_kinds(create, num_devices, options, si
             Resident(of_towers, lead_devices[: len(of_towers)]),
         ):
             for _ in range(2):  # the second time without tracing
-                found = trainer.evaluate(feed, len(eval_batches), KINDS)
-                assert list(found) == list(KINDS)
+                found = trainer.evaluate(feed, len(eval_batches), WEIGHTS)
+                found = found.by_weights
+                assert list(found) == list(WEIGHTS)
                 for kind, (correct, loss) in expected.items():
                     assert found[kind]["images"] == 23
                     assert found[kind]["correct"] == correct
                     assert found[kind]["loss"] == pytest.approx(loss, rel=1e-4)
         outputs = list(
             trainer.evaluator.predictions(
-                eval_batches.stream().as_numpy_iterator(), KINDS
+                eval_batches.stream().as_numpy_iterator(), WEIGHTS
             )
         )
         for kind, (correct, loss) in expected.items():

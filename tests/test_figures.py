@@ -29,7 +29,8 @@ from towers.evaluation.figures import (
 )
 from towers.evaluation.report import mistakes_csv, result_of, table, to_json
 from towers.evaluation.run_page import report_page
-from towers.parallel.evaluator import AVERAGES, RAW
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import Evaluation
 from towers.run.stopwatch import Stopwatch
 
 
@@ -47,7 +48,7 @@ def random_batch(num_images, num_classes, seed, scale=3.0):
 
 def of_one_kind(batches):
     """Those of one kind of parameters."""
-    return predictions_of({RAW: batch} for batch in batches)[RAW]
+    return predictions_of({Weights.RAW: batch} for batch in batches).reported
 
 
 def probabilities_of(logits):
@@ -119,7 +120,7 @@ def test_the_mean_f1_leaves_out_classes_without_images_and_predictions(
     found = figures(of_one_kind([batch]), "abcd")
     expected = metrics.f1_score(labels, predictions, average="macro", zero_division=0)
     assert found["macro_f1"] == pytest.approx(expected, rel=1e-12)
-    rows = [line.split()[0] for line in table({RAW: found})[-5:]]
+    rows = [line.split()[0] for line in table(Evaluation({Weights.RAW: found}))[-5:]]
     assert set(rows) & set("abcd") == {"abcd"[x] for x in {*labels, *predictions}}
 
 
@@ -147,13 +148,13 @@ def test_files_and_memory_of_many_classes_are_not_quadratic():
     try:
         found = figures(predictions, [f"class {i}" for i in range(8000)])
         options = {"step": 1, "images": 1, "stopwatch": Stopwatch()}
-        result = result_of({RAW: found}, "test", **options)
+        result = result_of(Evaluation({Weights.RAW: found}), "test", **options)
         content = {"run": "", "result": result, "reliability": reliability(predictions)}
         content |= {"curves": {}, "mistakes": [], "most_confident": [], "versions": {}}
         content |= {"command": "", "machine": "", "written": "", "options": {}}
         content |= {"train_secs": 1.0, "start_secs": 1.0}
         page = report_page(content, {})
-        texts = [page, to_json(content), *table({RAW: found})]
+        texts = [page, to_json(content), *table(Evaluation({Weights.RAW: found}))]
         assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
         tracemalloc.stop()
@@ -210,19 +211,19 @@ def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
 def test_the_table_is_short_whatever_the_classes():
     names = [f"class number {i}" for i in range(1000)]
     found = figures(of_one_kind([random_batch(300, 1000, seed=0)]), names)
-    lines = table({RAW: found, AVERAGES: found})
+    lines = table(Evaluation({Weights.RAW: found, Weights.EMA: found}))
     assert len(lines) < 16 and max(map(len, lines)) < 260
     assert "  lowest F1 of 1000 classes" in "\n".join(lines)
 
 
-@pytest.mark.parametrize("kinds", [(RAW, AVERAGES), (RAW,), (AVERAGES,)])
+@pytest.mark.parametrize("kinds", [tuple(Weights), (Weights.RAW,), (Weights.EMA,)])
 def test_the_table_says_whose_figures_are_reported(kinds):
     shown = {
-        kind: figures(of_one_kind([random_batch(60, 3, seed=kind)]), "abc")
-        for kind in kinds
+        kind: figures(of_one_kind([random_batch(60, 3, seed=seed)]), "abc")
+        for seed, kind in enumerate(kinds)
     }
-    lines, last = table(shown), shown[kinds[-1]]
-    name = "moving averages" if kinds[-1] == AVERAGES else "parameters"
+    lines, last = table(Evaluation(shown)), shown[kinds[-1]]
+    name = "moving averages" if kinds[-1] is Weights.EMA else "parameters"
     assert lines[0].endswith(f"  {name}{', reported' * (len(kinds) > 1)}")
     [head] = [i for i, line in enumerate(lines) if f"class ({name})  " in line]
     found = [line.split() for line in lines[head + 1 : head + 4]]

@@ -181,7 +181,7 @@ def test_training_and_evaluations_have_the_chosen_loss(monkeypatch, name):
     of_name = losses.create_loss(name, **options)
     expected = of_name(parts.model(batch["images"]) + 2 * shares, batch["labels"])
     feed = build.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
-    counts = trainer.evaluate(feed, 3, (False,), lambda: None)[False]
+    counts = trainer.evaluate(feed, 3, heartbeat=lambda: None).reported
     images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
     plain = of_name(parts.model(parts.augment.evaluate(images)), labels)
     assert counts["loss"] == pytest.approx(np.sum(plain), rel=1e-5)

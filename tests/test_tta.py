@@ -13,7 +13,6 @@ from towers.data.tta import create_tta
 from towers.models import build_network
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.evaluator import RAW
 from towers.parallel.reduce import shares
 
 
@@ -90,7 +89,7 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
     )
     lead_devices = trainer.devices[:: trainer.strategy.num_shards]
     feed = networks.feed_of(batches, shares(13, len(lead_devices)), lead_devices)
-    counts = trainer.evaluate(feed, len(batches))[RAW]
+    counts = trainer.evaluate(feed, len(batches)).reported
     correct, changed, predicted = [], 0, []
     for batch, size in zip(batches, (13, 5), strict=True):
         images, labels = batch["images"][:size], batch["labels"][:size]

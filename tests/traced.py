@@ -5,6 +5,7 @@ from benchmarks.graphs.operations import called
 from towers import build
 from towers.config import Config
 from towers.data.batches import EvalBatches
+from towers.parallel.copies import Weights
 
 SMALL = {"dataset": "synthetic", "augment": "none", "batch_size": 8, "num_towers": 2}
 SMALL |= {"compile": "none"}
@@ -22,7 +23,7 @@ def evaluation(trained: traced.Traced) -> placement.Call:
     parts = build.build(config, for_training=False)
     batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
     feed = build.create_eval_feed(batches, trainer)
-    return placement.Call(trainer.evaluator._calls(feed, (False,)).graph)
+    return placement.Call(trainer.evaluator._calls(feed, (Weights.RAW,)).graph)
 
 
 def loop_body(trained: traced.Traced):

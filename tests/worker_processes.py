@@ -210,7 +210,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
             feed = networks.feed_of(
                 batches, shares(part.size, num_devices), trainer.devices
             )
-            counts = trainer.evaluate(feed, len(batches))[False]
+            counts = trainer.evaluate(feed, len(batches)).reported
             result |= {f"counts/{name}": value for name, value in counts.items()}
         path = pathlib.Path(folder, f"{number}-{index}.npz")
         np.savez(path, **result)

@@ -25,7 +25,7 @@ from towers.evaluation.report import (
 from towers.evaluation.restored import (
     RestoredRun,
     configure_devices,
-    kinds_of_parameters,
+    evaluated_weights,
     load_run,
     read_checkpoint,
 )
@@ -66,7 +66,7 @@ def evaluate(
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
     config = config or folder.evaluation_config(step)
-    kinds = kinds_of_parameters(config, use_ema)
+    weights = evaluated_weights(config, use_ema)
     devices = configure_devices(config, folder)
     info = folder.stored_dataset_info(step)
     # Of other images than those of the run nothing is written.
@@ -114,14 +114,14 @@ def evaluate(
             trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
             with data_errors_of_tensorflow():
                 predictions = predictions_of(
-                    trainer.evaluator.predictions(stream, kinds)
+                    trainer.evaluator.predictions(stream, weights)
                 )
-            evaluations = {k: figures(predictions[k], data.class_names) for k in kinds}
+            evaluation = predictions.map(lambda x: figures(x, data.class_names))
 
             # Write.
             trainer_state = checkpoint.trainer_state
             result = result_of(
-                evaluations,
+                evaluation,
                 "test",
                 step=checkpoint.step,
                 images=trainer_state["images_seen"],
@@ -129,19 +129,19 @@ def evaluate(
             )
             if best := trainer_state["best"]:
                 result["best_step"] = best["step"]
-            reported = predictions[kinds[-1]]
+            reported = predictions.reported
             mistakes = mistakes_csv(reported, data.test, data.class_names)
-            record = record_of(evaluations, "test")
+            record = record_of(evaluation, "test")
             curves = {k.removeprefix("test_"): v for k, v in record.items()}
             reports.scalars(checkpoint.step, curves)
             reports.file(folder.result, to_json(result))
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
-            console.line(accuracy_line(at, evaluations, "test", config))
+            console.line(accuracy_line(at, evaluation, "test", config))
             if _is_last(result, trainer_state, config, parts):
                 break
-        for line in table(evaluations):
+        for line in table(evaluation):
             console.line(line)
         if is_written and not reported.correct.all():
             console.line(f"the images that are predicted wrongly: {folder.mistakes}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from towers import build
 from towers.config import Config
 from towers.data.batches import EvalBatches
-from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.restored import evaluated_weights
 from towers.parallel.trainer import Trainer
 
 # Batches that are always timed.
@@ -19,7 +19,7 @@ def evaluation_secs(
     trainer: Trainer,
     *,
     secs: float = 0.0,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> float:
     """Seconds of an evaluation during training, from some of its batches.
 
@@ -27,16 +27,16 @@ def evaluation_secs(
         config: of the run.
         parts, trainer: made of it.
         secs: to time more batches than TIMED_BATCHES in.
-        beat: called after each compiled call.
+        heartbeat: called after each compiled call.
     """
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
     feed = build.create_eval_feed(batches, trainer)
-    kinds = kinds_of_parameters(config)
+    weights = evaluated_weights(config)
 
     def evaluate(num_batches):
         started = time.perf_counter()
-        trainer.evaluate(feed, num_batches, kinds, beat)
+        trainer.evaluate(feed, num_batches, weights, heartbeat)
         return time.perf_counter() - started
 
     evaluate(1)  # compiles

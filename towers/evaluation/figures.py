@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import Evaluation
+
 # "Top five": whether the label is among so many largest logits.
 TOP = 5
 
@@ -49,17 +52,16 @@ class Predictions(NamedTuple):
 
 
 def predictions_of(
-    batches: Iterable[Mapping[bool, Mapping[str, np.ndarray]]],
-) -> dict[bool, Predictions]:
-    """Per kind of parameters the predictions in batches of `Evaluator.predictions`."""
+    batches: Iterable[Mapping[Weights, Mapping[str, np.ndarray]]],
+) -> Evaluation[Predictions]:
+    """The predictions in batches of `Evaluator.predictions`."""
     parts = collections.defaultdict(list)
     for batch in batches:
-        for kind, outputs in batch.items():
-            parts[kind].append(_predict(**outputs))
-    return {
-        kind: Predictions(*map(np.concatenate, zip(*batches, strict=True)))
-        for kind, batches in parts.items()
-    }
+        for weights, outputs in batch.items():
+            parts[weights].append(_predict(**outputs))
+    return Evaluation(parts).map(
+        lambda x: Predictions(*map(np.concatenate, zip(*x, strict=True)))
+    )
 
 
 def _predict(logits, labels, loss, logits_tta=None):

@@ -28,12 +28,13 @@ from towers.evaluation.figures import softmax
 from towers.evaluation.restored import (
     RestoredRun,
     configure_devices,
-    kinds_of_parameters,
     read_run,
+    reported_weights,
 )
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
-from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import create_predictor
 from towers.run.folder import RunFolder
 
 
@@ -98,18 +99,18 @@ def predict(
     if output and os.path.realpath(output) in map(os.path.realpath, folder.files()):
         raise ConfigError(f"output={output}: is a file of the run; choose another")
     config = config or folder.prediction_config(step)
-    *_, kind = kinds_of_parameters(config, use_ema)
+    weights = reported_weights(config, use_ema)
     devices = configure_devices(config, folder, console.remark)
     run = read_run(workdir, step=step, log=console.remark)
-    model = without_noise(run.network(kind), features)
+    model = without_noise(run.network(weights), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
         console.remark(f"tta={config.tta} is not used for features")
     predictor = create_predictor(model, devices.towers, create_tta(tta))
-    words = "moving averages of the parameters" if kind == AVERAGES else "parameters"
-    words += f" of step {run.step}"
-    words += f", test-time augmentation {tta}" if tta != "none" else ""
-    console.remark(f"predicting with the {words}")
+    message = "moving averages of the " if weights is Weights.EMA else ""
+    message += f"parameters of step {run.step}"
+    message += f", test-time augmentation {tta}" if tta != "none" else ""
+    console.remark(f"predicting with the {message}")
 
     counts, label_of = collections.Counter(), Labels(run.class_names, paths)
     is_training_image, failed = _training_images(run), {}
@@ -171,7 +172,7 @@ def _outputs(batch, size, run, predictor):
     with tf.device("CPU:0"):
         weights = tf.constant(np.arange(size) < len(batch), tf.float32)
         inputs = {"images": run.preprocess(images), "weights": weights}
-    outputs = next(predictor.predictions([inputs]))[RAW]
+    outputs = next(predictor.predictions([inputs]))[Weights.RAW]
     result = outputs.get("logits_tta", outputs["logits"])
     # NumPy has no bfloat16.
     return result if result.dtype.itemsize >= 4 else result.astype(np.float32)

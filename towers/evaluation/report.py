@@ -14,12 +14,11 @@ from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.evaluation.figures import Predictions, frequent_mistakes, present
 from towers.evaluation.tables import MOST_CHARACTERS
-from towers.parallel.evaluator import AVERAGES, RAW
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import Evaluation
 from towers.run.stopwatch import Stopwatch
 
-# Figures, or other counts, of each kind of parameters, RAW or AVERAGES. The last kind
-# is the one that the run reports.
-Evaluations = Mapping[bool, Mapping[str, Any]]
+Figures = Mapping[str, Any]  # see `figures.figures`
 
 # The figures in `result.json`, in their order.
 NAMES = (
@@ -32,7 +31,7 @@ TABLES = ("classes", "confusion_matrix")
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
 
-_TITLES = {RAW: "parameters", AVERAGES: "moving averages"}
+_TITLES = {Weights.RAW: "parameters", Weights.EMA: "moving averages"}
 _ROWS = {
     "accuracy": "accuracy",
     "accuracy_tta": "accuracy with TTA",
@@ -43,63 +42,68 @@ _ROWS = {
 }
 
 
-def accuracies(counts_of_kinds: Evaluations) -> Evaluations:
-    """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
+def accuracies(counts: Mapping[str, Any]) -> Figures:
+    """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
     "accuracy_tta" where it uses test-time augmentation, "predictions" and
     "probabilities"."""
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
-    return {
-        kind: {"correct": int(counts["correct"]), "images": int(counts["images"])}
+    return (
+        {"correct": int(counts["correct"]), "images": int(counts["images"])}
         | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
         | {name: counts[name] for name in ("predictions", "probabilities")}
-        for kind, counts in counts_of_kinds.items()
-    }
+    )
 
 
 def record_of(
-    evaluations: Evaluations,
+    evaluation: Evaluation[Figures],
     split: str,
     names: Sequence[str] = ("accuracy", "accuracy_tta", "loss"),
 ) -> dict[str, Any]:
-    """Results of evaluations under their names in `metrics.jsonl`, `result.json` and
+    """Results of an evaluation under their names in `metrics.jsonl`, `result.json` and
     TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
     averages."""
     return {
-        f"{split}_{name}{'_ema' if kind == AVERAGES else ''}": counts[name]
-        for kind, counts in evaluations.items()
+        _name(split, name, weights): figures[name]
+        for weights, figures in evaluation.by_weights.items()
         for name in names
-        if name in counts
+        if name in figures
     }
 
 
-def accuracy_line(at: str, evaluations: Evaluations, split: str, config: Config) -> str:
-    """A line about accuracies; that which the run reports stands first.
+def _name(split, name, weights):
+    return f"{split}_{name}{'_ema' if weights is Weights.EMA else ''}"
+
+
+def accuracy_line(
+    at: str, evaluation: Evaluation[Figures], split: str, config: Config
+) -> str:
+    """A line about accuracies, beginning with the reported one.
 
     Args:
         at: begins it, such as "step 100".
     """
-    counts, *others = reversed(evaluations.values())
+    figures = evaluation.reported
     line = f"{at}: {split} accuracy "
-    line += "{accuracy:.4f} ({correct} of {images})".format(**counts)
-    for other in others:
-        line += f", {other['accuracy']:.4f} without moving averages"
-    if "accuracy_tta" in counts:
-        line += f", {counts['accuracy_tta']:.4f} with tta={config.tta}"
+    line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
+    if len(evaluation.by_weights) > 1:
+        raw = evaluation.by_weights[Weights.RAW]
+        line += f", {raw['accuracy']:.4f} without moving averages"
+    if "accuracy_tta" in figures:
+        line += f", {figures['accuracy_tta']:.4f} with tta={config.tta}"
     return line
 
 
-def table(evaluations: Evaluations) -> list[str]:
-    """The lines of the table, of `figures.figures` of each kind; class by class those
-    of the kind that is reported."""
-    titles = [_TITLES[kind] for kind in evaluations]
-    *_, reported = evaluations.values()
-    class_lines = _class_lines(reported, titles[-1])
+def table(evaluation: Evaluation[Figures]) -> list[str]:
+    """The lines of the table of an evaluation; class by class the reported figures."""
+    reported, by_weights = evaluation.reported, evaluation.by_weights
+    titles = {weights: _TITLES[weights] for weights in by_weights}
+    class_lines = _class_lines(reported, titles[evaluation.reported_weights])
     if len(titles) > 1:
-        titles[-1] += ", reported"
-    rows = [["", *titles]]
+        titles[evaluation.reported_weights] += ", reported"
+    rows = [["", *titles.values()]]
     for name, title in _ROWS.items():
         if name in reported:
-            rows.append([title, *(_cell(x, name) for x in evaluations.values())])
+            rows.append([title, *(_cell(x, name) for x in by_weights.values())])
     row_format = "  {:18}" + "  {:25}" * len(titles)
     lines = [row_format.format(*cells) for cells in rows]
     return [line.rstrip() for line in (*lines, *class_lines)]
@@ -135,7 +139,7 @@ def _class_lines(figures, kind):
 
 
 def result_of(
-    evaluations: Evaluations,
+    evaluation: Evaluation[Figures],
     split: str,
     *,
     step: int,
@@ -145,7 +149,7 @@ def result_of(
     """The content of `result.json`.
 
     Args:
-        evaluations: `figures.figures` of each kind of parameters.
+        evaluation: its figures.
         split: whose images were predicted.
         step, images: steps taken, and images trained on.
         stopwatch: of the run.
@@ -154,17 +158,16 @@ def result_of(
     if stopwatch.timed_secs:
         steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs
         speed = steps_per_sec * images / max(step, 1)
-    *_, reported = record_of(evaluations, split, ["accuracy"])
     return {
-        "reported": reported,
-        **record_of(evaluations, split, NAMES),
+        "reported": _name(split, "accuracy", evaluation.reported_weights),
+        **record_of(evaluation, split, NAMES),
         "step": step,
         "images": images,
-        f"{split}_images": next(iter(evaluations.values()))["images"],
+        f"{split}_images": evaluation.reported["images"],
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
         "images_per_sec": speed,
-        **record_of(evaluations, split, TABLES),
+        **record_of(evaluation, split, TABLES),
     }
 
 

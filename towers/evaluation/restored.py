@@ -19,7 +19,7 @@ from towers.errors import CheckpointError, ConfigError
 from towers.models import given
 from towers.models.inference import without_noise
 from towers.parallel import devices
-from towers.parallel.evaluator import AVERAGES, RAW
+from towers.parallel.copies import Weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -86,12 +86,11 @@ class RestoredRun:
         the run keeps none."""
         if not self.config.ema_decay:
             return None
-        return without_noise(self.network(AVERAGES))
+        return without_noise(self.network(Weights.EMA))
 
-    def network(self, kind: bool = RAW) -> keras.Model:
+    def network(self, weights: Weights = Weights.RAW) -> keras.Model:
         """A new network as it is trained: with dropout, and an input of noise for each
-        such layer. Its parameters are the raw ones, or with AVERAGES their moving
-        averages."""
+        such layer."""
         if self.config.choice_of("model").is_given:
             given.give_stored(self.config.model, RunFolder(self.path).network)
         # GPUs that are not used are hidden.
@@ -108,8 +107,8 @@ class RestoredRun:
         for name, variable in variables.items():
             # Integers of the state have no average.
             averaged = f"averages/{variable.path}"
-            key = averaged if kind == AVERAGES and averaged in self.tensors else name
-            variable.assign(self.tensors[key])
+            is_ema = weights is Weights.EMA and averaged in self.tensors
+            variable.assign(self.tensors[averaged if is_ema else name])
         return model
 
     def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
@@ -197,16 +196,24 @@ def read_checkpoint(
     return checkpoint
 
 
-def kinds_of_parameters(
-    config: Config, use_ema: bool | None = None
-) -> tuple[bool, ...]:
-    """The kinds of parameters that are evaluated: AVERAGES (`use_ema`) or RAW, by
-    default both, where the run keeps averages. The last one is what the run reports."""
+def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
+    """The weights that a run reports: the EMA weights, where it keeps them, or the raw
+    ones; with `use_ema` the weights that it asks for."""
     if use_ema and not config.ema_decay:
         raise ConfigError(
             "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
             "parameters with --nouse_ema"
         )
-    if use_ema is None and config.ema_decay:
-        return RAW, AVERAGES
-    return (AVERAGES if use_ema else RAW,)
+    is_ema = config.ema_decay > 0 if use_ema is None else use_ema
+    return Weights.EMA if is_ema else Weights.RAW
+
+
+def evaluated_weights(
+    config: Config, use_ema: bool | None = None
+) -> tuple[Weights, ...]:
+    """The weights to evaluate: those that `use_ema` asks for, by default all that the
+    run keeps."""
+    reported = reported_weights(config, use_ema)
+    if use_ema is None and reported is Weights.EMA:
+        return Weights.RAW, Weights.EMA
+    return (reported,)

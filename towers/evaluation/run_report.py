@@ -18,7 +18,9 @@ from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.figures import Predictions, figures, reliability, worst_mistakes
 from towers.evaluation.report import result_of, to_json
+from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, num_cores, processor_name
+from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
 from towers.run.stopwatch import Stopwatch
 
@@ -36,34 +38,39 @@ class Evaluated(NamedTuple):
     Attributes:
         split: "test" or "validation".
         source: the images.
-        predictions: of each kind of parameters, the reported ones last.
-        accuracy_tta: kind -> the accuracy with test-time augmentation, where it is not
-            in the predictions.
+        predictions: of the images.
+        accuracy_tta: the accuracy with test-time augmentation, where it is not in the
+            predictions.
     """
 
     split: str
     source: Source
-    predictions: Mapping[bool, Predictions]
-    accuracy_tta: Mapping[bool, float] = {}
+    predictions: Evaluation[Predictions]
+    accuracy_tta: Mapping[Weights, float] = {}
 
     @classmethod
     def of_counts(
-        cls, split: str, source: Source, counts: Mapping[bool, Mapping[str, Any]]
+        cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
-        """That of the `accuracies` of an evaluation during training."""
-        predictions = {}
-        for kind, of_kind in counts.items():
-            labels, classes, losses = of_kind["predictions"].T
-            predictions[kind] = Predictions(
+        """Of the `accuracies` of an evaluation during training."""
+
+        def predictions_of(figures):
+            labels, classes, losses = figures["predictions"].T
+            return Predictions(
                 labels=labels.astype(np.int64),
                 classes=classes.astype(np.int64),
-                probabilities=of_kind["probabilities"],
+                probabilities=figures["probabilities"],
                 losses=losses,
                 in_top=np.zeros(0, bool),
                 correct_tta=np.zeros(0, bool),
             )
-        tta = {k: x["accuracy_tta"] for k, x in counts.items() if "accuracy_tta" in x}
-        return cls(split, source, predictions, tta)
+
+        tta = {
+            weights: figures["accuracy_tta"]
+            for weights, figures in evaluation.by_weights.items()
+            if "accuracy_tta" in figures
+        }
+        return cls(split, source, evaluation.map(predictions_of), tta)
 
 
 def try_to_write(write: Callable[[], None]) -> None:
@@ -113,14 +120,11 @@ def write_report(
     path = folder.report / "report.json"
     result = {"step": step, "images": images} | result_of_records(records)
     if evaluated is not None:
-        evaluations = {
-            kind: figures(predictions, class_names)
-            for kind, predictions in evaluated.predictions.items()
-        }
-        for kind, accuracy in evaluated.accuracy_tta.items():
-            evaluations[kind]["accuracy_tta"] = accuracy
+        evaluation = evaluated.predictions.map(lambda x: figures(x, class_names))
+        for weights, accuracy in evaluated.accuracy_tta.items():
+            evaluation.by_weights[weights]["accuracy_tta"] = accuracy
         result = result_of(
-            evaluations, evaluated.split, step=step, images=images, stopwatch=stopwatch
+            evaluation, evaluated.split, step=step, images=images, stopwatch=stopwatch
         )
     content = {
         "run": os.path.normpath(folder.path),
@@ -185,7 +189,7 @@ def _predictions(evaluated, class_names):
     """The calibration, and images with their predictions."""
     if evaluated is None:
         return {"reliability": [], "mistakes": [], "most_confident": []}
-    *_, predictions = evaluated.predictions.values()
+    predictions = evaluated.predictions.reported
     worst = worst_mistakes(
         predictions.labels, predictions.classes, predictions.losses, MOST_MISTAKES
     )

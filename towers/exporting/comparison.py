@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers.build import match_parameters
 from towers.errors import ExportError, one_line, printable
-from towers.evaluation.restored import RestoredRun, kinds_of_parameters
+from towers.evaluation.restored import RestoredRun, reported_weights
 from towers.models.inference import without_noise
 
 BATCH_SIZE = 32
@@ -27,7 +27,7 @@ def trained_network(run: RestoredRun) -> keras.Model:
     are all frozen are not `trainable`."""
     config = dataclasses.replace(run.config, precision="float32")
     in_float32 = dataclasses.replace(run, config=config)
-    network = in_float32.network(kinds_of_parameters(config)[-1])
+    network = in_float32.network(reported_weights(config))
     _, frozen = match_parameters(config, network)
     for layer in network.layers:
         names = {variable.path for variable in layer.trainable_variables}

@@ -1,5 +1,6 @@
 """The copies of a run's variables: vectors on a device, and their canonical names."""
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,13 @@ from towers.optim.vector import Layout
 from towers.parallel.reduce import scaled
 
 Arrays = dict[str, np.ndarray]
+
+
+class Weights(enum.Enum):
+    """The parameters, and the model state, that an evaluation uses."""
+
+    RAW = "raw"
+    EMA = "ema"  # their exponential moving averages
 
 
 class Initial(NamedTuple):
@@ -186,11 +194,10 @@ class Copy:
         with tf.device(self.device):
             return [variable.value() for variable in variables]
 
-    def fetch(self, use_averages: bool = False) -> Values:
-        """Parameters and model state, or the averages of both, and the number of steps,
-        on this device."""
+    def fetch(self, weights: Weights = Weights.RAW) -> Values:
+        """Parameters and model state, and the number of steps, on this device."""
         params, state = self.params, self.state
-        if use_averages:
+        if weights is Weights.EMA:
             params, state = self._split_averages()
         return Values(*map(self.read, (params, state, self.integers, [self.step])))
 

@@ -1,8 +1,10 @@
 """Evaluation on all devices, with test-time augmentation."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import keras
 import numpy as np
@@ -12,7 +14,7 @@ from towers.data.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
-from towers.parallel.copies import Values, copies_on
+from towers.parallel.copies import Values, Weights, copies_on
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed, add_on_each, make_batches
 from towers.parallel.loop import while_loop
@@ -21,20 +23,39 @@ from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
 from towers.parallel.workers import ALONE, Workers
 
-# Parameters that are evaluated: the raw ones, or their moving averages.
-RAW, AVERAGES = False, True
-
 # Aimed at by one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
 
 Counts = dict[str, float]
+T, U = TypeVar("T"), TypeVar("U")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation(Generic[T]):
+    """The results of an evaluation, such as counts, with one kind of weights or two."""
+
+    by_weights: Mapping[Weights, T]
+
+    @property
+    def reported_weights(self) -> Weights:
+        """The weights that a run reports: the EMA weights, where they are evaluated."""
+        return Weights.EMA if Weights.EMA in self.by_weights else Weights.RAW
+
+    @property
+    def reported(self) -> T:
+        """The result that a run reports."""
+        return self.by_weights[self.reported_weights]
+
+    def map(self, function: Callable[[T], U]) -> "Evaluation[U]":
+        """The function of the result with each kind of weights."""
+        return Evaluation({k: function(x) for k, x in self.by_weights.items()})
 
 
 class Evaluator:
     """Computes the logits of batches, and counts correct predictions.
 
     Args:
-        fetch: use_averages -> per device the values of the network.
+        fetch: weights -> per device the values of the network.
         network: computes the logits.
         loss_fn: the loss of each image.
         devices: the first device of each tower.
@@ -46,7 +67,7 @@ class Evaluator:
 
     def __init__(
         self,
-        fetch: Callable[[bool], list[Values]],
+        fetch: Callable[[Weights], list[Values]],
         network: WholeNetwork | ShardedNetwork,
         loss_fn: LossFn,
         devices: Sequence[str],
@@ -65,28 +86,28 @@ class Evaluator:
         self,
         feed: Feed,
         num_batches: int,
-        kinds: Sequence[bool] = (RAW,),
-        beat: Callable[[], None] = lambda: None,
-    ) -> dict[bool, Counts]:
-        """Sums of `tower_counts` over batches, of some kinds of parameters at once.
+        weights: Sequence[Weights] = (Weights.RAW,),
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> Evaluation[Counts]:
+        """Sums of `tower_counts` over batches, with all weights in one pass.
 
         Args:
             feed: per tower its part of every batch, with "weights" and "positions"; the
                 same object for every evaluation of the same images, as each is compiled
                 for.
             num_batches: of the whole evaluation.
-            kinds: RAW, AVERAGES or both.
-            beat: called after each compiled call.
+            weights: the weights to evaluate.
+            heartbeat: called after each compiled call.
 
         Returns:
-            Per kind "correct" and "images", whole numbers, and "loss", the sum over the
-            images; with test-time augmentation also "correct_tta". And "predictions",
-            float64 [images, 3]: label, class of the largest logit, and loss of each
-            image in the order of their positions; "probabilities", float64 [images], of
-            these classes.
+            "correct" and "images", whole numbers, and "loss", the sum over the images;
+            with test-time augmentation also "correct_tta". And "predictions", float64
+            [images, 3]: label, class of the largest logit, and loss of each image in
+            the order of their positions; "probabilities", float64 [images], of these
+            classes.
         """
         feed.restart()
-        iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(kinds))
+        iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(weights))
         totals, rows, done, num = None, [], 0, 1
         while done < num_batches:
             # Sums over workers are told apart by their turn in a call.
@@ -102,28 +123,29 @@ class Evaluator:
             done += num
             secs = max(time.monotonic() - started, 1e-3)
             num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
-            beat()
+            heartbeat()
         results = {}
-        for kind, of_kind in zip(kinds, totals, strict=True):
+        for kind, of_kind in zip(weights, totals, strict=True):
             values = self._workers.add(np.array(list(of_kind.values())))
             results[kind] = dict(zip(of_kind, values.tolist(), strict=True))
         rows = np.concatenate(rows)  # of the images of this worker
         position, weight, label, *of_kinds = rows.reshape(-1, rows.shape[-1]).T
         position = position[weight > 0].astype(np.int64)
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(weights):
             values = np.stack([label, *of_kinds[3 * number : 3 * number + 3]], 1)
             predictions = np.zeros([int(results[kind]["images"]), 4])
             predictions[position] = values[weight > 0]
             predictions = self._workers.add(predictions)
             results[kind]["predictions"] = predictions[:, :3]
             results[kind]["probabilities"] = predictions[:, 3]
-        return results
+        return Evaluation(results)
 
-    def _compile(self, feed, kinds):
-        """(iterators, first batch, number of batches) -> per kind the counts."""
+    def _compile(self, feed, weights):
+        """(iterators, first batch, number of batches) -> the counts for each kind of
+        weights."""
 
         def count_batch(pieces):
-            counted = [self._count(pieces, self._fetch(kind)) for kind in kinds]
+            counted = [self._count(pieces, self._fetch(kind)) for kind in weights]
             with tf.device(HOST):
                 names = ["positions", "weights", "labels"]
                 of_batch = [tf.concat([p[k] for p in pieces], 0) for k in names]
@@ -154,7 +176,7 @@ class Evaluator:
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
                 names += ["correct_tta"] if self._transforms else []
-                zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in kinds]
+                zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in weights]
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
                 # Each GPU counts the batches: a number of the host would drain it.
@@ -173,29 +195,31 @@ class Evaluator:
         )
 
     def predictions(
-        self, batches: Iterable[Mapping[str, tf.Tensor]], kinds: Sequence[bool] = (RAW,)
-    ) -> Iterator[dict[bool, dict[str, np.ndarray]]]:
-        """Computes batches with "weights" in one process.
+        self,
+        batches: Iterable[Mapping[str, tf.Tensor]],
+        weights: Sequence[Weights] = (Weights.RAW,),
+    ) -> Iterator[dict[Weights, dict[str, np.ndarray]]]:
+        """Computes batches with "weights" of the images in one process.
 
         Yields:
-            Per batch and kind, for its n images of weight 1: "logits" [n, num_classes];
-            where it has labels, "labels" and "loss" [n]; with test-time augmentation
-            "logits_tta", float64 [n, num_classes].
+            Per batch and kind of weights, for its n images of weight 1: "logits"
+            [n, num_classes]; where it has labels, "labels" and "loss" [n]; with
+            test-time augmentation "logits_tta", float64 [n, num_classes].
         """
         for batch in batches:
             counts = np.asarray(batch["weights"]) > 0
-            outputs = self._predict_batch(dict(batch), tuple(kinds))
+            outputs = self._predict_batch(dict(batch), tuple(weights))
             yield {
                 kind: {name: value.numpy()[counts] for name, value in output.items()}
-                for kind, output in zip(kinds, outputs, strict=True)
+                for kind, output in zip(weights, outputs, strict=True)
             }
 
-    def _predict(self, batch, kinds):
-        """Per kind the outputs for one batch, in the graph."""
+    def _predict(self, batch, weights):
+        """The outputs for one batch with each kind of weights, in the graph."""
         size = batch["weights"].shape[0]
         with tf.device(HOST):
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
-        return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
+        return [self._predict_kind(batch, pieces, self._fetch(x)) for x in weights]
 
     def _predict_kind(self, batch, pieces, fetched):
         logits, means = self._compute(fetched, pieces)

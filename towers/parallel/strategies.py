@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.optim.update import Update
-from towers.parallel.copies import Copy, Initial, Values
+from towers.parallel.copies import Copy, Initial, Values, Weights
 from towers.parallel.devices import HOST, share_memory, to_device
 from towers.parallel.reduce import (
     all_reduce,
@@ -77,13 +77,14 @@ class Strategy:
     description: Sequence[str]
     num_shards: int = 1
 
-    def fetch(self, use_averages: bool = False) -> list[Values]:
-        """Per device parameters and model state (or the moving averages of both, which
-        the first copy keeps), next to the compute."""
+    def fetch(self, weights: Weights = Weights.RAW) -> list[Values]:
+        """Per device parameters and model state, next to the compute. The first copy
+        keeps the EMA weights."""
         fetched = []
         for device, reader in zip(self.devices, self.readers, strict=True):
-            copy = self.copies[reader % self.num_shards if use_averages else reader]
-            values = copy.fetch(use_averages)
+            is_ema = weights is Weights.EMA
+            copy = self.copies[reader % self.num_shards if is_ema else reader]
+            values = copy.fetch(weights)
             near = share_memory(device, copy.device)
             fetched.append(values if near else values.copied_to(device))
         return fetched

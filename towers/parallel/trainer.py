@@ -20,7 +20,7 @@ from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
-from towers.parallel.evaluator import Counts, Evaluator
+from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Loop, colocated_identity
@@ -209,8 +209,8 @@ class Trainer(abc.ABC):
             variable.assign(state[name])
         self._restart()
 
-    def evaluate(self, *args, **kwargs) -> dict[bool, Counts]:
-        """As `Evaluator.counts`."""
+    def evaluate(self, *args, **kwargs) -> Evaluation[Counts]:
+        """See `Evaluator.counts`."""
         return self.evaluator.counts(*args, **kwargs)
 
     def variable_bytes(self) -> dict[str, int]:

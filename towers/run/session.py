@@ -14,6 +14,7 @@ from towers import console
 from towers.callbacks import Callback, Tracker
 from towers.config import Config
 from towers.errors import CheckpointError, NumericError, RunFolderError, one_line
+from towers.parallel.evaluator import Evaluation
 from towers.parallel.feed import Feed
 from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.parallel.trainer import Trainer
@@ -54,7 +55,7 @@ class Session:
         num_worse: evaluations since then.
         num_plateaus: how often the plateau schedule has lowered the rate.
         accuracy: of the last evaluation.
-        evaluated: step of that, and its `evaluation.accuracies`.
+        evaluated: its step, and its accuracies.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         summarized_at: time of the last summary.
         summarized_params: name -> array, those of a summary until the step after it.
@@ -86,7 +87,7 @@ class Session:
     num_worse: int = 0
     num_plateaus: int = 0
     accuracy: float | None = None
-    evaluated: tuple[int, Mapping[bool, Mapping[str, Any]]] | None = None
+    evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     saved_step: int = 0

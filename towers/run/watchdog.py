@@ -271,17 +271,17 @@ class _Worker:
     @contextlib.contextmanager
     def doing(self, activity: str | None, uninterruptible: bool = False):
         with self.lock:
-            self.beat()
+            self.heartbeat()
             self.activity, self.uninterruptible = activity, uninterruptible
             self.is_busy = True
         try:
-            yield self.beat
+            yield self.heartbeat
         finally:
             with self.lock:
                 self.is_busy = False
-                self.beat()
+                self.heartbeat()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         with self.lock:
             if self._is_abandoned:
                 raise _Abandoned

@@ -17,7 +17,7 @@ from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
-from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.restored import evaluated_weights
 from towers.evaluation.run_report import try_to_write
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
@@ -391,35 +391,36 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     batches = EvalBatches(source, parts.augment, session.config.batch_size, parts.part)
     if session.eval_feed is None:
         session.eval_feed = build.create_eval_feed(batches, session.trainer)
-    kinds = kinds_of_parameters(session.config)
+    weights = evaluated_weights(session.config)
     started = time.monotonic()
-    with session.watchdog.activity("evaluating") as beat:
-        evaluations = accuracies(
-            session.trainer.evaluate(session.eval_feed, len(batches), kinds, beat)
+    with session.watchdog.activity("evaluating") as heartbeat:
+        counts = session.trainer.evaluate(
+            session.eval_feed, len(batches), weights, heartbeat
         )
+    evaluation = counts.map(accuracies)
     session.stopwatch.add_evaluation(time.monotonic() - started)
-    record = record_of(evaluations, split)
+    record = record_of(evaluation, split)
     if means := session.means.means(session.config.images_per_step):
         record["epoch_loss"], record["epoch_accuracy"] = means
     session.open_record |= record
-    report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
+    report_evaluation(session, parts, record, evaluation.reported["predictions"])
     epoch = _epoch_of_evaluation(session, parts)
-    session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
+    session.say(accuracy_line(f"epoch {epoch:g}", evaluation, split, session.config))
     call(session, "on_evaluation", session.step, as_lists(record))
-    accuracy, loss = (evaluations[kinds[-1]][name] for name in ("accuracy", "loss"))
+    accuracy, loss = (evaluation.reported[name] for name in ("accuracy", "loss"))
     session.accuracy = accuracy
-    session.evaluated = session.step, evaluations
+    session.evaluated = session.step, evaluation
     if split != "validation":
         return False
     loss = loss if abs(loss) < 2**63 else None
-    evaluation = {"step": session.step, "accuracy": accuracy, "loss": loss}
-    if not is_better(evaluation, session.best, session.config.best_by):
+    result = {"step": session.step, "accuracy": accuracy, "loss": loss}
+    if not is_better(result, session.best, session.config.best_by):
         session.num_worse += 1
         by_accuracy = session.config.choice_of("schedule").by_accuracy
         if by_accuracy and session.num_worse % session.config.plateau_patience == 0:
             session.num_plateaus += 1
             scale_rate(session.trainer, session.config, session.num_plateaus)
         return False
-    session.best = evaluation
+    session.best = result
     session.num_worse = 0
     return True

@@ -71,7 +71,7 @@ def dry_run(
         _print("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():
         _print("overwrites", f"a run at step {steps[-1]}")
-    watched(lambda beat: _try(config, parts, trainer, beat), trainer, config)
+    watched(lambda heartbeat: _try(config, parts, trainer, heartbeat), trainer, config)
     console.line("dry run: all is in order, and nothing was written")
 
 
@@ -81,7 +81,7 @@ def _print(name: str, text: str) -> None:
 
 
 def _try(
-    config: Config, parts: build.Parts, trainer: Trainer, beat: Callable[[], None]
+    config: Config, parts: build.Parts, trainer: Trainer, heartbeat: Callable[[], None]
 ) -> None:
     """Describes the run, and takes steps until its time is known."""
     names = parts.data.class_names
@@ -97,12 +97,12 @@ def _try(
         f"{images.max():.3g}, mean {images.mean():.3f}: the next batch, read in "
         f"{secs:.2f} s",
     )
-    beat()
+    heartbeat()
     _print_network(config, trainer)
     _print_memory(trainer)
     last_step = build.last_step_of(config, parts)
     if trainer.step < last_step:
-        _time(config, parts, trainer, last_step, beat)
+        _time(config, parts, trainer, last_step, heartbeat)
     else:
         way_on = how_to_continue(config, trainer.step, parts.total_steps)
         _print("finished", f"the run takes no step. {way_on}")
@@ -147,7 +147,7 @@ def _time(
     parts: build.Parts,
     trainer: Trainer,
     last_step: int,
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> None:
     """The speed in each phase that is left, and the time of the run."""
     begin = first = trainer.step
@@ -185,7 +185,7 @@ def _time(
     total_secs, evaluations = train_secs + start_secs, "no evaluation"
     count = build.create_periods(config, parts).num_evaluations(begin, last_step)
     if count:
-        secs = evaluation_secs(config, parts, trainer, beat=beat)
+        secs = evaluation_secs(config, parts, trainer, heartbeat=heartbeat)
         total_secs += count * secs
         split, source = parts.eval_split
         evaluations = (

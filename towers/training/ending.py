@@ -92,8 +92,8 @@ def report_run(session: Session, parts: Parts) -> None:
     To be called inside of `Watchdog.run`; after a signal it is abandoned."""
     evaluated, step = None, session.step
     if session.evaluated is not None:
-        step, counts = session.evaluated
-        evaluated = Evaluated.of_counts(*parts.eval_split, counts)
+        step, evaluation = session.evaluated
+        evaluated = Evaluated.of_counts(*parts.eval_split, evaluation)
     with session.watchdog.activity("writing the report"):
         session.lock.assert_same_folder()
         page = write_report(

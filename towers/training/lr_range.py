@@ -161,7 +161,7 @@ def lr_range_test(
     )
     with create_display(progress, status) as display:
         result = watched(
-            lambda beat: range_test(_steps(trainer, display)),
+            lambda heartbeat: range_test(_steps(trainer, display)),
             trainer,
             config,
             display.tick,

@@ -232,8 +232,8 @@ def watched(
     )
 
     def call():
-        with watchdog.training() as beat:
-            return function(beat)
+        with watchdog.training() as heartbeat:
+            return function(heartbeat)
 
     try:
         with watchdog, data_errors_of_tensorflow():
