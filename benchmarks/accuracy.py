@@ -118,9 +118,9 @@ def run(config: Config, wanted: float) -> dict:
         import tensorflow as tf
 
         from benchmarks import measure
-        from towers.evaluation import evaluate
+        from towers.evaluation.evaluate import evaluate
         from towers.parallel import devices
-        from towers.training import train
+        from towers.training.train import train
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
     dtype = tf.as_dtype(config.precision)

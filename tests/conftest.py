@@ -54,10 +54,9 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True, scope="session")
 def no_reports():
     """Trainings draw no report, which takes a second; tests/test_run_report.py does."""
-    from towers import training
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "report_run", lambda *_: None)
+        patch.setattr("towers.training.train.report_run", lambda *_: None)
         yield
 
 

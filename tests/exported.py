@@ -9,7 +9,7 @@ from towers.config import Config
 from towers.data.augment import create_augment
 from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
-from towers.training import train
+from towers.training.train import train
 
 CLASS_NAMES = ("cat", "dog", "größer als", "a\tb", "e", "f", "g", "h", "i", "j")
 MEAN, DEVIATION = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 
-from towers import training
 from towers.config import Config
 from towers.data import augment as augmentations
 from towers.data import streams, synthetic
@@ -29,6 +28,7 @@ from towers.parallel.trainer import Trainer
 from towers.run import checkpointer
 from towers.run.checkpoint import Checkpoint
 from towers.run.checkpointer import Checkpointer
+from towers.training.train import train
 
 NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
@@ -288,7 +288,7 @@ def uninterrupted(config: Config, network=linear_network) -> Finished:
     atexit.register(shutil.rmtree, workdir, ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
         use(patch, network)
-        state = training.train(workdir, config).state
+        state = train(workdir, config).state
     return Finished(workdir, state, records(workdir))
 
 

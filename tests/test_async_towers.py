@@ -28,7 +28,6 @@ from recipes import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import training
 from towers.data.streams import without_tuning
 from towers.errors import NumericError, Preempted, StuckError
 from towers.models import keras_settings
@@ -39,6 +38,7 @@ from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.feed import Streams
 from towers.parallel.loop import CONSISTENT_ACTIVITIES
 from towers.run import session, watchdog
+from towers.training.train import train
 
 WAIT_SECS = 30  # for what should come at once
 
@@ -365,7 +365,7 @@ def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
     monkeypatch.setattr("towers.build.AsynchronousTrainer", cls)
     settings = small_runs.small_config(strategy="async_towers", num_towers=2)
     with pytest.raises(NumericError, match="in tower 1"):
-        training.train(tmp_path, settings)
+        train(tmp_path, settings)
     assert small_runs.saved_steps(tmp_path) == []
 
 
@@ -523,7 +523,7 @@ def test_a_run_logs_and_draws_its_staleness(tmp_path, monkeypatch):
     settings = small_runs.small_config(
         strategy="async_towers", num_towers=3, max_staleness=4
     )
-    state = training.train(tmp_path, settings).state
+    state = train(tmp_path, settings).state
     assert state["step"] == 10
     *_, last = small_runs.records(tmp_path)
     assert last["step"] == 10

@@ -28,7 +28,8 @@ from test_phases import pooled_network
 from towers import dry_run, lr_range_test
 from towers.errors import ConfigError, NumericError, Preempted
 from towers.models.summary import MOST_ROWS, activation_bytes, parameter_table
-from towers.training import lr_range, train
+from towers.training import lr_range
+from towers.training.train import train
 
 
 @pytest.fixture(autouse=True)

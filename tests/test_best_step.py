@@ -21,11 +21,13 @@ from small_runs import (
 )
 
 import towers
-from towers import callbacks, training
+from towers import callbacks
 from towers.errors import ConfigError
-from towers.evaluation import accuracies, evaluate, load_run
+from towers.evaluation.evaluate import evaluate
+from towers.evaluation.report import accuracies
+from towers.evaluation.restored import load_run
 from towers.run.session import is_better
-from towers.training import train
+from towers.training.train import train
 
 EVALUATED = [3, 6, 9, 12, 15, 18]  # steps
 # An evaluation is worse, the next one better, two others worse.
@@ -104,7 +106,7 @@ def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
         stored = {"accuracy": 0.5, "loss": None}
         assert is_better({**stored, "loss": loss}, stored, best_by) is is_expected
     assert is_better({"accuracy": 0.6, "loss": None}, {**stored, "loss": 1}, "accuracy")
-    monkeypatch.setattr(training, "accuracies", without_loss)
+    monkeypatch.setattr("towers.training.steps.accuracies", without_loss)
     config = dataclasses.replace(TIED, patience=0)
     train(tmp_path, dataclasses.replace(config, max_steps=3))
     assert saved(tmp_path).trainer_state["best"]["loss"] is None

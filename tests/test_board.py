@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams import metadata as hparams
 
 from towers.callbacks import Callback
 from towers.run.board import Board, batch_picture
-from towers.training import train
+from towers.training.train import train
 
 
 def read_board(folder, kind):

@@ -27,7 +27,7 @@ from towers.errors import (
     Preempted,
     StuckError,
 )
-from towers.training import train
+from towers.training.train import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
 

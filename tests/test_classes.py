@@ -23,7 +23,7 @@ from towers.data.sources import ArraySource, Subset
 from towers.errors import ConfigError
 from towers.optim.losses import cross_entropy
 from towers.parallel.devices import Devices
-from towers.training import train
+from towers.training.train import train
 
 MEAN, DEVIATION = (100.0,) * 3, (50.0,) * 3
 # 200 examples of four classes, one of which has none.

@@ -15,13 +15,13 @@ from engines.corruptions import damage, damages, resign, time_limit
 from example_checkpoints import FILES, MANIFEST, STATE
 from marks import slow
 
-from towers import training
 from towers.config import changed_mathematics
 from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
 from towers.run.restore import checkpointer_of, validate_changes
+from towers.training.train import train
 
 STEPS = (2, 4, 6)
 NEWEST = "checkpoints/step-00000006"
@@ -174,7 +174,7 @@ def test_row_38_links_work_as_everywhere_and_nothing_is_written_through_them(
     before = {path: path.read_bytes() for path in files if path.name != ".lock"}
     with pytest.MonkeyPatch.context() as patch:
         small_runs.use(patch)
-        training.train(link, dataclasses.replace(CONFIG, max_steps=MORE_STEPS))
+        train(link, dataclasses.replace(CONFIG, max_steps=MORE_STEPS))
     assert small_runs.saved_steps(large)[-1] == MORE_STEPS
     assert (tmp_path / "elsewhere" / f"step-{MORE_STEPS:08d}").is_dir()
     assert {path: path.read_bytes() for path in before} == before

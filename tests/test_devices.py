@@ -225,7 +225,7 @@ names = [b"/physical_device:CPU:0"] + [b"/physical_device:GPU:%d" % i for i in r
 pywrap_tfe.TF_ListPhysicalDevices = lambda: names
 small_runs.use(pytest.MonkeyPatch())
 from towers import evaluate, load_run, predict
-from towers.exporting import export
+from towers.exporting.export import export
 from towers.run.folder import RunFolder
 {use}
 import tensorflow as tf

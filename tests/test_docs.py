@@ -13,7 +13,7 @@ from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
-from towers.exporting import TOLERANCES
+from towers.exporting.export import TOLERANCES
 from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

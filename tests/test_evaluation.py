@@ -17,10 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from towers.config import flags as config_flags
 from towers.errors import CheckpointError, ConfigError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.training import train
+from towers.training.train import train
 
 CONFIG = small_config(checkpoint_every_steps=4)
 

@@ -25,22 +25,15 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
 from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
-from towers.exporting import (
-    FORMATS,
-    comparison,
-    export,
-    load_in_new_process,
-    staging,
-    state_dicts,
-    validate_format,
-)
+from towers.exporting import comparison, load_in_new_process, staging, state_dicts
 from towers.exporting.examples import images_of
+from towers.exporting.export import FORMATS, export, validate_format
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
 from towers.models import keras_settings, vit
 from towers.models.inference import without_noise
 from towers.run import initial
-from towers.training import train
+from towers.training.train import train
 
 DEPENDABLE = [
     name for name, row in FORMATS.items() if not row.packages and row.is_runnable

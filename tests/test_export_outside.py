@@ -27,7 +27,8 @@ from processes import Program, free_ports
 from towers import load_run, predict
 from towers.config.choices import FAMILY, MODELS
 from towers.data.image import read_image
-from towers.exporting import FORMATS, TOLERANCES, comparison
+from towers.exporting import comparison
+from towers.exporting.export import FORMATS, TOLERANCES
 from towers.exporting.stock import stock_network
 from towers.exporting.writers import WRITERS
 

@@ -10,7 +10,7 @@ from marks import slow
 
 from towers.config import Config, choices
 from towers.config.flags import define_config_flags, given_flags
-from towers.training import train
+from towers.training.train import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 SECTION = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.data.sources import ArraySource
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.evaluation.figures import (
     Predictions,
     confusion_entries,

@@ -12,7 +12,8 @@ from small_runs import CLASS_NAMES, small_config, small_data, use
 
 from towers.data.sources import ArraySource
 from towers.models.layers import BatchNormalization
-from towers.training import linear_probe, train
+from towers.training import linear_probe
+from towers.training.train import train
 
 
 @pytest.mark.parametrize("num_images,num_features", [(300, 20), (30, 50)])

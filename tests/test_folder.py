@@ -19,7 +19,7 @@ from towers.config.recipes import config_of_flags
 from towers.data.check import check
 from towers.data.paths import check_paths, data_folder
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
-from towers.exporting import export
+from towers.exporting.export import export
 from towers.run.board import Board
 from towers.run.folder import RunFolder
 

@@ -21,7 +21,7 @@ from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.training import train
+from towers.training.train import train
 
 DECAY = 0.1
 FROZEN = frozenset(

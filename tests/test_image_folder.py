@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from prepared_sets import all_of
 from prepared_sets import message as line_of
 
-from towers import build, data, evaluation, training
+from towers import build, data
 from towers.config import Config
 from towers.data import image_folder
 from towers.data.image_files import FolderFiles, ImageOptions
@@ -22,8 +22,11 @@ from towers.data.photos import photo_options
 from towers.data.sources import ArraySource, split_off_test
 from towers.data.unlabeled import Labels
 from towers.errors import ConfigError, DataError
+from towers.evaluation.evaluate import evaluate
+from towers.evaluation.restored import load_run
 from towers.exporting.examples import images_of
 from towers.run.dataset_info import DatasetInfo
+from towers.training.train import train
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}
 TEST_COUNTS = {"ant": 2, "dog": 1, "cat": 2}
@@ -310,7 +313,7 @@ def test_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
 
 
 def test_folders_of_splits_have_the_names_that_archives_give_them(tmp_path):
-    for number, (train, val, test) in enumerate(
+    for number, (train_name, val, test) in enumerate(
         [
             ("Training", "", "Testing"),
             ("train_images", "Validation Data", "TEST-SET"),
@@ -320,7 +323,7 @@ def test_folders_of_splits_have_the_names_that_archives_give_them(tmp_path):
         ]
     ):
         root = tmp_path / str(number)
-        write_folder(root, train, {"b": 4, "a": 3})
+        write_folder(root, train_name, {"b": 4, "a": 3})
         write_folder(root, test, {"a": 2, "b": 2}, seed=1)
         if val:
             write_folder(root, val, {"b": 1}, seed=2)
@@ -412,7 +415,7 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it(root, tmp_path, monkeypa
     path = root / "train" / "dog" / "02.png"
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(DataError) as caught:
-        training.train(tmp_path / "run", small_runs.small_config(batch_size=4))
+        train(tmp_path / "run", small_runs.small_config(batch_size=4))
     assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
 
 
@@ -430,31 +433,31 @@ def test_an_evaluation_and_an_export_need_no_training_images(
     options |= {"dataset": "image_folder", "data_dir": str(root)}
     small_runs.use(monkeypatch)
     config = small_runs.small_config(batch_size=4, num_epochs=1.0, **options)
-    training.train(path, config)
-    run = evaluation.load_run(path)
+    train(path, config)
+    run = load_run(path)
     compared, calibration, words = images_of(run, calibrate=True)
     assert words == "test images" and len(compared) == 7
     assert len(calibration) == 13
     # One that follows the run counts its epochs, so it loads all images.
-    expected = evaluation.evaluate(path, config, eval_interval_secs=1.0)
+    expected = evaluate(path, config, eval_interval_secs=1.0)
     mistakes = (path / "mistakes.csv").read_text()
     assert expected["test_images"] == 7
 
     shutil.rmtree(root / "train")
-    assert evaluation.evaluate(path, config) == expected
+    assert evaluate(path, config) == expected
     assert (path / "mistakes.csv").read_text() == mistakes
     again, calibration, words = images_of(run)
     assert calibration is None and words == "test images"
     np.testing.assert_array_equal(again, compared)
     for fails in (
-        lambda: evaluation.evaluate(path, config, eval_interval_secs=1.0),
+        lambda: evaluate(path, config, eval_interval_secs=1.0),
         lambda: images_of(run, data_dir=str(root), calibrate=True),
     ):
         with pytest.raises(DataError, match="has no folder train/"):
             fails()
     write_folder(root, "test", {"eel": 1})
     with pytest.raises(DataError) as caught:
-        evaluation.evaluate(path, config)
+        evaluate(path, config)
     words = "there is no such class in the run, which has ant, c\\tat, dog"
     assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
 

@@ -11,11 +11,11 @@ from marks import slow
 from recipes import Recipe, create_trainer, parted
 
 from towers.errors import NumericError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.optim.phases import phases_of
 from towers.parallel import finite, strategies
 from towers.parallel.tower import tower_gradients
-from towers.training import train
+from towers.training.train import train
 
 KINDS = [
     (strategies.towers, 2, {}),

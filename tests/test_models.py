@@ -23,7 +23,6 @@ from keras.src.backend.common import global_state
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
-from towers import training
 from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
@@ -55,6 +54,7 @@ from towers.optim.phases import Phase
 from towers.parallel import strategies
 from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
+from towers.training.train import train
 
 CIFAR10, MNIST = ((32, 32, 3), 10), ((28, 28, 1), 10)
 IMAGENET = ((224, 224, 3), 1000)
@@ -645,7 +645,7 @@ def test_towers_drop_the_same_blocks_and_elements(network, ways, tmp_path):
             **{"batch_size": 32} | network | options,
         )
         path = tmp_path / str(len(trained))
-        trained[str(options)] = training.train(path, config).state
+        trained[str(options)] = train(path, config).state
     expected, *others = trained.values()
     for state in others:
         for key, value in expected.items():

@@ -11,10 +11,10 @@ from recipes import Recipe, create_trainer, have_steps_of_gpus, parted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import NumericError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.parallel import finite, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.training import train
+from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 

@@ -1,6 +1,5 @@
 """The package in a Python session or a notebook: `from towers import ...`."""
 
-import inspect
 import json
 import pathlib
 import re
@@ -11,10 +10,7 @@ import textwrap
 import pytest
 
 import towers
-from towers import evaluation, exporting, training
-from towers.evaluation import predict
 from towers.run.checkpointer import Checkpointer
-from towers.training import dry_run, lr_range
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -103,23 +99,3 @@ def test_imports_need_no_standard_error(tmp_path):
 
 def test_the_package_exports_what_it_lists():
     assert all(callable(getattr(towers, name)) for name in towers.__all__)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        training.train,
-        dry_run.dry_run,
-        lr_range.lr_range_test,
-        evaluation.evaluate,
-        evaluation.load_run,
-        predict.predict,
-        exporting.export,
-    ],
-)
-def test_what_is_documented_is_what_is_called(function):
-    documented = inspect.signature(getattr(towers, function.__name__)).parameters
-    called = inspect.signature(function).parameters
-    assert {n: (p.kind, p.default) for n, p in documented.items()} == {
-        n: (p.kind, p.default) for n, p in called.items() if n in documented
-    }

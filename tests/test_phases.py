@@ -18,7 +18,6 @@ from recipes import (
     create_trainer,
 )
 
-from towers import training
 from towers.optim.phases import (
     Phase,
     downscale,
@@ -28,6 +27,7 @@ from towers.optim.phases import (
 )
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.training.train import train
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 6, 2, 4
 SMALL_SHAPE = (6, 6, 3)
@@ -133,18 +133,12 @@ def test_a_run_in_two_parts_goes_through_its_phases(
     data_set = small_runs.small_data()
     small_runs.use(monkeypatch, pooled_network, data_set)
     config = small_runs.small_config(early_sizes="6:0.4", **options)
-    whole = training.train(tmp_path / "whole", config).state
+    whole = train(tmp_path / "whole", config).state
     assert "images       6x6 until step 4, then 8x8" in capfd.readouterr().out
     for max_steps in (3, 5):  # in the middle of each phase
-        training.train(
-            tmp_path / "parts", dataclasses.replace(config, max_steps=max_steps)
-        )
-    small_runs.assert_equal_states(
-        training.train(tmp_path / "parts", config).state, whole
-    )
-    other = training.train(
-        tmp_path / "other", dataclasses.replace(config, early_sizes="")
-    ).state
+        train(tmp_path / "parts", dataclasses.replace(config, max_steps=max_steps))
+    small_runs.assert_equal_states(train(tmp_path / "parts", config).state, whole)
+    other = train(tmp_path / "other", dataclasses.replace(config, early_sizes="")).state
     assert not np.array_equal(
         other["params/conv1/kernel"], whole["params/conv1/kernel"]
     )

@@ -26,7 +26,7 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile
 from towers.run.restore import checkpointer_of, validate_changes
-from towers.training import train
+from towers.training.train import train
 
 WORKDIR = "runs/mine"  # neither of the folders exists before
 CHECKPOINTS = f"{WORKDIR}/checkpoints"

@@ -27,11 +27,11 @@ from towers.data import streams
 from towers.data.paths import walk
 from towers.data.unlabeled import AHEAD, Labels, read_files
 from towers.errors import ConfigError, DataError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict
 from towers.evaluation.tables import create_table
 from towers.run.folder import RunFolder
-from towers.training import train
+from towers.training.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

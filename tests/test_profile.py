@@ -6,7 +6,7 @@ import pytest
 from small_runs import small_config
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from towers.training import train
+from towers.training.train import train
 
 
 @pytest.mark.parametrize("steps", [(2, 4), (8, 99)])

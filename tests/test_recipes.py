@@ -18,7 +18,7 @@ from processes import environ_of
 from towers.config import choices
 from towers.config.recipes import load_recipe, recipe_names
 from towers.data.sources import ArraySource, DataSet
-from towers.training import train
+from towers.training.train import train
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 

@@ -8,13 +8,13 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 
-from towers import training
 from towers.config import Config
 from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.errors import ConfigError
+from towers.training.train import train
 
 
 class Counted(TrainBatches):
@@ -68,8 +68,8 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
     streamed = small_runs.uninterrupted(config, network).state
     small_runs.use(monkeypatch, network)
     config = dataclasses.replace(config, input="resident")
-    training.train(tmp_path / "resident", dataclasses.replace(config, max_steps=3))
-    resident = training.train(tmp_path / "resident", config).state
+    train(tmp_path / "resident", dataclasses.replace(config, max_steps=3))
+    resident = train(tmp_path / "resident", config).state
     small_runs.assert_equal_states(resident, streamed)
 
 

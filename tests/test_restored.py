@@ -16,10 +16,10 @@ from towers import load_run
 from towers.data import synthetic
 from towers.data.sources import Subset
 from towers.errors import CheckpointError, ConfigError, DataError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.training import train
+from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small")
 

@@ -19,7 +19,7 @@ from small_runs import (
 
 from towers.errors import CheckpointError, ConfigError
 from towers.run.checkpointer import Checkpointer
-from towers.training import train
+from towers.training.train import train
 
 TENSORS = "tensors.data-00000-of-00001"
 

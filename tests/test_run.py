@@ -13,7 +13,7 @@ from small_runs import small_config
 
 from towers.errors import CheckpointError, ConfigError
 from towers.run.checkpointer import Checkpointer
-from towers.training import train
+from towers.training.train import train
 
 # So small a rate leaves every float32 parameter where it was.
 STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}

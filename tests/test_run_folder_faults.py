@@ -18,12 +18,13 @@ from small_runs import (
     small_config,
 )
 
-from towers import store, training
+from towers import store
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.run.folder import config_to_continue
-from towers.training import train
+from towers.training import setup
+from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small", "no_pause")
 
@@ -231,14 +232,14 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, when, change):
 @pytest.mark.row(36)
 def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeypatch):
     workdir, before = tmp_path / "run", {}
-    print_banner = training.print_banner
+    print_banner = setup.print_banner
 
     def replace_first(*args, **kwargs):
         replace(workdir)
         before.update(small_runs.snapshot(workdir))
         return print_banner(*args, **kwargs)
 
-    monkeypatch.setattr(training, "print_banner", replace_first)
+    monkeypatch.setattr("towers.training.train.print_banner", replace_first)
     with pytest.raises(RunFolderError, match="is no longer the folder"):
         train(workdir, small_config(), overwrite=True)
     assert before and small_runs.snapshot(workdir) == before
@@ -287,5 +288,5 @@ def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strat
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, config, after_call=fail)
     assert saved_steps(tmp_path)
-    state = training.train(tmp_path, config).state
+    state = train(tmp_path, config).state
     assert_equal_states(state, small_runs.uninterrupted(config).state)

@@ -14,11 +14,12 @@ import small_runs
 from PIL import Image
 from small_runs import NUM_TEST, arrays, small_config
 
-from towers import load_run, training
+from towers import load_run
 from towers.config import to_json
-from towers.evaluation import evaluate
 from towers.evaluation.comparison import compare
+from towers.evaluation.evaluate import evaluate
 from towers.training import ending
+from towers.training.train import train
 
 NAMES = (
     "<script>alert(1)</script>",
@@ -39,7 +40,7 @@ CONFIG = small_config(eval_every_epochs=1.0)
 def small(monkeypatch):
     small_runs.use(monkeypatch)
     monkeypatch.setattr(small_runs, "CLASS_NAMES", NAMES)
-    monkeypatch.setattr(training, "report_run", ending.report_run)
+    monkeypatch.setattr("towers.training.train.report_run", ending.report_run)
 
 
 class Page(html.parser.HTMLParser):
@@ -67,7 +68,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_a_run_ends_with_the_figures_of_run_eval(tmp_path):
-    workdir = training.train(tmp_path / "run", CONFIG).path
+    workdir = train(tmp_path / "run", CONFIG).path
     report = json.loads((workdir / "report/report.json").read_text())
     result = evaluate(workdir)
     result.pop("test_top5_accuracy_ema", None)
@@ -101,7 +102,7 @@ def test_a_run_ends_with_the_figures_of_run_eval(tmp_path):
 
 
 def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
-    workdir = training.train(tmp_path / "r<b>&'\"n", CONFIG).path
+    workdir = train(tmp_path / "r<b>&'\"n", CONFIG).path
     page = Page(workdir / "report/index.html")
     assert page.tags <= TAGS
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -133,7 +134,7 @@ def test_without_metrics_a_report_has_no_curves(tmp_path):
 def test_row_35_a_report_that_cannot_be_written_is_one_warning(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/report").write_text("a file")
-    result = training.train(tmp_path / "run", CONFIG)
+    result = train(tmp_path / "run", CONFIG)
     assert (result.step, result.accuracy is None) == (10, False)
     warnings = [x for x in capsys.readouterr().out.splitlines() if "warning" in x]
     assert len(warnings) == 1 and "the report could not be written" in warnings[0]

@@ -27,7 +27,7 @@ from towers.errors import Preempted, StuckError
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
 from towers.run import session, watchdog
 from towers.run.watchdog import Watchdog
-from towers.training import train
+from towers.training.train import train
 
 WAIT_SECS = 30  # for what should come at once
 EVALUATED = {"eval_every_epochs": 1.0}
@@ -224,7 +224,7 @@ def hurry_while_held(monkeypatch, halt):
         return now + 1e4 * (now - (halt.held_since or now))
 
     monkeypatch.setattr(
-        "towers.training.Watchdog", functools.partial(Watchdog, clock=clock)
+        "towers.training.train.Watchdog", functools.partial(Watchdog, clock=clock)
     )
 
 

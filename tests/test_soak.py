@@ -19,8 +19,8 @@ import pytest
 import small_runs
 from processes import environ_of
 
-from towers import training
 from towers.run import metrics
+from towers.training.train import train
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
 # Native memory of the summaries settles after about 600 of them.
@@ -132,7 +132,7 @@ def main() -> None:
             line = json.dumps({"step": step[0], **held(started)})
             print(line, file=sys.stderr, flush=True)
 
-    training.train(sys.argv[1], soak_config(), after_call=after_call)
+    train(sys.argv[1], soak_config(), after_call=after_call)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from small_runs import NUM_TEST, NUM_TRAIN, arrays, saved, small_config, small_d
 from towers import build, evaluate, load_run, predict
 from towers.config.choices import MODELS
 from towers.errors import ConfigError
-from towers.exporting import comparison, export, load_in_new_process
+from towers.exporting import comparison, load_in_new_process
+from towers.exporting.export import export
 from towers.models import keras_settings
 from towers.models.applications import correct_variances
 from towers.run.standardization import standardize
-from towers.training import train
+from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small")
 TRAIN, (TEST, LABELS) = arrays(NUM_TRAIN, 0)[0] / 1.0, arrays(NUM_TEST, 1)

@@ -12,12 +12,12 @@ import pytest
 from prepared_sets import features, message, random_examples, store
 from small_runs import half_way, small_config, use
 
-from towers import training
 from towers.config.storage import from_json
 from towers.data import tfds
 from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
 from towers.run.weights import open_weights
+from towers.training.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -84,7 +84,7 @@ def test_no_file_of_a_run_is_unpickled(tmp_path, monkeypatch, bomb):
         workdir = shutil.copytree(original, tmp_path / "run")
         (workdir / name).write_bytes(bomb)
         try:
-            training.train(workdir, small_config())
+            train(workdir, small_config())
         except TowersError:
             pass
         shutil.rmtree(workdir)

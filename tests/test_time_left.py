@@ -10,7 +10,7 @@ from small_runs import records, small_config
 from towers.run.periods import Periods
 from towers.run.running_mean import RunningMean
 from towers.run.stopwatch import Stopwatch
-from towers.training import train
+from towers.training.train import train
 
 
 @pytest.fixture(autouse=True)

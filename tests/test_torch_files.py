@@ -16,7 +16,7 @@ from torch_files import Name, Tensor
 from towers.errors import CheckpointError
 from towers.run import initial
 from towers.run.weights import open_weights
-from towers.training import train
+from towers.training.train import train
 
 NUM_MUTATIONS = 200
 rng = np.random.default_rng(0)

@@ -24,7 +24,6 @@ from tensorflow.python.framework import config as tf_config
 from test_board import read_board
 
 import towers
-from towers import training
 from towers.config import FIELDS, Config
 from towers.config.options import bind_arguments
 from towers.data import synthetic
@@ -35,12 +34,12 @@ from towers.errors import (
     NumericError,
     WorkerLostError,
 )
-from towers.evaluation import evaluate
+from towers.evaluation.evaluate import evaluate
 from towers.parallel.devices import Devices
 from towers.run.banner import few_images, small_crops
 from towers.run.cluster_spec import Cluster
 from towers.run.folder import RunFolder
-from towers.training import train
+from towers.training.train import train
 
 EVALUATED = {"eval_every_epochs": 1.0}
 
@@ -430,7 +429,7 @@ def test_row_14_numbers_that_float32_cannot_hold_are_refused():
 
 @pytest.mark.row(13)
 def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "LOCK_SECS", 0.2)
+    monkeypatch.setattr("towers.training.train.LOCK_SECS", 0.2)
     folder = RunFolder(tmp_path)
     config = small_config(strategy="multi_worker")
     of_two = Cluster(("127.0.0.1:1", "127.0.0.1:2"), 0, "--cluster")

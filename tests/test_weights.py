@@ -21,7 +21,7 @@ from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
 from towers.run import initial
 from towers.run.weights import open_weights
-from towers.training import train
+from towers.training.train import train
 
 STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
 IMAGE_SHAPE, NUM_CLASSES = (8, 8, 3), 5

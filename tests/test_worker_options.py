@@ -7,8 +7,8 @@ import pytest
 from machines import machines
 from small_runs import records, saved
 
-from towers import training
 from towers.config import Config
+from towers.training.train import train
 
 COMMON = {
     "dataset": "embedded",
@@ -52,7 +52,7 @@ OPTIONS = {
 def test_two_workers_end_where_two_towers_end(name, tmp_path):
     options = COMMON | OPTIONS[name]
     alone, together = tmp_path / "towers", tmp_path / "workers"
-    training.train(alone, Config(**options, strategy="replicated", num_towers=2))
+    train(alone, Config(**options, strategy="replicated", num_towers=2))
     flags = [f"--{k}={v}" for k, v in options.items()]
     flags += ["--strategy=multi_worker", "--num_towers=1", f"--workdir={together}"]
     with machines(2) as network, contextlib.ExitStack() as stack:

@@ -8,8 +8,8 @@ import numbers
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from towers.errors import ConfigError, Preempted
 
@@ -62,6 +62,12 @@ class Tracker(Callback):
     """The base of callbacks that write a run elsewhere. After `on_start` what they
     raise does not end a run: like a report that cannot be written, it is a warning, and
     the next call is tried again."""
+
+
+if TYPE_CHECKING:
+    Callbacks = Sequence[Callback]
+else:  # `validate` says what is wrong
+    Callbacks = Any
 
 
 def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

@@ -8,7 +8,7 @@ With --eval_interval_secs it follows a run that is under way.
 
 from absl import flags
 
-from towers import compare, evaluate
+import towers
 from towers.config import flags as config_flags
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
@@ -36,10 +36,10 @@ config_flags.define_config_flags(
 
 def main(_):
     if COMPARE.value is not None:
-        compare(COMPARE.value)
+        towers.compare(COMPARE.value)
         return
     folder = RunFolder(WORKDIR.value)
-    evaluate(
+    towers.evaluate(
         folder.path,
         folder.evaluation_config(STEP.value, **config_flags.given_flags()),
         step=STEP.value,

@@ -8,7 +8,7 @@ See docs/export.md.
 from absl import flags
 
 from towers.config import flags as config_flags
-from towers.exporting import FORMATS, TOLERANCES, export
+from towers.exporting.export import FORMATS, TOLERANCES, export
 from towers.run.signals import preemptible
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)

@@ -9,7 +9,7 @@ import functools
 
 from absl import flags
 
-from towers import predict
+import towers
 from towers.config import flags as config_flags
 from towers.data.paths import check_paths
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
@@ -36,7 +36,7 @@ config_flags.define_config_flags(
 def main(argv):
     paths, folder = argv[1:], RunFolder(WORKDIR.value)
     check_paths(paths)
-    predict(
+    towers.predict(
         folder.path,
         paths,
         folder.prediction_config(STEP.value, **config_flags.given_flags()),

@@ -10,7 +10,8 @@ import functools
 
 from absl import flags
 
-from towers import console, dry_run, lr_range_test, train
+import towers
+from towers import console
 from towers.callbacks import tracker
 from towers.config import flags as config_flags
 from towers.config import train_flags
@@ -40,14 +41,14 @@ def main(_):
         console.line(remark)
     arguments["origins"] = origins
     if FLAGS.dry_run:
-        dry_run(workdir, config, **arguments)
+        towers.dry_run(workdir, config, **arguments)
     elif FLAGS.lr_range_test:
-        rate = lr_range_test(workdir, config, **arguments).suggestion
+        rate = towers.lr_range_test(workdir, config, **arguments).suggestion
         if rate:
             command = train_flags.command_to_train(rate, __name__)
             console.line(f"suggested learning rate {rate:g}: {command}")
     else:
-        train(workdir, config, callbacks=trackers, **arguments)
+        towers.train(workdir, config, callbacks=trackers, **arguments)
 
 
 def run() -> None:

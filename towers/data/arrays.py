@@ -3,7 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,13 @@ ORIGIN = "given in Python"
 
 # Without class names there may be this many classes, and ten for each image.
 MOST_CLASSES = 1000
+
+if TYPE_CHECKING:
+    Array = np.typing.ArrayLike
+    Split = tuple[Array, Array] | tuple[Array, Array, Array] | tf.data.Dataset
+    Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
+else:  # other values are a DataError
+    Split = Data = Any
 
 
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:

@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -22,7 +22,7 @@ from towers.data import streams
 from towers.data.class_folders import is_split
 from towers.data.files import read_image_file
 from towers.data.image import read_image
-from towers.data.paths import check_paths, class_name, reason
+from towers.data.paths import Paths, check_paths, class_name, reason
 from towers.errors import ConfigError, DataError, cause, one_line
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.
@@ -118,6 +118,13 @@ def _encoded(image, channels):
     file = io.BytesIO()
     ImageOps.exif_transpose(image).save(file, "TIFF")
     return file.getvalue()
+
+
+if TYPE_CHECKING:
+    _Image = Image.Image | np.typing.ArrayLike
+    Images = Paths | _Image | Sequence[_Image] | tf.data.Dataset
+else:  # other values are a DataError
+    Images = Any
 
 
 def paths_or_images(

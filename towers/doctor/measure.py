@@ -193,7 +193,7 @@ def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Run:
     fetched, home = trainer.strategy.fetch(), trainer.strategy.home
 
     def compute(phase, batches, before):
-        results = trainer.train_step.tower_results(phase, fetched, batches)
+        results = trainer.train_step.tower_fn(phase)(fetched, batches)
         losses = []
         for device, result in zip(trainer.devices, results, strict=True):
             everything = tf.nest.flatten(result)

@@ -62,7 +62,21 @@ class Difference(NamedTuple):
 
 
 def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
-    """See `towers.compare`."""
+    """Prints a table of runs, and writes a web page with their results, curves and the
+    options that differ.
+
+    Where the runs are two groups that differ in more than the seed, and have the same
+    seeds, also the mean difference in accuracy with its standard error.
+
+    Args:
+        workdirs: folders of two or more runs.
+
+    Returns:
+        The path of the page, `report/compare.html` in the first folder.
+
+    Raises:
+        TowersError: such as a ConfigError where a folder holds no run.
+    """
     if len(workdirs) < 2:
         raise ConfigError(
             f"compare names {len(workdirs)} run folder; give two or more, with commas "

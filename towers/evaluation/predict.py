@@ -8,7 +8,6 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,7 @@ from towers.data.batches import hold_out
 from towers.data.paths import shown
 from towers.data.sources import checksum, place_of
 from towers.data.tta import create_tta
-from towers.data.unlabeled import Labels, paths_or_images, read_files
+from towers.data.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import softmax
 from towers.evaluation.restored import (
@@ -69,7 +68,7 @@ class Predicted:
 
 def predict(
     workdir: str | os.PathLike,
-    images: Any,
+    images: Images,
     config: Config | None = None,
     *,
     step: int | str = "best",
@@ -79,7 +78,42 @@ def predict(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> Predicted | None:
-    """See `towers.predict`."""
+    """The predictions for images, in their order. The label of an image file is the
+    class whose name its folder has.
+
+    With `form`, `features` or `output` they are written batch by batch, and nothing is
+    returned.
+
+    Args:
+        workdir: the run's folder; neither its data set nor its recipe is needed.
+        images: one or several image files of any size, or folders of files; or images
+            in memory, which are fitted to the network as files are: an array of numbers
+            from 0 to 255, [n, height, width, channels] or of one image, images of
+            Pillow, a list of either, or a `tf.data.Dataset`, whose labels are ignored.
+        config: the run's, with the device, towers, batch size and test-time
+            augmentation of the prediction; by default the stored one, on all devices
+            that there are.
+        step: of the checkpoint, "best" or "last", see `load_run`.
+        use_ema: the moving averages (True) or the raw parameters (False); by default
+            the averages, where the run keeps them.
+        top: classes of each image; 0 for all, in the order of the classes, which are
+            then the columns of "csv".
+        form: "table", "csv" or "json", a line for each image; by default none, or
+            "table" where there is an output.
+        features: layer whose activations are written instead, to an `.npz` file with
+            "features", "names" and "labels".
+        output: path of a file; by default standard output, or `features.npz`.
+
+    Returns:
+        `paths` (of images in memory their numbers), `labels`, `probabilities`, float
+        [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
+        `top(k)`, the names and probabilities of the best classes of each image.
+
+    Raises:
+        TowersError: such as a DataError where no file can be read; and where results
+            are written, where some cannot: they are named on standard error, and the
+            others are done.
+    """
     if top < 0:
         raise ConfigError(f"top={top}: must be at least 0, for all classes")
     if form and form not in FORMS:

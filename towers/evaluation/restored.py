@@ -132,7 +132,26 @@ class RestoredRun:
 
 
 def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> RestoredRun:
-    """See `towers.load_run`."""
+    """The network of a run with its trained parameters; needs no data set, no recipe.
+
+    Where TensorFlow has made no devices in this process, it gets the first GPU, or none
+    while a training of the run holds the GPUs.
+
+    Args:
+        workdir: the run's folder.
+        step: of the checkpoint; "best" for the best evaluation on held-out images, see
+            `Config.best_by`, or the last step of a run without them; "last" for the
+            newest valid one.
+
+    Returns:
+        `model` and `model_ema`, Keras models with the raw parameters and their moving
+        averages from preprocessed images to logits; `preprocess`, from uint8 images to
+        their input; `class_names`, in the order of the logits; `config`, `step`.
+
+    Raises:
+        TowersError: such as a CheckpointError where no checkpoint is valid, or a
+            ConfigError where the run's network is in a file that is missing.
+    """
     with contextlib.suppress(ConfigError):  # devices that were made before stay
         devices.configure(_free_device("auto", RunFolder(workdir), console.line), 1)
     return read_run(workdir, step=step)

@@ -10,7 +10,7 @@ from towers.data.paths import FORMATS_TEXT, Paths, check_paths, shown, walk
 from towers.data.sources import Source
 from towers.data.unlabeled import read_files
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
-from towers.evaluation import RestoredRun
+from towers.evaluation.restored import RestoredRun
 
 NUM_COMPARED, NUM_CALIBRATION = 64, 256
 

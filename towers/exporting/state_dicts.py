@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from towers.errors import ConfigError, ExportError, printable
-from towers.evaluation import RestoredRun
+from towers.evaluation.restored import RestoredRun
 from towers.exporting import comparison
 from towers.models import torch_names
 from towers.run.initial import read_variables

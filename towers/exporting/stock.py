@@ -11,7 +11,7 @@ from keras import layers, ops
 from towers.config import choices
 from towers.data.augment import TUTORIAL_SIZE
 from towers.errors import ConfigError
-from towers.evaluation import RestoredRun
+from towers.evaluation.restored import RestoredRun
 from towers.models import keras_settings
 from towers.models.applications import ReverseChannels
 from towers.models.attention import Attention, Tokens, attention

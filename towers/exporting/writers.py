@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers import quiet_imports
 from towers.errors import printable
-from towers.evaluation import RestoredRun
+from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
 
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named

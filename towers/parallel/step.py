@@ -90,7 +90,7 @@ class Step:
         """
         strategy, home = self.strategy, self.strategy.home
         # Gradients on all devices, and their mean.
-        results = self.tower_results(phase, strategy.fetch(), batches)
+        results = self.tower_fn(phase)(strategy.fetch(), batches)
         mean = strategy.mean_fn(results)
 
         # Weight decay, once; nothing of frozen parameters.
@@ -111,21 +111,17 @@ class Step:
             decay = _sum(decays[: strategy.num_shards])
         return Gradients(results, mean, gradients, norm, decay)
 
-    def tower_results(
-        self, phase: int, fetched: Sequence[Values], batches: Sequence[Batch]
-    ) -> list[TowerResult]:
-        """Per device the gradients of its tower, over all micro-batches.
-
-        Args:
-            phase, batches: see `gradients`.
-            fetched: per device the parameters and the model state.
-        """
+    def tower_fn(self, phase: int) -> Callable[..., list[TowerResult]]:
+        """(per device parameters and model state, per tower a batch) -> per device the
+        gradients of its tower, over all micro-batches."""
         compute = functools.partial(
             self.network.gradients, phase, loss_scale=self.guard.read_scale()
         )
         if self.accumulate_steps == 1:
-            return compute(fetched, batches)
-        return accumulate(compute, fetched, batches, self.accumulate_steps)
+            return compute
+        return functools.partial(
+            accumulate, compute, accumulate_steps=self.accumulate_steps
+        )
 
     def apply(
         self, gradients: Gradients, previous: Metrics

@@ -239,7 +239,7 @@ def wait_for_chief(session: Session) -> None:
             raise
 
 
-def how_far(session: Session) -> str:
+def last_step_text(session: Session) -> str:
     """The last finished step of a run that lost a worker, and when it was."""
     step = int(session.trainer.progress()[0])
     clock = time.strftime("%H:%M:%S", time.localtime(session.watchdog.progress_at))

@@ -234,7 +234,7 @@ def end_callbacks(session: Session) -> None:
     call(session, "on_end", session.step)
 
 
-def call_of_exception(session: Session, error: BaseException) -> None:
+def notify_exception(session: Session, error: BaseException) -> None:
     """Tells the callbacks, all of them, that the run ends with an error."""
     for callback in session.callbacks:
         try:

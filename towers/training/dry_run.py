@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config
+from towers.data.arrays import Data
 from towers.data.paths import shown
 from towers.errors import NumericError
 from towers.evaluation.duration import evaluation_secs
@@ -47,7 +48,7 @@ def dry_run(
     config: Config,
     *,
     model: Any = None,
-    data: Any = None,
+    data: Data | None = None,
     class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
@@ -55,7 +56,12 @@ def dry_run(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """See `towers.dry_run`."""
+    """Prints what `train`, with the same arguments, would do and need, and tries some
+    steps. A run in the folder is continued in this process alone: nothing is written.
+
+    Raises:
+        TowersError: that of `train`, as far as it is known before a run.
+    """
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
     checkpointer = checkpointer_of(folder)
@@ -104,8 +110,8 @@ def _try(
     if trainer.step < last_step:
         _time(config, parts, trainer, last_step, heartbeat)
     else:
-        way_on = how_to_continue(config, trainer.step, parts.total_steps)
-        _print("finished", f"the run takes no step. {way_on}")
+        hint = how_to_continue(config, trainer.step, parts.total_steps)
+        _print("finished", f"the run takes no step. {hint}")
 
 
 def _print_network(config: Config, trainer: Trainer) -> None:

@@ -16,13 +16,13 @@ from towers.errors import (
 )
 from towers.evaluation.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
-from towers.run.peers import how_far, wait_for_chief
+from towers.run.peers import last_step_text, wait_for_chief
 from towers.run.session import (
     CallbackError,
     Session,
-    call_of_exception,
     end_callbacks,
     is_between_steps,
+    notify_exception,
     save_and_wait,
     try_to_save,
 )
@@ -39,7 +39,7 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
         # One that hangs is not waited for again.
         if not (session.is_calling and isinstance(error, StuckError)):
             try:
-                session.watchdog.run(call_of_exception, session, error)
+                session.watchdog.run(notify_exception, session, error)
             except StuckError as stuck:
                 console.line(str(stuck))
         del error  # and with its traceback the state of the run
@@ -67,7 +67,7 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
         raise
     except WorkerLostError as error:
         watchdog.run(try_to_save, session, error)
-        raise WorkerLostError(f"{error}; {how_far(session)}") from None
+        raise WorkerLostError(f"{error}; {last_step_text(session)}") from None
     except BaseException as error:
         if is_between_steps(session.trainer):
             try:
@@ -78,9 +78,9 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
     stopped = session.stopped or watchdog.stop_requested
     if stopped and (not session.is_at_end or session.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
-        saved = f"{standing(session)} is saved in {session.folder.path}"
+        saved = f"{progress_text(session)} is saved in {session.folder.path}"
         if not session.workers.is_chief:
-            saved = f"the chief saves {standing(session)}"
+            saved = f"the chief saves {progress_text(session)}"
         raise Preempted(
             f"stopped by {signal}: {saved if session.step else 'no step was taken'}; "
             f"the same command {'without --overwrite ' if overwrite else ''}continues"
@@ -111,15 +111,15 @@ def report_run(session: Session, parts: Parts) -> None:
     session.say(f"report: {page}")
 
 
-def standing(session: Session) -> str:
+def progress_text(session: Session) -> str:
     """Such as "step 5 of 10"."""
     if session.step > session.last_step:
         return f"step {session.step}, beyond {session.last_step}"
-    words = f"step {session.step} of {session.last_step}"
+    message = f"step {session.step} of {session.last_step}"
     if session.is_out_of_patience:
-        words += f", after {session.num_worse} evaluations without a better "
-        words += f"{session.config.best_by},"
-    return words
+        message += f", after {session.num_worse} evaluations without a better "
+        message += f"{session.config.best_by},"
+    return message
 
 
 def how_to_continue(config: Config, step: int, total_steps: int) -> str:

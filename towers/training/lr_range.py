@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.config import Config
+from towers.data.arrays import Data
 from towers.errors import ConfigError, NumericError
 from towers.optim.schedules import Schedule
 from towers.parallel.trainer import Trainer
@@ -134,14 +135,29 @@ def lr_range_test(
     config: Config,
     *,
     model: Any = None,
-    data: Any = None,
+    data: Data | None = None,
     class_names: Sequence[str | int] = (),
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
 ) -> LrRange:
-    """See `towers.lr_range_test`."""
+    """Takes the first steps of a run with a learning rate that grows until the loss
+    diverges, and suggests one. The run itself is not begun, nor one in the folder
+    touched: `lr_range_test.png` is written there.
+
+    Args:
+        workdir, config: of the run.
+        model, data, class_names, cluster, allow_public_address, origins, progress: as
+            of `train`.
+
+    Returns:
+        `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
+        where the loss does not fall.
+
+    Raises:
+        TowersError: such as a ConfigError where the folder cannot be written.
+    """
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial(NAME, workdir, config, cluster, allow_public_address)
     # A step that is not finite is the end of the test, and no error.

@@ -1,0 +1,252 @@
+"""Evaluation of a run's checkpoints: every test image exactly once."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from towers import build, console
+from towers.config import Config, checks
+from towers.data import arrays
+from towers.data.arrays import Split
+from towers.data.batches import EvalBatches
+from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.evaluation.figures import Predictions, figures, predictions_of
+from towers.evaluation.report import (
+    accuracy_line,
+    mistakes_csv,
+    record_of,
+    result_of,
+    table,
+    to_json,
+)
+from towers.evaluation.restored import (
+    configure_devices,
+    evaluated_weights,
+    read_checkpoint,
+)
+from towers.evaluation.run_report import Evaluated, try_to_write, write_report
+from towers.optim.epochs import num_images
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import Evaluation
+from towers.parallel.trainer import Trainer
+from towers.run.checkpoint import Checkpoint
+from towers.run.dataset_info import DatasetInfo
+from towers.run.folder import RunFolder
+from towers.run.metrics import read_metrics
+from towers.run.reports import NoReports, Reports
+from towers.run.restore import checkpointer_of, restore_fitting, stopwatch_of
+
+
+def evaluate(
+    workdir: str | os.PathLike,
+    config: Config | None = None,
+    *,
+    data: Split | None = None,
+    step: int | str = "best",
+    use_ema: bool | None = None,
+    eval_interval_secs: float = 0.0,
+    report: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint of a run on all test images and reports it.
+
+    Args:
+        workdir: the run's folder.
+        config: the run's, with the device, towers, strategy and batch size of the
+            evaluation; by default the stored one, on all devices that there are.
+        data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
+            test images of the run's data set; as of `train`. Of a run that was not
+            trained on arrays nothing is written then.
+        step: of the checkpoint, "best" or "last", see `load_run`; the last where new
+            ones are looked for.
+        use_ema: only the moving averages (True) or the raw parameters (False); by
+            default both, where the run keeps averages.
+        eval_interval_secs: look for a new checkpoint this often until the run's last
+            step is evaluated; 0 evaluates once.
+        report: write a web page about the run, `report/index.html`.
+
+        sleep: waits for some seconds.
+
+    Returns:
+        The content of the run's `result.json`: "test_accuracy" of the parameters,
+        "test_accuracy_ema" of their moving averages, "reported", which of these two is
+        the run's, "test_loss", "step" and so on.
+
+    Raises:
+        TowersError: such as a CheckpointError where no checkpoint is valid and fits.
+    """
+    checks.check_environment()
+    if not 0 <= eval_interval_secs <= 1e6:
+        raise ConfigError(f"eval_interval_secs={eval_interval_secs}: give 0 to 1000000")
+    if isinstance(step, int) and eval_interval_secs:
+        raise ConfigError(
+            f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
+            "checkpoint is evaluated once; drop one of the two"
+        )
+    if data is not None and eval_interval_secs:
+        raise ConfigError("data is evaluated once; leave eval_interval_secs out")
+    # Build.
+    folder = RunFolder(workdir)
+    step = "last" if eval_interval_secs else step
+    config = config or folder.evaluation_config(step)
+    weights = evaluated_weights(config, use_ema)
+    devices = configure_devices(config, folder)
+    info = folder.stored_dataset_info(step)
+    # Of other images than those of the run nothing is written.
+    is_of_run = data is None or config.choice_of("dataset").is_given
+    if data is not None:
+        config = _with_test_set(config, data, info, is_of_run)
+        if report and not is_of_run:
+            console.warn("report: of data other than the run's no page is written")
+    parts = build.build(
+        config,
+        device_kind=devices.kind,
+        for_training=False,
+        dataset_info=info,
+        # The end of a run that is followed is counted in epochs of its training images.
+        test_only=not eval_interval_secs,
+    )
+    _warn_of_difference(info, parts.data)
+    trainer = build.create_trainer(config, parts, devices)
+    test, class_names = parts.data.test, parts.data.class_names
+    stream = EvalBatches(test, parts.augment, config.batch_size).stream()
+
+    if eval_interval_secs:
+        checkpoints = follow(folder, eval_interval_secs, sleep)
+    else:
+        checkpoints = [read_checkpoint(folder, step)]
+    with contextlib.ExitStack() as stack:
+        reports = NoReports()
+        if is_of_run:
+            reports = stack.enter_context(Reports(folder, "eval"))
+        for checkpoint in checkpoints:
+            predictions = evaluate_checkpoint(trainer, checkpoint, stream, weights)
+            evaluation = predictions.map(lambda x: figures(x, class_names))
+            result = _result(evaluation, checkpoint)
+            _write(reports, folder, evaluation, result)
+            mistakes = mistakes_csv(predictions.reported, test, class_names)
+            is_written = reports.file(folder.mistakes, mistakes)
+            is_best = result.get("best_step") == checkpoint.step
+            at = f"step {checkpoint.step}{', the best' if is_best else ''}"
+            console.line(accuracy_line(at, evaluation, "test", config))
+            if _is_last(result, checkpoint.trainer_state, config, parts):
+                break
+        for line in table(evaluation):
+            console.line(line)
+        if is_written and not predictions.reported.correct.all():
+            console.line(f"the images that are predicted wrongly: {folder.mistakes}")
+        if is_of_run and report:
+            evaluated = Evaluated("test", test, predictions)
+            try_to_write(
+                lambda: _report(folder, config, class_names, evaluated, checkpoint)
+            )
+    return result
+
+
+def evaluate_checkpoint(
+    trainer: Trainer,
+    checkpoint: Checkpoint,
+    stream: Iterable[Mapping[str, tf.Tensor]],
+    weights: Sequence[Weights],
+) -> Evaluation[Predictions]:
+    """The predictions of the network of a checkpoint for all images of a stream."""
+    trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+    with data_errors_of_tensorflow():
+        return predictions_of(trainer.evaluator.predictions(stream, weights))
+
+
+def _with_test_set(config, data, info, is_of_run):
+    """The config with `data` as its data set, fitted to images of another one."""
+    class_names, fitted = info.class_names if info else (), {}
+    if info and not is_of_run:
+        fitted = {
+            "image_shape": info.image_shape,
+            "max_pixels": config.max_image_pixels,
+            "center_crop": config.center_crop,
+        }
+    name = arrays.give_test_set(data, class_names, **fitted)
+    return replace(config, dataset=name)
+
+
+def _warn_of_difference(info, data):
+    """Warns where the data set of a run has changed since its training."""
+    if info is not None and data.train is not None:
+        if difference := info.training_difference(DatasetInfo.of(data)):
+            console.warn(
+                f"the data set is not that of the run: {difference}; test "
+                "images that were held out of it may have been trained on"
+            )
+
+
+def _result(evaluation, checkpoint):
+    """The content of `result.json`."""
+    trainer_state = checkpoint.trainer_state
+    result = result_of(
+        evaluation,
+        "test",
+        step=checkpoint.step,
+        images=trainer_state["images_seen"],
+        stopwatch=stopwatch_of(trainer_state),
+    )
+    if best := trainer_state["best"]:
+        result["best_step"] = best["step"]
+    return result
+
+
+def _write(reports, folder, evaluation, result):
+    record = record_of(evaluation, "test")
+    curves = {k.removeprefix("test_"): v for k, v in record.items()}
+    reports.scalars(result["step"], curves)
+    reports.file(folder.result, to_json(result))
+
+
+def _report(folder, config, class_names, evaluated, checkpoint):
+    trainer_state = checkpoint.trainer_state
+    page = write_report(
+        folder,
+        config,
+        class_names,
+        read_metrics(folder.metrics)[0],
+        evaluated,
+        step=checkpoint.step,
+        images=trainer_state["images_seen"],
+        stopwatch=stopwatch_of(trainer_state),
+        versions=trainer_state.get("versions", {}),
+        is_training=False,
+    )
+    console.line(f"report: {page}")
+
+
+def follow(
+    folder: RunFolder, interval_secs: float, sleep: Callable[[float], None]
+) -> Iterator[Checkpoint]:
+    """The newest checkpoint, then each newer one as it comes; never ends."""
+    checkpointer, awaited = checkpointer_of(folder), "a checkpoint"
+    while True:
+        if checkpoint := checkpointer.restore():
+            yield checkpoint
+            awaited = f"a checkpoint after step {checkpoint.step}"
+        if awaited:
+            is_idle = folder.holder() is None
+            message = "; no process trains this run now" if is_idle else ""
+            console.line(
+                f"waiting for {awaited} in {folder.checkpoints}, looking every "
+                f"{interval_secs:g} s{message}. It ends with the run's last step, or "
+                "with Ctrl-C"
+            )
+        awaited = None
+        sleep(interval_secs)
+
+
+def _is_last(result, trainer_state, config, parts):
+    """Whether the run ends at the step of the result: images decide, as the batch size
+    of the config is that of the evaluation."""
+    if 0 < config.patience <= trainer_state["num_worse"]:
+        return True
+    last_image = num_images(config.num_epochs, parts.num_examples)
+    return 0 < config.max_steps <= result["step"] or last_image <= result["images"]

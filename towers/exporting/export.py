@@ -1,0 +1,159 @@
+"""Export of a run's network to formats that other programs load.
+
+Importing the package does not import TensorFlow.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+
+from towers import console, quiet_imports, store
+from towers.config import checks
+from towers.config.options import check_path
+from towers.data.paths import Paths
+from towers.errors import ConfigError, ExportError, printable
+from towers.run.folder import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A row of FORMATS."""
+
+    suffix: str  # of the file's name; empty for a folder
+    precisions: tuple[str, ...] = ("float32",)
+    packages: tuple[str, ...] = ()  # of the extra of towers with the format's name
+    is_runnable: bool = True  # has the network, not its parameters alone
+
+
+FORMATS = {
+    "saved_model": Format(""),
+    "keras": Format(".keras"),
+    "tflite": Format(".tflite", ("float32", "float16", "int8")),
+    "onnx": Format(".onnx", packages=("tf2onnx", "onnxruntime")),
+    "safetensors": Format(".safetensors", is_runnable=False),
+}
+
+# Largest difference of a logit from that of the trainer's network, as a share of the
+# largest logit.
+TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.25}
+
+
+def export(
+    workdir: str | os.PathLike,
+    format: str,
+    output: str | os.PathLike | None = None,
+    *,
+    precision: str = "float32",
+    step: int | str = "best",
+    data_dir: str = "",
+    images: Paths = (),
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Writes the network of a run, with its preprocessing and its class names, in the
+    format of another program.
+
+    The moving averages of the parameters are taken where the run keeps them. What is
+    written is loaded in a new process and compared with the trained network in float32
+    before it gets its name. It uses no GPU, and where TensorFlow has made no devices in
+    this process, it gets none.
+
+    Args:
+        workdir: the run's folder.
+        format: "saved_model", "keras", "tflite", "onnx" or "safetensors".
+        output: by default `export/saved_model`, `export/model.keras` and so on in the
+            run's folder.
+        precision: "float32"; with "tflite" also "float16" or "int8".
+        step: of the checkpoint, "best" or "last", see `load_run`.
+        data_dir: where the run's data set is, whose test images are compared.
+        images: image files, and folders of them, in place of these.
+        overwrite: replace an earlier export.
+
+    Returns:
+        The path of the export.
+
+    Raises:
+        TowersError: such as a ConfigError where something stands at the path, or an
+            ExportError where it cannot be written or its logits differ.
+    """
+    validate_format(format, precision)
+    checks.check_environment()
+    suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
+    if output is None:
+        name = "model" if precision == "float32" else f"model-{precision}"
+        name = name + suffix if suffix else format
+        output = RunFolder(workdir).path / "export" / name
+    check_path("output", output)
+    output = pathlib.Path(os.path.expanduser(output))
+    with quiet_imports():
+        from towers.evaluation.restored import read_run
+        from towers.exporting import comparison, examples, staging, state_dicts
+        from towers.exporting.stock import stock_network
+        from towers.exporting.writers import WRITERS
+        from towers.parallel.devices import show_gpus
+    staging.recover(output)
+    staging.validate_output(output, suffix, overwrite)
+
+    show_gpus()  # none: they may be training
+    run = read_run(workdir, step=step)
+    averages = "the moving averages of " if run.config.ema_decay else ""
+    console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
+    trained = comparison.trained_network(run)
+    compared, calibration, words = examples.images_of(
+        run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
+    )
+    if precision == "int8" and calibration is None:
+        raise ConfigError(
+            "precision=int8 learns the ranges of activations from images, and the "
+            "run's data set cannot be read; name it with --data_dir, or files with "
+            "--images"
+        )
+    expected = comparison.logits_of(run, trained, compared)
+
+    with staging.staged(output, suffix, overwrite) as path:
+        if FORMATS[format].is_runnable:
+            network, where = stock_network(trained), "Loaded in a new process"
+            WRITERS[format](path, network, run, precision, calibration)
+            results = comparison.predict_in_new_process(format, path, compared)
+        else:
+            where = "Read into a new network"
+            state_dicts.write_safetensors(path, trained, run)
+            results = state_dicts.predict(path, run, compared)
+        num_bytes, (logits, class_names) = store.num_bytes(path), results
+        if class_names != tuple(map(printable, run.class_names)):
+            raise ExportError(
+                f"the {format} export is removed: its class names are not those of the "
+                "run"
+            )
+        difference = comparison.largest_difference(logits, expected)
+        if not difference <= tolerance:  # nor where it is no number
+            raise ExportError(
+                f"the {format} export is removed: its logits differ from those of the "
+                f"run by {difference:.2g} of the largest on {len(compared)} {words}, "
+                f"and {tolerance:g} is allowed for {precision}"
+            )
+    console.line(
+        f"{output}: {num_bytes:,} bytes. {where}, its logits differ from those of the "
+        f"run by at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
+        f"on {len(compared)} {words}"
+    )
+    return output
+
+
+def validate_format(format: str, precision: str) -> None:
+    """Raises a ConfigError where a format lacks the precision, or packages."""
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
+    row = FORMATS[format]
+    if precision not in row.precisions:
+        raise ConfigError(
+            f"precision={precision} with format={format}, which has "
+            f"{', '.join(row.precisions)} only; --format=tflite has all"
+        )
+    missing = [name for name in row.packages if not importlib.util.find_spec(name)]
+    if missing:
+        raise ConfigError(
+            f"format={format} needs {' and '.join(missing)}, not installed here; in an "
+            "environment of its own (docs/export.md), as they may change other "
+            f"packages: python -m pip install '.[{format}]'"
+        )
