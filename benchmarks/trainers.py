@@ -22,7 +22,7 @@ import tensorflow as tf
 import towers  # noqa: F401  (before Keras: settles its backend)
 from towers import build
 from towers.config import Config
-from towers.data.part import shares
+from towers.data.share import shares
 from towers.doctor.constant_feed import ConstantFeed
 from towers.errors import TowersError
 from towers.launch.process import Share
@@ -203,8 +203,8 @@ def serve() -> None:
             communication="auto",
             wait_secs=120,
         )
-    part = build.part_of(config, chosen, workers)
-    parts = build.build(config, device_kind=chosen.kind, part=part)
+    share = build.share_of(config, chosen, workers)
+    parts = build.build(config, device_kind=chosen.kind, share=share)
     trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
     started = time.perf_counter()
     trainer.train(1)

@@ -16,7 +16,7 @@ from towers.data.cached import CachedSource
 from towers.data.distortions import extend
 from towers.data.image_files import FolderFiles, ImageOptions
 from towers.data.mixing import create_mix
-from towers.data.part import Part
+from towers.data.share import Share
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 
@@ -299,7 +299,7 @@ def parts_of(sizes):
     """Neighboring parts of a batch, one for each size."""
     ends = itertools.accumulate(sizes)
     return [
-        Part(end - size, size, sum(sizes))
+        Share(end - size, size, sum(sizes))
         for size, end in zip(sizes, ends, strict=True)
     ]
 
@@ -338,7 +338,7 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
         compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
         assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
     for part in parts_of(sizes):
-        own = dataclasses.replace(whole, part=part)
+        own = dataclasses.replace(whole, share=part)
         [streamed] = own.stream(2).take(1).as_numpy_iterator()
         wanted = {}
         for name, values in expected.items():
@@ -352,9 +352,9 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     "num_towers,part",
     [
         (8, None),
-        (3, Part(3, 4, 7)),
+        (3, Share(3, 4, 7)),
         *(slow(n, None) for n in (1, 2, 3)),
-        *(slow(n, Part(3, 4, 7)) for n in (1, 2, 8)),
+        *(slow(n, Share(3, 4, 7)) for n in (1, 2, 8)),
     ],
 )
 def test_the_towers_of_an_evaluation_have_together_the_batch(num_towers, part):

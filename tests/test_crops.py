@@ -19,8 +19,8 @@ from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.cached import CachedSource
 from towers.data.image_files import ImageOptions
-from towers.data.part import Part
 from towers.data.policies import rand_augment
+from towers.data.share import Share
 
 N = 60
 
@@ -185,7 +185,7 @@ def test_streams_and_parts_have_the_same_crops(photos, name):
     batches = batches_of(photos, name)
     expected = batches(tf.constant(2, tf.int64))
     parts = [
-        dataclasses.replace(batches, part=Part(first, size, NUM_IMAGES))
+        dataclasses.replace(batches, share=Share(first, size, NUM_IMAGES))
         for first, size in ((0, 2), (2, 4))
     ]
     streamed = [next(iter(part.stream(2))) for part in parts]

@@ -22,8 +22,8 @@ from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
-from towers.data.part import shares
 from towers.data.resident import Resident
+from towers.data.share import shares
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 from towers.parallel import compilation, strategies

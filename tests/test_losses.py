@@ -20,7 +20,7 @@ from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
 from towers.optim.phases import downscale
 from towers.optim.vector import Layout
 from towers.parallel.devices import Devices
-from towers.training.setup import configure_devices, create_trainer, read_teacher
+from towers.training.setup import build_run, read_teacher
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -258,7 +258,7 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     config = small_config(
         teacher=teacher, weight_decay=0.0, device="cpu", **weight, **options
     )
-    parts, trainer = create_trainer(config, configure_devices(config))
+    parts, trainer = build_run(config, build.configure_devices(config))
     run = load_run(teacher)
     batch = parts.train_batches(tf.constant(0, tf.int64))
     model, images = parts.model, batch["images"]
@@ -313,7 +313,7 @@ def test_the_copies_of_the_teacher_count_as_memory(teacher):
     sizes = []
     for options in ({}, {"teacher": teacher}):
         config = small_config(num_towers=2, strategy="replicated", **options)
-        _, trainer = create_trainer(config, configure_devices(config))
+        _, trainer = build_run(config, build.configure_devices(config))
         sizes.append(trainer.variable_bytes())
     num_bytes = sum(w.numpy().nbytes for w in load_run(teacher).model.weights)
     assert sizes[0].keys() == sizes[1].keys() and num_bytes > 0

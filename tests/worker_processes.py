@@ -168,7 +168,7 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     import networks
 
-    from towers.data.part import Part, shares
+    from towers.data.share import Share, shares
     from towers.optim import vector
     from towers.parallel import devices, evaluator, strategies
     from towers.parallel.connect import connect
@@ -187,7 +187,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         job = Job(**json.loads(line))
         sizes = shares(job.batch_size, len(addresses) * num_devices)
         first = index * num_devices
-        part = Part(
+        part = Share(
             sum(sizes[:first]), sum(sizes[first : first + num_devices]), job.batch_size
         )
         start, trained = trained, dataclasses.replace(job, checkpoint="")

@@ -20,8 +20,8 @@ from towers.data.classes import (
 )
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
-from towers.data.part import Part, shares
 from towers.data.resident import Resident
+from towers.data.share import Share, shares
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
@@ -63,7 +63,7 @@ class Parts:
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch; 0 where they were not loaded.
         total_steps: steps until `num_epochs` is reached; 0 likewise.
-        part: which images of every batch this process computes.
+        share: which images of every batch this process computes.
     """
 
     data: DataSet
@@ -75,7 +75,7 @@ class Parts:
     update: Update
     num_examples: int
     total_steps: int
-    part: Part
+    share: Share
 
 
 def build(
@@ -83,7 +83,7 @@ def build(
     *,
     device_kind: str = "CPU",
     for_training: bool = True,
-    part: Part | None = None,
+    share: Share | None = None,
     dataset_info: DatasetInfo | None = None,
     test_only: bool = False,
     continued: DatasetInfo | None = None,
@@ -96,7 +96,7 @@ def build(
         device_kind: CPU or GPU, that of the towers.
         for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
-        part: of several workers that of this one, see `part_of`.
+        share: of one of several workers, see `share_of`.
         dataset_info, test_only: of an evaluation, see `load_data_set`.
         continued: of the checkpoint from which a training goes on.
         schedule_fn: (config, training images of an epoch) -> the learning rate, in
@@ -125,7 +125,7 @@ def build(
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
-    part = part or Part.all_of(config.batch_size)
+    share = share or Share.all_of(config.batch_size)
 
     # Network.
     *image_size, channels = augment.image_shape
@@ -168,7 +168,7 @@ def build(
             config.images_per_step,
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
-            part,
+            share,
             order,
             config.repeats,
         )
@@ -191,7 +191,7 @@ def build(
         update=update,
         num_examples=num_examples,
         total_steps=total_steps,
-        part=part,
+        share=share,
     )
 
 
@@ -362,9 +362,21 @@ def last_step_of(config: Config, parts: Parts) -> int:
     return min(config.max_steps or parts.total_steps, parts.total_steps)
 
 
-def configure_devices(config: Config, device: str = "") -> Devices:
-    """The devices of the towers, on another kind of device than the config's where one
-    is given. ConfigError where the machine does not have them."""
+def configure_devices(
+    config: Config, *, device: str = "", for_training: bool = True
+) -> Devices:
+    """The devices of the towers.
+
+    Args:
+        device: overrides `config.device`.
+        for_training: False for an evaluation, whose kernels need not repeat bit for
+            bit.
+
+    Raises:
+        ConfigError: the machine does not have them.
+    """
+    if config.deterministic and for_training:
+        parallel_devices.enable_determinism()
     return parallel_devices.configure(
         device or config.device,
         config.num_towers,
@@ -373,7 +385,7 @@ def configure_devices(config: Config, device: str = "") -> Devices:
     )
 
 
-def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
+def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
     """The images of every batch that one of several workers computes, each of them on
     so many devices. More towers than images are a ConfigError."""
     count = max(1, len(devices.towers) // config.devices_per_network)
@@ -385,7 +397,7 @@ def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
         )
     images = shares(config.batch_size, num_towers)
     before, own = sum(images[:first]), sum(images[first : first + count])
-    return Part(before, own, config.batch_size)
+    return Share(before, own, config.batch_size)
 
 
 def create_trainer(
@@ -400,7 +412,7 @@ def create_trainer(
     evaluation takes no steps. `feed` has other batches than those of the parts. The
     loss also follows `teacher`, a trained network. Options that do not fit the devices
     are a ConfigError."""
-    part_of(config, devices, workers)  # refuses too many towers
+    share_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
@@ -511,8 +523,9 @@ def create_feed(
         return Resident(per_tower, devices)
     if "GPU" not in devices[0]:
         # One pipeline for all towers, which is traced once.
-        share = functools.partial(split_batch, sizes=sizes)
-        return Streams([functools.partial(batches.stream, share=share)], devices)
+        split_fn = functools.partial(split_batch, sizes=sizes)
+        stream = functools.partial(batches.stream, split_fn=split_fn)
+        return Streams([stream], devices)
     first = per_tower[0]
     if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
         return Streams([own.stream for own in per_tower], devices)

@@ -20,7 +20,7 @@ from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
-from towers.data.part import Part, shares
+from towers.data.share import Share, shares
 from towers.data.sources import Source, Subset, known_labels, place_of
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
@@ -55,7 +55,7 @@ class TrainBatches:
         images_per_step: images of one step over all towers, G.
         noise_shapes: name of the noise of a dropout layer -> its shape for one image.
         mix: mixes the images of a step, all G of them, and their labels.
-        part: which images of every (micro-)batch are made here; None for all.
+        share: which images of every (micro-)batch are made here; None for all.
         order: (seed, epoch) -> the order of an epoch, int64 [num_examples], in which
             examples may be repeated; by default each comes once.
         repeats: how often an example occurs in a step, R: repeated augmentation
@@ -70,7 +70,7 @@ class TrainBatches:
         default_factory=dict
     )
     mix: Mix | None = None
-    part: Part | None = None
+    share: Share | None = None
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
     repeats: int = 1
 
@@ -85,15 +85,15 @@ class TrainBatches:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
             float32 [n, num_classes] of mixed images; "sample_weights" float32 [n] where
             the source has them; the noise of each dropout layer, float32 [n, ...]. n is
-            G, or the number of images of the part.
+            G, or the number of images of the share.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
 
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
         """The batches of several towers, which follow each other in every
         (micro-)batch; `sizes` are the images of each."""
-        part = self.part or Part.all_of(sum(sizes))
-        return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
+        share = self.share or Share.all_of(sum(sizes))
+        return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
     def epochs(self, step: int, num_steps: int) -> range:
         """The epochs from which some steps take their examples."""
@@ -115,21 +115,21 @@ class TrainBatches:
         return tf.gather(orders.examples, self._positions(step) - orders.begin)
 
     def stream(
-        self, first_step: int, share: Callable[[Batch], list[Batch]] | None = None
+        self, first_step: int, split_fn: Callable[[Batch], list[Batch]] | None = None
     ) -> tf.data.Dataset:
         """The batches of all steps from `first_step` on, read ahead by `tf.data`:
         reading, processing and the consumer of the stream overlap.
 
         Args:
             first_step: 0 for the first of all.
-            share: splits a batch; the elements are then tuples of its pieces.
+            split_fn: splits a batch; the elements are then tuples of its pieces.
         """
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
 
         def process(step, stored):
             batch = self.process(step, stored)
-            return batch if share is None else tuple(share(batch))
+            return batch if split_fn is None else tuple(split_fn(batch))
 
         batches = batches.map(
             streams.plain(process), num_parallel_calls=streams.NUM_CALLS
@@ -182,11 +182,11 @@ class TrainBatches:
 
     @property
     def _is_whole(self):
-        return self.part is None or self.part.is_whole
+        return self.share is None or self.share.is_whole
 
     def _rows(self, with_previous=False):
-        part = self.part or Part.all_of(self.images_per_step)
-        return part.rows(self.images_per_step // part.whole, with_previous)
+        share = self.share or Share.all_of(self.images_per_step)
+        return share.rows(self.images_per_step // share.whole, with_previous)
 
     @property
     def _read_rows(self):
@@ -194,11 +194,11 @@ class TrainBatches:
         return self._rows(with_previous=self.mix is not None)
 
     def _without_previous(self, values):
-        """The values of the images of the part alone."""
+        """The values of the images of the share alone."""
         if self._is_whole:
             return values
         shape = values.shape[1:]
-        pieces = tf.reshape(values, [-1, self.part.size + 1, *shape])
+        pieces = tf.reshape(values, [-1, self.share.size + 1, *shape])
         return tf.reshape(pieces[:, 1:], [-1, *shape])
 
     def _stored(self, first_step):
@@ -286,13 +286,13 @@ class EvalBatches:
         source: the examples.
         augment: of their images.
         batch_size: images of a batch.
-        part: of every batch; by default all of it.
+        share: of every batch; by default all of it.
     """
 
     source: Source
     augment: Augment
     batch_size: int
-    part: Part | None = None
+    share: Share | None = None
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -300,9 +300,9 @@ class EvalBatches:
 
     def split(self, num_towers: int) -> list["EvalBatches"]:
         """The batches of several towers; no more of them than images of a batch."""
-        part = self.part or Part.all_of(self.batch_size)
-        sizes = shares(part.size, min(part.size, num_towers))
-        return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
+        share = self.share or Share.all_of(self.batch_size)
+        sizes = shares(share.size, min(share.size, num_towers))
+        return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
     def __call__(self, number: tf.Tensor) -> Batch:
         """The batch of a number, int64, 0 for the first."""
@@ -323,7 +323,7 @@ class EvalBatches:
 
     @property
     def _rows(self):
-        [rows] = (self.part or Part.all_of(self.batch_size)).rows(1)
+        [rows] = (self.share or Share.all_of(self.batch_size)).rows(1)
         return rows
 
     def _read(self, first):

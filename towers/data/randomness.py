@@ -149,7 +149,7 @@ class Draw:
         indices: int64 [n], which examples of the source the step's images are.
         epochs: int64 [n], the epoch of each; where one may come several times in an
             epoch, a number of its own for each time.
-        rows: which images of the step these are, see `Part.rows`; None for all.
+        rows: which images of the step these are, see `Share.rows`; None for all.
     """
 
     seed: int

@@ -13,7 +13,7 @@ from towers.doctor.verdict import LEAST_SHARE, Measured, Verdict, judge, time_te
 from towers.errors import RunFolderError, data_errors_of_tensorflow
 from towers.run.banner import entry
 from towers.run.folder import RunFolder, nearest_existing
-from towers.training.setup import configure_devices, print_banner
+from towers.training.setup import print_banner
 
 # Part of a step -> its name in the report.
 PARTS = {
@@ -48,7 +48,7 @@ def diagnose(
     """
     check_environment()
     folder, timed = RunFolder(workdir), without_learning(config)
-    devices = configure_devices(config)
+    devices = build.configure_devices(config)
     if config.choice_of("strategy").processes:
         images = -(-config.batch_size // num_workers)
         repeats = min(config.repeats, images)

@@ -30,7 +30,7 @@ def evaluation_secs(
         heartbeat: called after each compiled call.
     """
     _, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
+    batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = build.create_eval_feed(batches, trainer)
     weights = evaluated_weights(config)
 

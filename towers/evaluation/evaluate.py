@@ -25,8 +25,8 @@ from towers.evaluation.report import (
     to_json,
 )
 from towers.evaluation.restored import (
-    configure_devices,
     evaluated_weights,
+    evaluation_devices,
     read_checkpoint,
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
@@ -95,7 +95,7 @@ def evaluate(
     step = "last" if eval_interval_secs else step
     config = config or folder.evaluation_config(step)
     weights = evaluated_weights(config, use_ema)
-    devices = configure_devices(config, folder)
+    devices = evaluation_devices(config, folder)
     info = folder.stored_dataset_info(step)
     # Of other images than those of the run nothing is written.
     is_of_run = data is None or config.choice_of("dataset").is_given

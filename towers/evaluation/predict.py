@@ -26,7 +26,7 @@ from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import softmax
 from towers.evaluation.restored import (
     RestoredRun,
-    configure_devices,
+    evaluation_devices,
     read_run,
     reported_weights,
 )
@@ -134,7 +134,7 @@ def predict(
         raise ConfigError(f"output={output}: is a file of the run; choose another")
     config = config or folder.prediction_config(step)
     weights = reported_weights(config, use_ema)
-    devices = configure_devices(config, folder, console.remark)
+    devices = evaluation_devices(config, folder, console.remark)
     run = read_run(workdir, step=step, log=console.remark)
     model = without_noise(run.network(weights), features)
     tta = "none" if features else config.tta

@@ -157,12 +157,13 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
     return read_run(workdir, step=step)
 
 
-def configure_devices(
+def evaluation_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
     """The devices of an evaluation or a prediction. ConfigError where the machine does
     not have those of the options."""
-    chosen = build.configure_devices(config, _free_device(config.device, folder, log))
+    device = _free_device(config.device, folder, log)
+    chosen = build.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:
         log(remark)
     return chosen

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from towers.data.part import shares
+from towers.data.share import shares
 from towers.errors import ConfigError
 from towers.parallel.devices import to_device
 

@@ -27,8 +27,7 @@ from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.stopwatch import Lap, Stopwatch
 from towers.training.ending import how_to_continue
 from towers.training.setup import (
-    configure_devices,
-    create_trainer,
+    build_run,
     folder_of_trial,
     print_banner,
     take_steps,
@@ -67,8 +66,8 @@ def dry_run(
     checkpointer = checkpointer_of(folder)
     checkpoint = checkpointer.restore() if not overwrite else None
     validate_changes(config, folder, checkpoint, allow_change)
-    devices = configure_devices(config)
-    parts, trainer = create_trainer(
+    devices = build.configure_devices(config)
+    parts, trainer = build_run(
         config, devices, checkpoint=checkpoint, allow_change=allow_change
     )
     print_banner(config, folder, devices, parts, trainer, origins)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers import console, store
+from towers import build, console, store
 from towers.config import Config
 from towers.data.arrays import Data
 from towers.errors import ConfigError, NumericError
@@ -28,8 +28,7 @@ from towers.run.display import Display, Status, create_display
 from towers.run.restore import load_trainer
 from towers.training.linear_probe import fit_head
 from towers.training.setup import (
-    configure_devices,
-    create_trainer,
+    build_run,
     folder_of_trial,
     print_banner,
     take_steps,
@@ -162,8 +161,8 @@ def lr_range_test(
     folder = folder_of_trial(NAME, workdir, config, cluster, allow_public_address)
     # A step that is not finite is the end of the test, and no error.
     tested = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
-    devices = configure_devices(tested)
-    parts, trainer = create_trainer(tested, devices, schedule_fn=growing_rate)
+    devices = build.configure_devices(tested)
+    parts, trainer = build_run(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, None)
     if config.linear_probe and new:

@@ -52,16 +52,7 @@ def with_given(
     return config, architecture
 
 
-def configure_devices(config: Config) -> Devices:
-    """The devices of the towers of a run. ConfigError where the machine does not have
-    them."""
-    devices = build.configure_devices(config)
-    if config.deterministic:
-        parallel_devices.enable_determinism()
-    return devices
-
-
-def create_trainer(
+def build_run(
     config: Config,
     devices: Devices,
     workers: Workers = ALONE,
@@ -84,14 +75,14 @@ def create_trainer(
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
-    part = build.part_of(config, devices, workers)
+    share = build.share_of(config, devices, workers)
     continued = None
     if checkpoint is not None and not {"init_from", "standardize"} & set(allow_change):
         continued = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     parts = build.build(
         config,
         device_kind=devices.kind,
-        part=part,
+        share=share,
         continued=continued,
         schedule_fn=schedule_fn,
     )

@@ -177,7 +177,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     images held out of the training set may decide which step is best.
     """
     split, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, session.config.batch_size, parts.part)
+    batches = EvalBatches(source, parts.augment, session.config.batch_size, parts.share)
     if session.eval_feed is None:
         session.eval_feed = build.create_eval_feed(batches, session.trainer)
     weights = evaluated_weights(session.config)

@@ -46,8 +46,7 @@ from towers.training.ending import (
 from towers.training.linear_probe import fit_head
 from towers.training.result import TrainResult, create_history
 from towers.training.setup import (
-    configure_devices,
-    create_trainer,
+    build_run,
     print_banner,
     with_given,
 )
@@ -136,11 +135,11 @@ def train(
             opened = open_run(stack, opened, config, allow_change, lock_secs)
 
         # Build.
-        devices = configure_devices(config)
+        devices = build.configure_devices(config)
         if is_chief:
             opened.lock.describe(device=devices.kind)
         workers = join(cluster, config, devices)
-        parts, trainer = create_trainer(
+        parts, trainer = build_run(
             config,
             devices,
             workers,

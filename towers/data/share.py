@@ -1,4 +1,4 @@
-"""The part of every batch that a tower, or one of several processes, computes."""
+"""The share of every batch that a tower, or one of several processes, computes."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Share:
     """Images [first, first + size) of every (micro-)batch of `whole` images.
 
     Attributes:
@@ -19,15 +19,15 @@ class Part:
     whole: int
 
     @classmethod
-    def all_of(cls, whole: int) -> "Part":
+    def all_of(cls, whole: int) -> "Share":
         """The whole batch."""
         return cls(0, whole, whole)
 
-    def split(self, sizes: Sequence[int]) -> list["Part"]:
-        """Neighboring parts of these sizes, which add up to this one's."""
+    def split(self, sizes: Sequence[int]) -> list["Share"]:
+        """Neighboring shares of these sizes, which add up to this one's."""
         ends = itertools.accumulate(sizes, initial=self.first)
         return [
-            Part(first, size, self.whole)
+            Share(first, size, self.whole)
             for first, size in zip(ends, sizes, strict=False)
         ]
 
@@ -36,16 +36,16 @@ class Part:
         return self.size == self.whole
 
     def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
-        """The images of the part among those of a step, in order.
+        """The images of the share among those of a step, in order.
 
         Args:
             num_micro_batches: of a step; their images follow each other.
-            with_previous: add the image before each piece of the part, which is mixed
+            with_previous: add the image before each piece of the share, which is mixed
                 with its first one. The first image of a step is mixed with the last.
 
         Returns:
-            Ranges: one for each micro-batch, or one of all images where the part is the
-            whole batch. The last image is a range of its own where it is added.
+            Ranges: one for each micro-batch, or one of all images where it is the whole
+            batch. The last image is a range of its own where it is added.
         """
         num_images = num_micro_batches * self.whole
         if self.is_whole:
