@@ -36,9 +36,10 @@ import keras
 import tensorflow as tf
 
 from benchmarks import measure, trainers
-from towers import build, models
+from towers import build
 from towers.config import Config
 from towers.models.convolution import PointwiseConv2D, SameConv2D
+from towers.models.create import POLICIES
 from towers.models.layers import (
     BatchNormalization,
     Conv2D,
@@ -50,6 +51,7 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
 )
+from towers.models.variables import keras_settings
 from towers.optim import phases
 from towers.parallel import devices
 
@@ -219,7 +221,7 @@ def create_things(config: Config, options, chosen) -> dict:
         "fit": fit(model(), batch, options.steps, options.compile),
     }
     if any(type(layer) in STOCK for layer in parts.model.layers):
-        with models.keras_settings(models.POLICIES[options.precision]):
+        with keras_settings(POLICIES[options.precision]):
             stock = with_stock_layers(model())
         things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
     if len(chosen.towers) > 1:

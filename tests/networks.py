@@ -11,12 +11,13 @@ from engines.oracle import layer
 from keras import layers
 
 from towers.data.streams import without_tuning
-from towers.models import build_network, create_model, keras_settings, noise_shapes
+from towers.models.create import create_model, noise_shapes
 from towers.models.layers import (
     BatchNormalization,
     Dropout,
     LocalResponseNormalization,
 )
+from towers.models.variables import build_network, keras_settings
 from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.feed import Streams
 

@@ -30,7 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from towers.data.streams import without_tuning
 from towers.errors import NumericError, Preempted, StuckError
-from towers.models import keras_settings
+from towers.models.variables import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer

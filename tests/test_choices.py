@@ -54,6 +54,7 @@ def public_functions(package, returns):
             {
                 "build_network",
                 "blocks:network",
+                "create_model",
                 "create_pretrained",
                 "rebuild",
                 "without_noise",

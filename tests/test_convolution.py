@@ -156,7 +156,6 @@ def test_on_a_cpu_the_strides_come_before_the_convolution():
 GRADIENTS = """
 import sys
 import tensorflow as tf
-from towers.models import create_model
 for name in sys.argv[1:]:
     model = create_model(name, image_shape=(64, 64, 3), num_classes=3, width=0.125)
 

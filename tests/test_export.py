@@ -19,7 +19,7 @@ from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
-from towers import load_run, models
+from towers import load_run
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
@@ -30,8 +30,10 @@ from towers.exporting.examples import images_of
 from towers.exporting.export import FORMATS, export, validate_format
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
-from towers.models import keras_settings, vit
+from towers.models import vit
+from towers.models.create import create_model
 from towers.models.inference import without_noise
+from towers.models.variables import keras_settings
 from towers.run import initial
 from towers.training.train import train
 
@@ -236,7 +238,7 @@ def create(image_shape, num_classes):
     return keras.Model(images, layers.Dense(num_classes)(x))
 """)
     name = f"{tmp_path / 'mine.py'}:create"
-    trained = models.create_model(name, image_shape=(4, 4, 3), num_classes=2, seed=1)
+    trained = create_model(name, image_shape=(4, 4, 3), num_classes=2, seed=1)
     network = stock_network(trained)
     kinds = [type(x) for x in network.layers]
     assert kinds.count(keras.layers.GaussianNoise) == 1

@@ -13,10 +13,11 @@ from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 from small_runs import small_config, use
 
-from towers import build, models
+from towers import build
 from towers.errors import ConfigError
-from towers.models import build_network
+from towers.models.create import freeze_normalization
 from towers.models.layers import BatchNormalization
+from towers.models.variables import build_network
 from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
 from towers.parallel import strategies
@@ -106,7 +107,7 @@ def test_every_strategy_trains_what_keras_does_with_layers_frozen(
     cls, num_devices, options
 ):
     network, recipe = small_network(), Recipe("sgd", ema_decay=0.0)
-    models.freeze_normalization(network.model, FROZEN)
+    freeze_normalization(network.model, FROZEN)
     phases = (Phase(math.inf, network.model, FROZEN),)
     trainer = create_trainer(
         cls, network, recipe, batches(), num_devices, phases=phases, **options
@@ -199,5 +200,5 @@ def test_patterns_fit_names_or_are_refused(patterns, expected):
 def test_normalization_that_would_go_on_moving_is_refused():
     model = small_network(layers.BatchNormalization).model
     with pytest.raises(ConfigError, match="layer 'stem_norm' cannot be frozen"):
-        models.freeze_normalization(model, FROZEN)
-    models.freeze_normalization(model, frozenset(["conv/kernel"]))
+        freeze_normalization(model, FROZEN)
+    freeze_normalization(model, frozenset(["conv/kernel"]))

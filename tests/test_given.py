@@ -21,9 +21,11 @@ from small_runs import arrays, assert_equal_states, records
 
 import towers
 import towers.models.given
-from towers import Config, compare, evaluate, load_run, models, train
+from towers import Config, compare, evaluate, load_run, train
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
+from towers.models import given
+from towers.models.create import create_model
 from towers.parallel.trainer import Trainer
 from towers.run.session import Session
 
@@ -376,9 +378,9 @@ def test_the_same_call_continues_also_with_models_of_other_automatic_names(tmp_p
     other = (TRAIN[0], TRAIN[1][::-1]), TEST
     with pytest.raises(ConfigError, match="another run: data has other images"):
         train(tmp_path / "half", CONFIG, model=model, data=other)
-    for given, name in ({"model": model}, "data"), ({"data": data}, "model"):
+    for kwargs, name in ({"model": model}, "data"), ({"data": data}, "model"):
         with pytest.raises(ConfigError, match=f"config, {name}=...") as caught:
-            train(tmp_path / "half", CONFIG, **given)
+            train(tmp_path / "half", CONFIG, **kwargs)
         assert "allow_change" not in str(caught.value)
 
 
@@ -691,6 +693,6 @@ def test_a_stored_network_executes_nothing(tmp_path):
     """Keras' own refusal of code in a file."""
     network = keras.Sequential([keras.Input((8, 8, 3)), layers.Lambda(lambda x: x)])
     (tmp_path / "network.json").write_text(network.to_json())
-    models.given.give_stored("given:00000000", tmp_path / "network.json")
+    given.give_stored("given:00000000", tmp_path / "network.json")
     with pytest.raises(ConfigError, match="network.json: .*Lambda"):
-        models.create_model("given:00000000", image_shape=(8, 8, 3), num_classes=5)
+        create_model("given:00000000", image_shape=(8, 8, 3), num_classes=5)

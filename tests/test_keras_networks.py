@@ -15,9 +15,15 @@ from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 from worker_processes import Job, WorkerProcesses
 
-from towers import models
 from towers.errors import ConfigError, report
-from towers.models import noise_shapes
+from towers.models.create import (
+    adapt,
+    create_model,
+    freeze_normalization,
+    noise_shapes,
+)
+from towers.models.keras_networks import rebuild
+from towers.models.variables import build_network
 from towers.parallel import strategies
 
 SIDE, NUM_CLASSES = networks.APPLICATION_SIDE, networks.NUM_CLASSES
@@ -29,7 +35,7 @@ one_network = pytest.mark.parametrize("name", ["sequential", slow("attention")])
 
 def create(name, image_shape=(SIDE, SIDE, 3), **options):
     name = WRITTEN.get(name, name)
-    return models.create_model(
+    return create_model(
         name, image_shape=image_shape, num_classes=NUM_CLASSES, **options
     )
 
@@ -157,7 +163,7 @@ def create(image_shape, num_classes):
                              layers.Flatten(), layers.Dense(num_classes)])
 """
     model = create(written(tmp_path, text), (1, 1, 3))
-    models.adapt(model, lambda: [np.zeros((4, 1, 1, 3))])
+    adapt(model, lambda: [np.zeros((4, 1, 1, 3))])
     images = np.full((1, 1, 1, 3), 4.5, np.float32)
     ours = keras.Model(model.inputs, model.layers[1].output)
     expected = np.array([0, -1, -2]) / 11.25**0.5
@@ -170,7 +176,7 @@ def create(image_shape, num_classes):
 @every_network
 def test_the_logits_are_those_of_keras(name):
     shape = (SIDE, SIDE, 3)
-    stock = models.build_network(
+    stock = build_network(
         functools.partial(getattr(written_networks, name), shape, NUM_CLASSES)
     )
     model = create(name)
@@ -222,12 +228,12 @@ def test_gaussian_noise_is_normal(layer, stddev):
 
     def rebuilt():
         stack = [keras.Input(shape), layer, layers.Flatten(), layers.Dense(3)]
-        return models.rebuild("model=mine", keras.Sequential(stack), shape, 3)
+        return rebuild("model=mine", keras.Sequential(stack), shape, 3)
 
     noise = np.random.default_rng(0).random((1, *shape), np.float32)
     noise[0, 0, 0] = 0
     inputs = [np.full((1, *shape), 2.0, np.float32), noise]
-    changed = np.ravel(models.build_network(rebuilt).layers[2](inputs, training=True))
+    changed = np.ravel(build_network(rebuilt).layers[2](inputs, training=True))
     assert np.mean(changed) == pytest.approx(2, abs=0.02)
     assert np.std(changed) == pytest.approx(stddev, rel=0.02)
     assert np.all(np.diff(changed[np.argsort(noise.ravel())]) >= 0)
@@ -255,7 +261,7 @@ def create(image_shape, num_classes):
     state = [v.value for v in model.non_trainable_variables]
     for frozen, is_still in (("none", False), ("normal/batch_normalization/*", True)):
         names = fnmatch.filter([v.path for v in model.trainable_variables], frozen)
-        models.freeze_normalization(model, frozenset(names))
+        freeze_normalization(model, frozenset(names))
         _, after = model.stateless_call(
             model.trainable_variables, state, images["images"], training=True
         )

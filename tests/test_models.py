@@ -27,19 +27,14 @@ from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
-    adapt,
     alexnet,
-    build_network,
     cnn,
     convmixer,
     convnext,
-    create_model,
     densenet,
     efficientnet,
-    keras_settings,
     lenet,
     mobilenet_v3,
-    noise_shapes,
     resnet,
     speedrun,
     vgg,
@@ -47,8 +42,10 @@ from towers.models import (
     wide_resnet,
 )
 from towers.models.convolution import set_device_kind
+from towers.models.create import adapt, create_model, noise_shapes
 from towers.models.flops import flops_per_image
 from towers.models.speedrun import Whitening
+from towers.models.variables import build_network, keras_settings
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase
 from towers.parallel import strategies

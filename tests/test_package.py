@@ -60,7 +60,7 @@ def test_a_session_trains_by_the_lines_of_the_page_in_a_loop_and_in_a_thread(tmp
     for long, short in shorter.items():
         lines, count = re.subn(long, short, lines)
         assert count == 1
-    imports = "from towers import Config, evaluate, load_run, train\n"
+    imports = "import towers; from towers import Config\n"
     imports += "assert 'tensorflow' not in sys.modules\n"
     done = python(imports + lines + MORE, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

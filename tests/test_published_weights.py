@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers import models
 from towers.config import Config
 from towers.config.choices import MODELS
 from towers.config.pretrained import find_weights, weights_at_hand
 from towers.errors import ConfigError
+from towers.models.create import create_model
 from towers.run.initial import start_from
 
 HUB, TORCH = "huggingface/hub/models--timm--", "torch/hub/checkpoints/"
@@ -82,7 +82,7 @@ def test_without_weights_a_line_says_how_to_get_them(model, words, home):
 
 def trainer_of(model, side):
     """What `start_from` needs of a trainer, and the network."""
-    network = models.create_model(model, image_shape=(side, side, 3), num_classes=1000)
+    network = create_model(model, image_shape=(side, side, 3), num_classes=1000)
     state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
     state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
 

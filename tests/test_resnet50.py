@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.models import create_model, keras_settings
+from towers.models.create import create_model
+from towers.models.variables import keras_settings
 
 # With these the images of every stage have odd sides, 65, 33, 17, 9, 5 and 3. Padding
 # "same", as in Keras' network, then adds a pixel on every side, as ours does; on even

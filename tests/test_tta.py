@@ -10,7 +10,7 @@ from recipes import Recipe, create_trainer
 
 from towers.config.choices import TTA
 from towers.data.tta import create_tta
-from towers.models import build_network
+from towers.models.variables import build_network
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.reduce import shares

@@ -16,9 +16,10 @@ from keras.src.utils import file_utils
 from marks import slow
 from small_runs import small_config, use
 
-from towers import models
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
+from towers.models import applications
+from towers.models.create import create_model, pretrained
 from towers.run import initial
 from towers.run.weights import open_weights
 from towers.training.train import train
@@ -233,7 +234,7 @@ def automatic(monkeypatch):
     cls = OfAutomaticNames
     monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
     name = f"keras:{cls.__name__}"
-    model = models.create_model(name, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
+    model = create_model(name, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
     variables = [("params", v) for v in model.trainable_variables]
     variables += [("state", v) for v in model.non_trainable_variables]
     state = {f"{kind}/{v.path}": np.zeros(v.shape) for kind, v in variables}
@@ -312,8 +313,8 @@ def test_weights_of_keras_have_the_names_of_the_network(monkeypatch, tmp_path):
     stock.save_weights(file)
     monkeypatch.setattr(file_utils, "get_file", lambda *_, **__: file)
     name = "keras:MobileNetV3Small"
-    arrays = models.pretrained(name)
-    model = models.create_model(name, image_shape=(32, 32, 3), num_classes=10)
+    arrays = pretrained(name)
+    model = create_model(name, image_shape=(32, 32, 3), num_classes=10)
     assert set(arrays) == {variable.path for variable in model.variables}
     other = [v.path for v in model.variables if v.shape != arrays[v.path].shape]
     assert other == ["logits/kernel", "logits/bias"]
@@ -327,7 +328,7 @@ def test_weights_that_cannot_be_fetched_end_in_one_line(monkeypatch):
 
     monkeypatch.setattr(keras.applications, "ResNet50", offline)
     with pytest.raises(ConfigError, match="keras.applications has"):
-        models.pretrained("keras:Unknown")
-    monkeypatch.setattr(models.applications, "find_function", lambda name: offline)
+        pretrained("keras:Unknown")
+    monkeypatch.setattr(applications, "find_function", lambda name: offline)
     with pytest.raises(OSError, match="keras:ResNet50: URL fetch failure .*FILE.h5"):
-        models.pretrained("keras:ResNet50")
+        pretrained("keras:ResNet50")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from towers import data, models
+from towers import data
 from towers.config import Config, choices, factories
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
@@ -25,6 +25,13 @@ from towers.data.share import Share, shares
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
+from towers.models.create import (
+    adapt,
+    create_model,
+    freeze_normalization,
+    noise_shapes,
+    normalization_parameters,
+)
 from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.epochs import num_images
@@ -131,14 +138,14 @@ def build(
     *image_size, channels = augment.image_shape
     num_classes = len(data_set.class_names)
 
-    def create_model(height: int, width: int) -> keras.Model:
+    def create_model_for(height: int, width: int) -> keras.Model:
         shape = (height, width, channels)
         model = create_network(config, shape, num_classes, device_kind)
         _, frozen = match_parameters(config, model)
-        models.freeze_normalization(model, frozen)
+        freeze_normalization(model, frozen)
         return model
 
-    model = create_model(*image_size)
+    model = create_model_for(*image_size)
     if dataset_info is None:
         data_set = standardize(config, data_set, model, continued)
         augment = create_augmentation(config, data_set, device_kind)
@@ -147,7 +154,7 @@ def build(
     # Training batches and phases.
     phases, train_batches = (), None
     if for_training:
-        models.adapt(model, lambda: some_images(train_source, augment))
+        adapt(model, lambda: some_images(train_source, augment))
         phases = create_phases(
             model,
             total_steps=total_steps,
@@ -155,7 +162,7 @@ def build(
             freezing_steps=param_rates.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
-            create_model=create_model,
+            create_model=create_model_for,
         )
         order = None  # each image once
         if config.sampler != "shuffle":
@@ -166,7 +173,7 @@ def build(
             augment,
             config.seed,
             config.images_per_step,
-            models.noise_shapes(model),
+            noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             share,
             order,
@@ -263,7 +270,7 @@ def create_network(
 ) -> keras.Model:
     """The network for images [n, *image_shape], with its initial parameters. A file
     that is wrong is a ConfigError."""
-    return models.create_model(
+    return create_model(
         config.model,
         image_shape=image_shape,
         num_classes=num_classes,
@@ -283,7 +290,7 @@ def match_parameters(
     names = variable_names(model.trainable_variables)
     frozen = param_rates.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":
-        frozen |= models.normalization_parameters(model)
+        frozen |= normalization_parameters(model)
     rates = param_rates.match_param_rates(config.lists["param_rates"], names, frozen)
     return rates, frozen
 

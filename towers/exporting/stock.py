@@ -12,7 +12,6 @@ from towers.config import choices
 from towers.data.augment import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
-from towers.models import keras_settings
 from towers.models.applications import ReverseChannels
 from towers.models.attention import Attention, Tokens, attention
 from towers.models.cpu_kernels import channel_bands
@@ -26,6 +25,7 @@ from towers.models.layers import (
     rests,
 )
 from towers.models.speedrun import Whitening
+from towers.models.variables import keras_settings
 
 
 def stock_network(model: keras.Model) -> keras.Model:

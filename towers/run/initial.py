@@ -11,12 +11,13 @@ import keras
 import numpy as np
 from keras import layers as keras_layers
 
-from towers import console, models
+from towers import console
 from towers.config import Config
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.errors import CheckpointError
-from towers.models import torch_names
+from towers.models import applications, torch_names
 from towers.models.attention import Tokens
+from towers.models.create import pretrained
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
@@ -50,7 +51,7 @@ def start_from(trainer: Trainer, config: Config) -> set[str]:
             f"{first} {list(state[first].shape)} {there} there"
         )
     if choice.own_moments:
-        models.applications.correct_variances(choice.options["name"], state)
+        applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(taken)} variables of {weights.path}")
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
@@ -249,7 +250,7 @@ def _source(config, state, trainer) -> Iterator[Weights]:
     path = config.init_from
     if path == IMAGENET and config.choice_of("model").own_moments:
         try:
-            arrays = models.pretrained(config.model)
+            arrays = pretrained(config.model)
         except OSError as error:
             raise CheckpointError(str(error)) from error
         yield of_arrays(f"{config.model}, trained on ImageNet", arrays)

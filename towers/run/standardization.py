@@ -6,11 +6,12 @@ import os
 import keras
 import numpy as np
 
-from towers import console, models
+from towers import console
 from towers.config import Config
 from towers.config.preprocessing import in_pixels, parse_standardization
 from towers.config.pretrained import IMAGENET
 from towers.data.sources import DataSet
+from towers.models.create import pixel_moments, rescales_images
 from towers.run import torch_files
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -52,7 +53,7 @@ def _moments(config, channels, model, continued):
         return in_pixels(moments, channels), f"standardize={config.standardize}"
     if config.standardize == "data" or config.choice_of("augment").standardizes_images:
         return None, ""
-    if moments := models.pixel_moments(config.model):
+    if moments := pixel_moments(config.model):
         return moments, f"as {config.model} was trained"
     if path:
         info = continued
@@ -65,7 +66,7 @@ def _moments(config, channels, model, continued):
         if trained and len(trained.mean) == channels and is_published:
             moments = in_pixels((trained.mean, trained.std), channels)
             return moments, f"as {config.model} was trained"
-    if (choice.is_given or choice.is_in_a_file) and models.rescales_images(model):
+    if (choice.is_given or choice.is_in_a_file) and rescales_images(model):
         moments = (0.0,) * channels, (1.0,) * channels
         return moments, "the network begins with a layer that rescales them"
     return None, ""

@@ -1,0 +1,181 @@
+"""Creates networks: single-device Keras Functional models of elementary, named layers.
+
+A network knows no kind of device, no seed and no precision: `create_model` settles
+these for every network in the same way. Weight decay is the `kernel_regularizer` of the
+layers that a network marks.
+"""
+
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+
+from towers.config import choices, factories
+from towers.errors import ConfigError
+from towers.models import applications
+from towers.models.convolution import set_device_kind
+from towers.models.keras_networks import IMAGES, rebuild
+from towers.models.layers import BatchNormalization
+from towers.models.variables import build_network
+
+POLICIES = {
+    "float32": "float32",
+    "float64": "float64",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+
+
+def create_model(
+    name: str,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float = 1.0,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+    seed: int = 0,
+    device_kind: str = "CPU",
+) -> keras.Model:
+    """Builds a network on the CPU with parameters that depend on the seed alone.
+
+    Args:
+        name: in `towers.config.choices.MODELS`, or FILE.py:FUNCTION, a function with
+            some of the keyword arguments image_shape, num_classes, width, dropout,
+            stochastic_depth, regularizer.
+        image_shape: height, width, channels.
+        num_classes: number of logits.
+        width: factor on the channels of every layer.
+        dropout: its rate.
+        stochastic_depth: rate at which the last residual block is skipped.
+        weight_decay: coefficient of half the sum of squares of the marked kernels.
+        precision: float32, float64, or bfloat16 or float16 (compute only; parameters
+            are float32).
+        seed: of the initial parameters.
+        device_kind: CPU or GPU, for which convolutions are chosen; on the other kind
+            the network computes the same, only slower.
+
+    Returns:
+        A Functional model from images [n, *image_shape] (and one noise tensor per
+        dropout layer) to logits [n, num_classes].
+
+    Raises:
+        ConfigError: a network in a file of the user cannot be trained.
+    """
+    decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
+
+    choice = choices.find("model", name)
+    is_own = choice.is_in_a_file or choice.is_given
+
+    def create():
+        function = factories.resolve("model", name)
+        rates = {"dropout": dropout, "stochastic_depth": stochastic_depth}
+        if is_own:  # its own defaults count, where an option is not set
+            needed = factories.required_names(function)
+            rates = {k: v for k, v in rates.items() if v or k in needed}
+        model = factories.call(
+            function,
+            image_shape=image_shape,
+            num_classes=num_classes,
+            width=width,
+            regularizer=decay,
+            **rates,
+        )
+        if is_own:
+            source = "model" if choice.is_given else f"model={name}"
+            model = rebuild(source, model, image_shape, num_classes)
+        return model
+
+    model = build_network(create, seed, POLICIES[precision])
+    set_device_kind(model, device_kind)
+    return model
+
+
+def normalization_parameters(model: keras.Model) -> frozenset[str]:
+    """Names of the scales and offsets of batch normalization."""
+    return frozenset(
+        variable.path
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.trainable_variables
+    )
+
+
+def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
+    """Has batch normalization work as in inference where its parameters are frozen.
+
+    Args:
+        model: the network.
+        frozen: names of the parameters that are not trained.
+
+    Raises:
+        ConfigError: a layer is of another class and would go on moving.
+    """
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        names = {variable.path for variable in layer.trainable_variables}
+        if not names or not names <= frozen:
+            continue
+        if not isinstance(layer, BatchNormalization):
+            raise ConfigError(
+                f"freeze: the moving averages of layer {layer.name!r} cannot be "
+                "frozen; make it a keras.layers.BatchNormalization"
+            )
+        layer.is_frozen = True
+
+
+def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
+    """Sets the state of layers that take it from the data, such as whitening. Keras'
+    own layers keep what their network was built with.
+
+    Args:
+        model: the network.
+        images: gives arrays of augmented training images [n, *image_shape]; called only
+            where there is such a layer.
+    """
+    for layer in model.layers:
+        method = getattr(type(layer), "adapt", None)
+        if method and not method.__module__.startswith("keras."):
+            layer.adapt(images())
+
+
+def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation per channel with which the images of a network are
+    standardized, where it has its own; None where those of the training set are meant.
+
+    Args:
+        name: value of --model.
+    """
+    choice = choices.find("model", name)
+    if choice.own_moments:
+        return applications.pixel_moments(choice.options["name"])
+    return None
+
+
+def rescales_images(model: keras.Model) -> bool:
+    """Whether the first layer of a network is a Rescaling or Normalization layer."""
+    kinds = keras.layers.Rescaling, keras.layers.Normalization
+    inner = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
+    return isinstance(next(inner, None), kinds)
+
+
+def pretrained(name: str) -> dict[str, np.ndarray]:
+    """The variables by name of a network that Keras has trained on ImageNet.
+
+    Args:
+        name: value of --model, keras:NAME.
+
+    Raises:
+        OSError: they are not on this machine and cannot be fetched.
+    """
+    name = choices.find("model", name).options["name"]
+    model = build_network(lambda: applications.create_pretrained(name))
+    return {variable.path: variable.numpy() for variable in model.variables}
+
+
+def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
+    """The noise inputs: per dropout layer, name -> shape for one image."""
+    return {x.name: tuple(x.shape[1:]) for x in model.inputs if x.name != IMAGES}
