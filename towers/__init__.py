@@ -26,29 +26,17 @@ from towers import console
 
 if TYPE_CHECKING:
     from towers import callbacks as callbacks
-    from towers.config import Config
-    from towers.evaluation.comparison import compare
-    from towers.evaluation.evaluate import evaluate
-    from towers.evaluation.predict import predict
-    from towers.evaluation.restored import load_run
-    from towers.exporting.export import export
-    from towers.training.dry_run import dry_run
-    from towers.training.lr_range import lr_range_test
-    from towers.training.train import train
+    from towers.config import Config as Config
+    from towers.evaluation.comparison import compare as compare
+    from towers.evaluation.evaluate import evaluate as evaluate
+    from towers.evaluation.predict import predict as predict
+    from towers.evaluation.restored import load_run as load_run
+    from towers.exporting.export import export as export
+    from towers.training.dry_run import dry_run as dry_run
+    from towers.training.lr_range import lr_range_test as lr_range_test
+    from towers.training.train import train as train
 
 __version__ = "0.1.0"
-__all__ = [
-    "Config",
-    "compare",
-    "dry_run",
-    "evaluate",
-    "export",
-    "load_run",
-    "lr_range_test",
-    "predict",
-    "train",
-]
-
 _MODULES = {
     "Config": "config",
     "compare": "evaluation.comparison",
@@ -60,6 +48,7 @@ _MODULES = {
     "predict": "evaluation.predict",
     "train": "training.train",
 }
+__all__ = list(_MODULES)
 
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")

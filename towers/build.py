@@ -25,13 +25,7 @@ from towers.data.share import Share, shares
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
-from towers.models.create import (
-    adapt,
-    create_model,
-    freeze_normalization,
-    noise_shapes,
-    normalization_parameters,
-)
+from towers.models import create
 from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.epochs import num_images
@@ -142,7 +136,7 @@ def build(
         shape = (height, width, channels)
         model = create_network(config, shape, num_classes, device_kind)
         _, frozen = match_parameters(config, model)
-        freeze_normalization(model, frozen)
+        create.freeze_normalization(model, frozen)
         return model
 
     model = create_model_for(*image_size)
@@ -154,7 +148,7 @@ def build(
     # Training batches and phases.
     phases, train_batches = (), None
     if for_training:
-        adapt(model, lambda: some_images(train_source, augment))
+        create.adapt(model, lambda: some_images(train_source, augment))
         phases = create_phases(
             model,
             total_steps=total_steps,
@@ -173,7 +167,7 @@ def build(
             augment,
             config.seed,
             config.images_per_step,
-            noise_shapes(model),
+            create.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             share,
             order,
@@ -270,7 +264,7 @@ def create_network(
 ) -> keras.Model:
     """The network for images [n, *image_shape], with its initial parameters. A file
     that is wrong is a ConfigError."""
-    return create_model(
+    return create.create_model(
         config.model,
         image_shape=image_shape,
         num_classes=num_classes,
@@ -290,7 +284,7 @@ def match_parameters(
     names = variable_names(model.trainable_variables)
     frozen = param_rates.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":
-        frozen |= normalization_parameters(model)
+        frozen |= create.normalization_parameters(model)
     rates = param_rates.match_param_rates(config.lists["param_rates"], names, frozen)
     return rates, frozen
 
@@ -372,16 +366,9 @@ def last_step_of(config: Config, parts: Parts) -> int:
 def configure_devices(
     config: Config, *, device: str = "", for_training: bool = True
 ) -> Devices:
-    """The devices of the towers.
-
-    Args:
-        device: overrides `config.device`.
-        for_training: False for an evaluation, whose kernels need not repeat bit for
-            bit.
-
-    Raises:
-        ConfigError: the machine does not have them.
-    """
+    """The devices of the towers; `device` overrides the config's. The kernels of an
+    evaluation need not repeat bit for bit. ConfigError where the machine does not have
+    the devices."""
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
     return parallel_devices.configure(

@@ -20,7 +20,6 @@ from towers.data.sources import num_bytes
 from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.verdict import Measured
 from towers.errors import NumericError
-from towers.evaluation.duration import evaluation_secs
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.loop import Loop
 from towers.parallel.reduce import shares
@@ -28,6 +27,7 @@ from towers.parallel.trainer import SynchronousTrainer, Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
+from towers.training.dry_run import evaluation_secs
 
 # Small enough that no parameter moves, however many steps are timed.
 LEARNING_RATE = 1e-12

@@ -127,8 +127,7 @@ def evaluate(
         for checkpoint in checkpoints:
             predictions = evaluate_checkpoint(trainer, checkpoint, stream, weights)
             evaluation = predictions.map(lambda x: figures(x, class_names))
-            result = _result(evaluation, checkpoint)
-            _write(reports, folder, evaluation, result)
+            result = _write_result(reports, folder, evaluation, checkpoint)
             mistakes = mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
@@ -183,8 +182,8 @@ def _warn_of_difference(info, data):
             )
 
 
-def _result(evaluation, checkpoint):
-    """The content of `result.json`."""
+def _write_result(reports, folder, evaluation, checkpoint):
+    """Writes `result.json` and the curves; its content."""
     trainer_state = checkpoint.trainer_state
     result = result_of(
         evaluation,
@@ -195,14 +194,11 @@ def _result(evaluation, checkpoint):
     )
     if best := trainer_state["best"]:
         result["best_step"] = best["step"]
-    return result
-
-
-def _write(reports, folder, evaluation, result):
     record = record_of(evaluation, "test")
     curves = {k.removeprefix("test_"): v for k, v in record.items()}
-    reports.scalars(result["step"], curves)
+    reports.scalars(checkpoint.step, curves)
     reports.file(folder.result, to_json(result))
+    return result
 
 
 def _report(folder, config, class_names, evaluated, checkpoint):

@@ -13,9 +13,10 @@ import tensorflow as tf
 from towers import build, console
 from towers.config import Config
 from towers.data.arrays import Data
+from towers.data.batches import EvalBatches
 from towers.data.paths import shown
 from towers.errors import NumericError
-from towers.evaluation.duration import evaluation_secs
+from towers.evaluation.restored import evaluated_weights
 from towers.models.flops import flops_per_image
 from towers.models.summary import activation_bytes, parameter_table
 from towers.optim.phases import image_size, phase_at
@@ -37,6 +38,9 @@ from towers.training.setup import (
 
 # The steps of a phase are timed for so long, in calls of so long.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
+
+# Batches of an evaluation that are always timed.
+TIMED_BATCHES = 4
 
 # Classes that are named.
 _MOST_NAMED = 10
@@ -223,3 +227,38 @@ def _time_steps(trainer: Trainer, first: int, end: int) -> Stopwatch:
             )
         step = metrics["step"]
     return stopwatch
+
+
+def evaluation_secs(
+    config: Config,
+    parts: build.Parts,
+    trainer: Trainer,
+    *,
+    secs: float = 0.0,
+    heartbeat: Callable[[], None] = lambda: None,
+) -> float:
+    """Seconds of an evaluation during training, from some of its batches.
+
+    Args:
+        config: of the run.
+        parts, trainer: made of it.
+        secs: to time more batches than TIMED_BATCHES in.
+        heartbeat: called after each compiled call.
+    """
+    _, source = parts.eval_split
+    batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
+    feed = build.create_eval_feed(batches, trainer)
+    weights = evaluated_weights(config)
+
+    def evaluate(num_batches):
+        started = time.perf_counter()
+        trainer.evaluate(feed, num_batches, weights, heartbeat)
+        return time.perf_counter() - started
+
+    evaluate(1)  # compiles
+    count = min(len(batches), TIMED_BATCHES)
+    timed_secs = evaluate(count)
+    more = min(len(batches), int(secs * count / timed_secs))
+    if more > count:
+        count, timed_secs = more, evaluate(more)
+    return timed_secs * len(batches) / count

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from towers import build, console
-from towers.callbacks import Callback, Callbacks
+from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.arrays import Data
@@ -129,37 +129,43 @@ def train(
     profile = Profile(profile_steps if is_chief else (), folder.tensorboard)
     with contextlib.ExitStack() as stack:
         # Of several workers the chief alone uses the folder.
-        opened = Opened(folder, overwrite)
+        lock = checkpointer = checkpoint = None
         if is_chief:
-            lock_secs = LOCK_SECS if cluster else 0.0
-            opened = open_run(stack, opened, config, allow_change, lock_secs)
+            lock, checkpointer, checkpoint, overwrite = open_run(
+                stack, folder, config, cluster, overwrite, allow_change
+            )
 
         # Build.
         devices = build.configure_devices(config)
         if is_chief:
-            opened.lock.describe(device=devices.kind)
+            lock.describe(device=devices.kind)
         workers = join(cluster, config, devices)
         parts, trainer = build_run(
-            config,
-            devices,
-            workers,
-            checkpoint=opened.checkpoint,
-            allow_change=allow_change,
+            config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         session = create_session(
-            stack, config, opened, parts, trainer, progress, callbacks, clock
+            stack,
+            config,
+            parts,
+            trainer,
+            progress,
+            folder=folder,
+            lock=lock,
+            checkpointer=checkpointer,
+            clock=clock,
+            callbacks=callbacks if is_chief else (),
         )
         if is_chief:
-            restore(session, parts, opened, architecture)
+            restore(session, parts, checkpoint, overwrite, architecture)
         session.watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save.
         if session.is_at_end and not session.open_record:
             say_finished(session, parts.total_steps)
         else:
-            run_steps(session, parts, profile, opened.overwrite, after_call)
+            run_steps(session, parts, profile, overwrite, after_call)
             finish(session, parts, report)
         return TrainResult(
             path=folder.path,
@@ -172,40 +178,21 @@ def train(
         )
 
 
-class Opened(NamedTuple):
-    """The folder of a run. A worker that is not the chief only knows its path.
-
-    Attributes:
-        overwrite: whether the run starts again.
-        checkpoint: the last one, unless the run starts again.
-    """
-
-    folder: RunFolder
-    overwrite: bool
-    lock: Lock | None = None
-    checkpointer: Checkpointer | None = None
-    checkpoint: Checkpoint | None = None
-
-
 def open_run(
     stack: contextlib.ExitStack,
-    opened: Opened,
+    folder: RunFolder,
     config: Config,
+    cluster: Cluster | None,
+    overwrite: bool,
     allow_change: tuple[str, ...],
-    lock_secs: float,
-) -> Opened:
-    """Locks the folder of a run, and reads its last checkpoint.
-
-    Args:
-        stack: holds the lock.
-        lock_secs: how long to wait for it.
-    """
-    folder, overwrite, *_ = opened
+) -> tuple[Lock, Checkpointer, Checkpoint | None, bool]:
+    """Locks the folder of a run, which `stack` ends, and reads its last checkpoint;
+    None where the run starts again. The bool says whether it does."""
     folder.validate_teacher(config.teacher)
     if config.dataset == "image_folder":
         folder.validate_outside_of(data_folder(config.data_dir))
     folder.create()
-    lock = stack.enter_context(folder.lock(lock_secs))
+    lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
     if overwrite and folder.is_restarted():
         console.line("a restart of the job that began it: the run continues")
         overwrite = False
@@ -220,21 +207,22 @@ def open_run(
     lock.assert_same_folder()
     folder.remove_leftovers()
     checkpointer.remove_leftovers()
-    return Opened(folder, overwrite, lock, checkpointer, checkpoint)
+    return lock, checkpointer, checkpoint, overwrite
 
 
 def create_session(
     stack: contextlib.ExitStack,
     config: Config,
-    opened: Opened,
     parts: build.Parts,
     trainer: Trainer,
     progress: str,
-    callbacks: tuple[Callback, ...],
-    clock: Callable[[], float],
+    *,
+    folder: RunFolder,
+    lock: Lock | None,
+    **others: Any,
 ) -> Session:
-    """The session of a run, with all that watches it and reports about it, which
-    `stack` ends. For the other arguments see `train`."""
+    """The session of a run, with what watches it and reports about it, which `stack`
+    ends; `others` are further attributes."""
     workers, reports = trainer.workers, NoReports()
     last_step = build.last_step_of(config, parts)
     epochs_per_step = config.images_per_step / parts.num_examples
@@ -249,45 +237,47 @@ def create_session(
     )
     stack.enter_context(watchdog)
     if workers.is_chief:
-        reports = Reports(opened.folder, "train", opened.lock.assert_same_folder)
+        reports = Reports(folder, "train", lock.assert_same_folder)
         stack.enter_context(reports)
     return Session(
-        config,
-        opened.folder,
-        opened.lock,
-        opened.checkpointer,
-        reports,
-        trainer,
-        watchdog,
-        stack.enter_context(Background()),
-        display,
-        last_step,
-        DatasetInfo.of(parts.data),
-        workers,
-        clock,
-        callbacks=callbacks if workers.is_chief else (),
+        config=config,
+        folder=folder,
+        lock=lock,
+        reports=reports,
+        trainer=trainer,
+        watchdog=watchdog,
+        background=stack.enter_context(Background()),
+        display=display,
+        last_step=last_step,
+        dataset_info=DatasetInfo.of(parts.data),
+        workers=workers,
+        **others,
     )
 
 
 def restore(
-    session: Session, parts: build.Parts, opened: Opened, architecture: str
+    session: Session,
+    parts: build.Parts,
+    checkpoint: Checkpoint | None,
+    overwrite: bool,
+    architecture: str,
 ) -> None:
     """Loads the checkpoint, or the initial values, and writes what describes the run.
 
     Args:
         architecture: of a network that a Python program gives, in JSON, or empty.
     """
-    folder, reports, watchdog = opened.folder, session.reports, session.watchdog
-    config, new = session.config, load_values(session, opened.checkpoint)
+    folder, reports, watchdog = session.folder, session.reports, session.watchdog
+    config, new = session.config, load_values(session, checkpoint)
     if config.linear_probe and new:
         activity = watchdog.activity
         watchdog.run(fit_head, session.trainer, parts, config, new, activity)
-    if opened.overwrite:  # only now that everything else is known to be in order
+    if overwrite:  # only now that everything else is known to be in order
         session.lock.assert_same_folder()
         for path in folder.clear():
             console.line(f"{path} stays: no run wrote it")
         folder.note_job()
-    open_metrics(session, opened.checkpoint)
+    open_metrics(session, checkpoint)
     if architecture:
         folder.write_network(architecture)
     reports.file(folder.config, to_json(config))
