@@ -63,7 +63,7 @@ class Parts:
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch; 0 where they were not loaded.
-        total_steps: steps until `num_epochs` is reached; 0 likewise.
+        total_steps: steps until `num_epochs` is reached, or 0.
         share: which images of every batch this process computes.
     """
 
@@ -94,7 +94,7 @@ def build(
 
     Args:
         config: of the run.
-        device_kind: CPU or GPU, that of the towers.
+        device_kind: of the towers, CPU or GPU.
         for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
         share: of one of several workers, see `share_of`.

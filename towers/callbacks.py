@@ -85,14 +85,14 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 
 
 @contextlib.contextmanager
-def _begins(name: str, way_out: str = ""):
+def _begins(name: str, hint: str = ""):
     """Where a tracker begins, its errors are of its arguments or its environment."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{name} cannot begin: {error}{way_out}") from error
+        raise ConfigError(f"{name} cannot begin: {error}{hint}") from error
 
 
 class MLflow(Tracker):

@@ -210,10 +210,10 @@ def _with_type(field, value):
         value = _as_annotated(value, kind)
     except TypeError:
         is_open = field.metadata["table"] not in ("", *tables.CLOSED)
-        way_out = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
+        hint = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
         raise ConfigError(
             f"{name}={_short(value)}: must be {_words(kind)}, "
-            f"is {type(value).__name__}{way_out}"
+            f"is {type(value).__name__}{hint}"
         ) from None
     if kind is float:
         if not math.isfinite(value):

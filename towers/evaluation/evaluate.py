@@ -97,7 +97,7 @@ def evaluate(
     weights = evaluated_weights(config, use_ema)
     devices = evaluation_devices(config, folder)
     info = folder.stored_dataset_info(step)
-    # Of other images than those of the run nothing is written.
+    # Of images that are not the run's nothing is written.
     is_of_run = data is None or config.choice_of("dataset").is_given
     if data is not None:
         config = _with_test_set(config, data, info, is_of_run)

@@ -82,7 +82,7 @@ class RestoredRun:
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
-        """The network with the moving averages of the parameters, likewise; None where
+        """The network with the EMA weights, built when it is first used; None where
         the run keeps none."""
         if not self.config.ema_decay:
             return None

@@ -22,7 +22,7 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    rests,
+    is_frozen,
 )
 from towers.models.speedrun import Whitening
 from towers.models.variables import keras_settings
@@ -87,7 +87,7 @@ def _class_and_settings(layer):
     stock = next(cls for cls in type(layer).__mro__ if _package(cls) == "keras")
     settings = stock.get_config(layer)
     settings = {k: v for k, v in settings.items() if "towers>" not in str(v)}
-    return stock, settings | {"dtype": "float32", "trainable": not rests(layer)}
+    return stock, settings | {"dtype": "float32", "trainable": not is_frozen(layer)}
 
 
 def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:

@@ -281,7 +281,7 @@ class Normalization(keras.layers.Normalization):
         return (inputs - mean) / deviation
 
 
-def rests(layer: keras.layers.Layer) -> bool:
+def is_frozen(layer: keras.layers.Layer) -> bool:
     """Whether training leaves a layer as it is; batch normalization then works as in
     inference."""
     return getattr(layer, "is_frozen", False) or not layer.trainable

@@ -82,14 +82,14 @@ def _smaller_model(model, size, source, create_model):
         smaller = create_model(height, width)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    for change, shapes, way_out in (
+    for change, shapes, hint in (
         ("other parameters", _shapes_of_variables, "another --model or size"),
         ("dropout of another size", _shapes_of_noise, "no --dropout"),
     ):
         if shapes(smaller) != shapes(model):
             raise ConfigError(
                 f"{source}: --model has {change} on images of {height}x{width}; choose "
-                f"{way_out}"
+                f"{hint}"
             )
     return smaller
 

@@ -240,13 +240,13 @@ def unused_gpu() -> str:
                 importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    way_out = (
+    hint = (
         f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
         if missing
         else "its CUDA packages are installed, so look at the driver's version; "
         "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
     )
-    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
+    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {hint}"
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:

@@ -166,9 +166,9 @@ def not_finite_error(
     if not bad:
         culprit = "the weight decay, or the mean gradient with it,"
     row = f", {TOO_MANY_IN_A_ROW} times in a row" if skips else ""
-    way_out = "" if skips else "; --on_nonfinite=skip goes on without this step"
+    hint = "" if skips else "; --on_nonfinite=skip goes on without this step"
     return NumericError(
         f"step {step}: {culprit} is not finite{row}; {consequence}. The learning rate "
         f"is {learning_rate:g}, the norm of the gradient {gradient_norm:g}. A lower "
-        f"--learning_rate or --clip_norm may help{way_out}"
+        f"--learning_rate or --clip_norm may help{hint}"
     )

@@ -36,7 +36,7 @@ class Gradients(NamedTuple):
         mean: over the towers.
         per_copy: [copy] the mean gradient with the weight decay, vectors; 0 of frozen
             parameters.
-        norm: of that of the first copy, a scalar.
+        norm: of the first copy's gradient, a scalar.
         decay: the loss of the weight decay, a scalar.
     """
 
@@ -53,7 +53,7 @@ class Step:
 
     Attributes:
         strategy: where variables live and where the mean goes.
-        sizes: images of a (micro-)batch per tower, those of other processes included.
+        sizes: images of a (micro-)batch per tower, over all processes.
         network: computes the gradients.
         update_fn: from the mean gradient to the next parameters.
         trainable_variables: of the model; they have the regularizers.

@@ -41,7 +41,7 @@ class Task:
         model: a single-device Functional model; its variables are the initial values.
         loss_fn: (logits, labels) -> the loss of each image; with a teacher its logits
             are the third argument.
-        eval_loss_fn: that of evaluations; None for the same.
+        eval_loss_fn: the loss of evaluations; None for `loss_fn`.
         update_fn: from the mean gradient to the next parameters.
         micro_batch_size: images over all towers that are computed at once; a step has
             several such batches with `accumulate_steps`.
@@ -87,7 +87,7 @@ class Trainer(abc.ABC):
         task: what is trained.
         strategy: made for the task's model.
         feed: the batches; None where no step is taken.
-        workers: processes that train together, each with so many devices.
+        workers: processes that train together, each with as many devices.
 
     Attributes:
         evaluator: computes logits on all devices.
@@ -132,7 +132,7 @@ class Trainer(abc.ABC):
                 task.micro_batch_size,
                 teach,
             )
-        # Per tower, those of other workers included.
+        # Per tower, over all workers.
         self.sizes = shares(task.micro_batch_size, len(grid) * workers.size)
         self.guard = FiniteGuard(
             strategy.home, scale_loss=task.scale_loss, skips=task.skip_not_finite

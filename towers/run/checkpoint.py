@@ -133,9 +133,9 @@ def validate_sizes(path: Path, step: int) -> None:
 def error_reason(error: Exception) -> str:
     """One line for an error of Python or TensorFlow."""
     if isinstance(error, OSError) and error.strerror and error.filename:
-        way_out = "; give this user access to it" * isinstance(error, PermissionError)
+        hint = "; give this user access to it" * isinstance(error, PermissionError)
         name = os.path.basename(error.filename)
-        return one_line(f"{name}: {error.strerror}{way_out}")
+        return one_line(f"{name}: {error.strerror}{hint}")
     if isinstance(error, (IndexError, KeyError, TypeError, AttributeError)):
         return one_line(repr(error))  # their messages alone say little
     # TensorFlow puts the node's name in front and sometimes a stack behind.

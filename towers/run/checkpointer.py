@@ -162,13 +162,13 @@ class Checkpointer:
         if not rejections:
             return None
         is_damaged = not any(x.has_way_out for x in rejections.values())
-        way_out = " (--overwrite does)" if is_damaged else ""
+        hint = " (--overwrite does)" if is_damaged else ""
         reasons = (
             x.reason.removeprefix(f"{self._folder}/") for x in rejections.values()
         )
         raise CheckpointError(
             f"none of the {len(rejections)} checkpoints in {self._folder} can be used, "
-            f"and training does not silently start again{way_out}: {'; '.join(reasons)}"
+            f"and training does not silently start again{hint}: {'; '.join(reasons)}"
         )
 
     def best_step(self, log: Callable[[str], None] = lambda line: None) -> int | None:

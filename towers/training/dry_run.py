@@ -63,7 +63,7 @@ def dry_run(
     steps. A run in the folder is continued in this process alone: nothing is written.
 
     Raises:
-        TowersError: that of `train`, as far as it is known before a run.
+        TowersError: as `train`, as far as it is known before a run.
     """
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)

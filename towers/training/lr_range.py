@@ -41,7 +41,7 @@ NAME = "lr_range_test"  # of the flag and the picture
 # The rates. Most optimizers that divide by the size of the gradients take smaller ones.
 LOWEST, LOWEST_SCALE_FREE, HIGHEST = 1e-5, 1e-6, 100.0
 
-# The steps: those of some epochs, within these bounds.
+# The number of steps: some epochs, within these bounds.
 NUM_EPOCHS, FEWEST_STEPS, MOST_STEPS = 4, 200, 300
 
 # Standard deviation of the Gaussian means of the loss, in powers of ten of the rate.

@@ -175,7 +175,7 @@ def _epoch_of_evaluation(session: Session, parts: build.Parts) -> float:
 def _evaluate(session: Session, parts: build.Parts) -> bool:
     """Evaluates, and returns whether the step is the best so far.
 
-    The accuracy of a run is that of the moving averages, where it keeps them; and only
+    A run reports the accuracy of the EMA weights, where it keeps them; and only
     images held out of the training set may decide which step is best.
     """
     split, source = parts.eval_split

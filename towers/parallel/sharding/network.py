@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from towers.models.layers import ramping, rests
+from towers.models.layers import is_frozen, ramping
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
@@ -74,7 +74,7 @@ class ShardedNetwork:
         models = dict.fromkeys(phase.model for phase in phases)
         for layer in (x for model in models for x in model.layers):
             is_norm = isinstance(layer, keras.layers.BatchNormalization)
-            if self._combine_moments and is_norm and not rests(layer):
+            if self._combine_moments and is_norm and not is_frozen(layer):
                 check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
         self.transferred_bytes = 0

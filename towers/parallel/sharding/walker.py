@@ -9,7 +9,12 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.models.layers import Dropout, LocalResponseNormalization, PadChannels, rests
+from towers.models.layers import (
+    Dropout,
+    LocalResponseNormalization,
+    PadChannels,
+    is_frozen,
+)
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.tower import model_input
@@ -132,7 +137,7 @@ class Walk:
         if split.normalizes_channels(layer) and not replicated:
             return self._normalize_channels(layer, tensors[0])
         if isinstance(layer, layers.BatchNormalization) and self._training:
-            if self._combine_moments is not None and not rests(layer):
+            if self._combine_moments is not None and not is_frozen(layer):
                 return self._synchronize(layer, tensors[0])
         values = [
             [
