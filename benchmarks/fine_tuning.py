@@ -33,10 +33,10 @@ from safetensors.numpy import save_file
 
 from benchmarks import measure
 from benchmarks.peers import OURS
-from towers import models
 from towers.errors import TowersError
 from towers.exporting.stock import stock_network
 from towers.models import torch_names
+from towers.models.create import create_model
 from towers.run.initial import read_variables
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -77,7 +77,7 @@ def write_networks(weights: str, root: pathlib.Path) -> None:
     """Writes the network as ROOT/network.keras, of stock layers, and as
     ROOT/network.safetensors, with the names of timm."""
     shape = (SIZE, SIZE, 3)
-    network = models.create_model(MODEL, image_shape=shape, num_classes=1000)
+    network = create_model(MODEL, image_shape=shape, num_classes=1000)
     values = read_variables(weights, MODEL, network)
     for variable in network.variables:
         if variable.path not in values:
