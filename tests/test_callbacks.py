@@ -10,6 +10,7 @@ import threading
 
 import keras
 import pytest
+from marks import slow
 from processes import ROOT, free_ports
 from processes import run as run_program
 from small_runs import (
@@ -110,9 +111,10 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
 @pytest.mark.parametrize(
     "error",
     [
-        *(SystemExit(3), KeyboardInterrupt(), StopIteration(), Preempted("stopped")),
+        *(SystemExit(3), slow(KeyboardInterrupt()), slow(StopIteration())),
+        slow(Preempted("stopped")),
         # Of another run, which the callback reads.
-        *(CheckpointError("damaged"), RuntimeError("DataError: of other data")),
+        *(CheckpointError("damaged"), slow(RuntimeError("DataError: of other data"))),
     ],
 )
 @pytest.mark.row(55)

@@ -9,6 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from small_runs import small_config
 
 from towers import build
@@ -153,7 +154,9 @@ def test_asynchronous_towers_have_no_synchronization():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"accumulate_steps": 2}, {"strategy": "async_towers"}], ids=str
+    "options",
+    [{"accumulate_steps": 2}, slow({}), slow({"strategy": "async_towers"})],
+    ids=str,
 )
 def test_steps_are_taken_and_neither_gradients_nor_parameters_move(options):
     config = small_config(num_towers=2, batch_size=6, ema_decay=0.0, **options)
