@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import struct
 import sys
 import threading
 
@@ -220,44 +219,6 @@ def test_mlflow_reads_the_run_that_was_continued(small, tmp_path):
     for name in ("loss", "validation_accuracy"):
         history = client.get_metric_history(tracked.info.run_id, name)
         assert [(x.step, x.value) for x in history] == curve_of(run, name)
-
-
-def wandb_records(path):
-    """The records of a file in LevelDB's log format, in blocks of 32 KB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, place, record = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if (left := -place % 32768) and left < 7:
-            place += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        record += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(record)
-            record = b""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_writes_the_run_that_was_continued_offline(small, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = callbacks.tracker("wandb:towers")
-    with pytest.raises(Preempted):
-        train(tmp_path, CONFIG, callbacks=[tracker, Stop()])
-    train(tmp_path, CONFIG, callbacks=[tracker])
-    first, second = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    assert first.name == second.name  # the same run
-    found = []
-    for record in (*wandb_records(first), *wandb_records(second)):
-        keys = [x.key or "/".join(x.nested_key) for x in record.history.item]
-        values = [json.loads(x.value_json) for x in record.history.item]
-        items = dict(zip(keys, values, strict=True))
-        if "loss" in items:
-            found.append((items["_step"], items["loss"]))
-    assert found == curve_of(tmp_path, "loss")
 
 
 @pytest.mark.slow

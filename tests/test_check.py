@@ -91,18 +91,6 @@ def test_a_picture_replaces_its_own_kind_alone(run, tmp_path):
         assert (tmp_path / "mine.png").read_bytes() == content
 
 
-def test_large_images_are_shrunk_in_the_picture(run, root, tmp_path):
-    """600x400 pixels: every third is drawn."""
-    content = png(random_pixels(0, 600, 400))
-    for path in root.glob("*/*/*.png"):
-        path.write_bytes(content)
-    assert run("--grid=drawn.png")[0] == 0
-    picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()
-    assert picture.shape == (2 * 202 + 2, 10 * 136 + 2, 3)
-    expected = random_pixels(0, 600, 400)[::3, ::3]
-    np.testing.assert_array_equal(picture[2:202, 2:136], expected)
-
-
 def test_the_progress_of_a_long_check_is_said():
     secs, lines = iter([0, 10, 30, 30, 59, 60, 61]), []
     count_read = progress(1_100_000, lines.append, lambda: next(secs))

@@ -132,16 +132,6 @@ def test_a_tensor_crosses_once_to_each_device_that_reads_it():
     }
 
 
-def test_shapes_and_int32_stay_in_host_memory():
-    def function(x):
-        with tf.device("/GPU:0"):
-            y = x + 1
-            return tf.reshape(y, tf.concat([tf.shape(y), tf.shape(y)[:0]], 0))
-
-    spec = tf.TensorSpec([None, 4])
-    assert crossed_by(function, spec) == {}
-
-
 def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
     def function(x):
         with tf.device("/CPU:0"):

@@ -11,21 +11,8 @@ from prepared_sets import all_of
 from towers.data import embedded, synthetic
 
 # Points (x to the right, y down) that a person would put inside and outside.
-POINTS = {
-    "disc": ([(0, 0), (0.5, 0.5), (-0.7, 0)], [(0.7, 0.7), (0.9, 0)]),
-    "ring": ([(0.8, 0), (0, -0.8), (0.55, 0.55)], [(0, 0), (0.4, 0), (1.1, 0)]),
-    "square": ([(0, 0), (0.6, 0.6), (-0.6, 0.6)], [(0.8, 0), (0, -0.8)]),
-    "triangle": ([(0, -1.1), (0.9, 0.5), (-0.9, 0.5)], [(0, 0.7), (0.6, -0.5)]),
-    "plus": ([(0, 0.9), (0.9, 0), (0, -0.9)], [(0.5, 0.5), (-0.5, 0.5)]),
-    "cross": ([(0.6, 0.6), (-0.6, 0.6), (0, 0)], [(0, 0.7), (0.7, 0)]),
-    "star": ([(0, -1.2), (1.1, -0.36), (-0.65, 0.9)], [(0, 0.7), (0.5, -0.7)]),
-    "crescent": ([(-0.9, 0), (0.3, 0.9), (0.3, -0.9)], [(0.5, 0), (0, 0)]),
-    "heart": ([(0, 0.7), (0.4, -0.4), (-0.4, -0.4)], [(0, -0.7), (0.6, 0.6)]),
-    "bars": ([(0.9, 0), (-0.9, 0.7), (0, -0.7)], [(0, 0.36), (0, -0.36), (0, 1)]),
-}
 
 # Squares of a fine grid over (-1.5, 1.5) in a shape's own units.
-GRID = (np.arange(600) + 0.5) / 200 - 1.5
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +23,6 @@ def small():
         patch.setattr(embedded, "NUM_TEST", 400)
         data = embedded.load()
     return all_of(data.train), all_of(data.test)
-
-
-def covered(shape, mirrored=False):
-    """Which squares of the grid a shape covers."""
-    x = -GRID if mirrored else GRID
-    return shape(x[None, :], GRID[:, None]) < 0
 
 
 def ridge_accuracy(train, test, penalties):
@@ -102,48 +83,6 @@ def test_colors_without_places_do_not_tell_the_class(small):
 
     of_colors = [(quantiles(images), labels) for images, labels in small]
     assert ridge_accuracy(*of_colors, (1e-4, 1e-2, 1.0)) < 0.25
-
-
-@pytest.mark.parametrize("name", embedded.SHAPES)
-def test_a_shape_is_what_its_name_says_in_its_size_with_distances(name):
-    shape = embedded.SHAPES[name]
-    inside, outside = (np.array(points, float) for points in POINTS[name])
-    assert (shape(inside[:, 0], inside[:, 1]) < 0).all()
-    assert (shape(outside[:, 0], outside[:, 1]) > 0).all()
-    area = covered(shape).sum() * (GRID[1] - GRID[0]) ** 2
-    assert area == pytest.approx(embedded.AREA, rel=0.01)
-    # The largest size is 9.5 pixels, its middle at most 2 off: 16 - 2 over 9.5.
-    radius = np.hypot(GRID[None, :], GRID[:, None])
-    assert radius[covered(shape)].max() < (16 - 2 * np.sqrt(2)) / 9.5
-    distance = shape(GRID[None, :], GRID[:, None])
-    slope = np.hypot(*np.gradient(distance, GRID, GRID))
-    near = slope[np.abs(distance) < 0.1]
-    assert np.median(near) == pytest.approx(1, abs=0.01) and near.max() < 1.05
-
-
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_no_shape_looks_like_another(mirrored):
-    masks = {name: covered(shape) for name, shape in embedded.SHAPES.items()}
-    for name, shape in embedded.SHAPES.items():
-        other = covered(shape, mirrored)
-        for mask in (mask for key, mask in masks.items() if key != name):
-            assert (mask & other).sum() / (mask | other).sum() < 0.9, name
-
-
-def test_the_mean_image_of_a_class_shows_its_shape(small):
-    """The mean distance of pixels from the color of the corners shows the shape."""
-    (images, labels), _ = small
-    pixels = np.arange(32) - 15.5
-    templates = [
-        shape(pixels[None, :] / 8, pixels[:, None] / 8).clip(-0.2, 0.2)
-        for shape in embedded.SHAPES.values()
-    ]
-    for label in range(10):
-        some = images[labels == label].astype(np.float32)
-        ground = some[:, ::31, ::31].mean((1, 2), keepdims=True)
-        contrast = np.abs(some - ground).mean((0, 3))
-        match = [-np.corrcoef(contrast.ravel(), t.ravel())[0, 1] for t in templates]
-        assert int(np.argmax(match)) == label
 
 
 # Noise.

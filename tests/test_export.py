@@ -27,7 +27,7 @@ from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
 from towers.exporting import comparison, load_in_new_process, staging, state_dicts
 from towers.exporting.examples import images_of
-from towers.exporting.export import FORMATS, export, validate_format
+from towers.exporting.export import FORMATS, export
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
 from towers.models import vit
@@ -455,15 +455,6 @@ def test_what_cannot_be_written_is_refused(
     monkeypatch.setitem(FORMATS, "onnx", row)
     with pytest.raises(ConfigError, match=words):
         export(half_way, *arguments, **options)
-
-
-def test_the_page_installs_packages_by_the_command_of_the_error(monkeypatch):
-    row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))
-    monkeypatch.setitem(FORMATS, "onnx", row)
-    with pytest.raises(ConfigError) as refused:
-        validate_format("onnx", "float32")
-    page = pathlib.Path(__file__).parents[1] / "docs" / "export.md"
-    assert f"    {str(refused.value).rpartition(': ')[2]}\n" in page.read_text()
 
 
 # Images to compare with.

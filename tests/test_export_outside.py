@@ -1,25 +1,20 @@
 """Exports in processes without towers: every network, training on, the page's lines."""
 
-import base64
-import http.server
 import importlib.util
 import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.error
 import urllib.request
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from exported import CLASS_NAMES, random_images, random_run, trained
 from PIL import Image
 from processes import Program, free_ports
@@ -213,62 +208,3 @@ def answers(port):
     except urllib.error.URLError:
         return False
     return True
-
-
-class Loaded(http.server.BaseHTTPRequestHandler):
-    """Answers a request as TensorFlow Serving does, by TensorFlow's loader."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        predict = self.server.signatures[body.pop("signature_name")]
-        _, inputs = predict.structured_input_signature
-        [(name, spec)] = inputs.items()  # else an instance would name its inputs
-        contents = [base64.b64decode(x.pop("b64")) for x in body.pop("instances")]
-        results = predict(**{name: tf.constant(contents, spec.dtype)})
-        rows = [
-            {key: self.plain(values[i]) for key, values in results.items()}
-            for i in range(len(contents))
-        ]
-        self.server.seen = self.path, body, rows
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"predictions": rows}).encode())
-
-    @staticmethod
-    def plain(value):
-        value = value.numpy()
-        return value.decode() if isinstance(value, bytes) else value.tolist()
-
-    def log_message(self, *_):
-        pass
-
-
-def test_the_request_of_the_page_is_one_to_the_export(served):
-    folder, names, upright, stored = served
-    section = PAGE.read_text().partition("## TensorFlow Serving\n")[2]
-    commands = re.search(r"(?:^    .*\n)+", section, re.MULTILINE)[0]
-    commands = textwrap.dedent(commands.replace("\\\n", "")).splitlines()
-    *copy, serve = commands
-    subprocess.run(["bash", "-ec", "\n".join(copy)], cwd=folder, check=True)
-    [script] = blocks("TensorFlow Serving")
-    [port, grpc_port] = free_ports(2)
-    assert serve.count("8501") == script.count("8501") == 1
-    script = script.replace("8501", str(port))
-    if shutil.which("tensorflow_model_server"):
-        serve = serve.replace("8501", f"{port} --port={grpc_port}")
-        with Program([], folder, prefix=["bash", "-c", f"exec {serve}"]) as server:
-            server.wait_until(lambda: answers(port))
-            printed = outside(script, folder)
-    else:
-        loaded = tf.saved_model.load(folder / "serving" / "quickstart" / "1")
-        with http.server.HTTPServer(("127.0.0.1", port), Loaded) as server:
-            server.signatures = loaded.signatures
-            threading.Thread(target=server.serve_forever).start()
-            printed = outside(script, folder)
-            server.shutdown()
-        path, rest, [row] = server.seen
-        assert path == "/v1/models/quickstart:predict" and rest == {}
-        assert_near(row["probabilities"], stored, upright)
-    [name, probability] = printed.split()
-    assert name == names[stored.argmax()]
-    assert_near(float(probability), stored.max(), upright.max())

@@ -216,33 +216,9 @@ def test_the_table_is_short_whatever_the_classes():
     assert "  lowest F1 of 1000 classes" in "\n".join(lines)
 
 
-@pytest.mark.parametrize("kinds", [tuple(Weights), (Weights.RAW,), (Weights.EMA,)])
-def test_the_table_says_whose_figures_are_reported(kinds):
-    shown = {
-        kind: figures(of_one_kind([random_batch(60, 3, seed=seed)]), "abc")
-        for seed, kind in enumerate(kinds)
-    }
-    lines, last = table(Evaluation(shown)), shown[kinds[-1]]
-    name = "moving averages" if kinds[-1] is Weights.EMA else "parameters"
-    assert lines[0].endswith(f"  {name}{', reported' * (len(kinds) > 1)}")
-    [head] = [i for i, line in enumerate(lines) if f"class ({name})  " in line]
-    found = [line.split() for line in lines[head + 1 : head + 4]]
-    rows = sorted(last["classes"], key=lambda row: row["f1"])
-    assert [(x[0], x[-1]) for x in found] == [
-        (row["name"], f"{row['f1']:.4f}") for row in rows
-    ]
-    most = max(n for label, other, n in last["confusion_matrix"] if label != other)
-    assert re.match(rf"  most .* \({name}\): [^,]* {most}(,|$)", lines[-1])
-
-
 def test_figures_that_are_not_finite_are_null_in_the_file():
     text = to_json({"test_loss": np.inf, "curves": {"loss": [np.nan, 0.5]}})
     assert json.loads(text) == {"test_loss": None, "curves": {"loss": [None, 0.5]}}
-
-
-def test_a_run_without_mistakes_has_a_file_too():
-    result = {"mistakes": [], "test_accuracy": 1.0}
-    assert json.loads(to_json(result)) == result
 
 
 def test_a_mistake_has_the_path_of_its_file():

@@ -400,20 +400,19 @@ def test_a_data_set_that_shuffles_is_the_same_one_and_a_run_on_it_resumes(tmp_pa
 def test_a_new_process_has_the_network_and_asks_for_the_data(tmp_path):
     data = (TRAIN, TEST)
     result = train(tmp_path / "run", CONFIG, model=functional(), data=data)
-    code = (
-        "import numpy, towers; run = towers.load_run('run'); "
-        "images = numpy.load('images.npy'); "
-        "numpy.save('logits.npy', run.model(run.preprocess(images)))"
-    )
+    code = """
+import numpy, towers
+run = towers.load_run("run")
+numpy.save("logits.npy", run.model(run.preprocess(numpy.load("images.npy"))))
+towers.evaluate("run")
+"""
     np.save(tmp_path / "images.npy", TEST[0])
     with Program(["-c", code], tmp_path) as program:
-        assert program.wait() == 0, program.output
+        assert program.wait() == 1
+        assert "evaluate(workdir, data=...)" in program.output.splitlines()[-1]
     expected = result.model(standardized(TEST[0]))
     logits = np.load(tmp_path / "logits.npy")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
-    with Program([ROOT / "run_eval.py", "--workdir=run"], tmp_path) as program:
-        assert program.wait() == 2
-        assert "evaluate(workdir, data=...)" in program.output
 
 
 def test_arrays_make_no_devices_before_the_run_chooses_its_own(tmp_path):
@@ -514,13 +513,7 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": (TRAIN[0] / 255, TRAIN[1])}, "float64 from 0 to 1; .* 0 to 255"),
         ({"data": (TRAIN[0] - 128.0, TRAIN[1])}, "from -128 to .* 0 to 255"),
         ({"data": (TRAIN[0], TRAIN[1] / 2)}, "labels are float64"),
-        (
-            {"data": (TRAIN[0] / 255 * 1.01, TRAIN[1])},
-            "from 0 to 1.01; .* the division",
-        ),
-        ({"data": (TRAIN[0] / 127.5, TRAIN[1])}, "from 0 to 2; .* the division"),
         ({"data": (TRAIN[0] / 127.5 - 1, TRAIN[1])}, "from -1 to 1; .* the division"),
-        ({"data": (TRAIN[0] // 128, TRAIN[1])}, "uint8 from 0 to 1; .* by 255"),
         ({"data": (TRAIN[0] > 127, TRAIN[1])}, "bool from 0 to 1; .* by 255"),
         ({"data": (TRAIN[0] * 257.0, TRAIN[1])}, "divide them, such as by 257"),
         ({"data": (TRAIN[0] * 1.04 - 4, TRAIN[1])}, "clip"),
@@ -532,15 +525,7 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": ({"a": TRAIN[0]}, TRAIN[1])}, "dict of inputs; .* one array"),
         ({"data": (np.moveaxis(TRAIN[0], 3, 1), TRAIN[1])}, "moveaxis.images, 1, -1"),
         ({"data": (TRAIN[0], TRAIN[1] + 1)}, "go from 1 to 5, .* subtract 1"),
-        (
-            {"data": (TRAIN[0], TRAIN[1] + 1), "class_names": list("abcde")},
-            "go from 1 to 5, .* subtract 1",
-        ),
         ({"data": (TRAIN[0], FAR)}, "go from 0 to 1099511627776, of 50 images"),
-        (
-            {"data": (TRAIN[0], FAR), "class_names": list("abcde")},
-            "to 1099511627776, .* below 5",
-        ),
         ({"data": (TRAIN[0], TRAIN[1] - 1)}, "labels go from -1"),
         ({"data": (TRAIN[0], TRAIN[1][1:])}, "50 training images with 49 labels"),
         (
@@ -548,7 +533,6 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
             "uint8 .50, 192.; .*n, height",
         ),
         ({"data": (TRAIN[0][:, :0], TRAIN[1])}, "uint8 .50, 0, .*none of them 0"),
-        ({"data": (TRAIN[0][..., :0], TRAIN[1])}, ", 0.; .*none of them 0"),
         ({"data": (*TRAIN, WEIGHTS[1:])}, "weights are float32 .49.; .*numbers .50."),
         ({"data": (*TRAIN, -WEIGHTS)}, "from -.* to -?0; .* at least 0"),
         ({"data": (*TRAIN, WEIGHTS * np.nan)}, "from nan to nan; .* finite"),
@@ -589,7 +573,6 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
             "is unknown; .*assert_cardinality",
         ),
         ({"data": counted(7)}, "cannot be read: Input .* contain 7 elements"),
-        ({"data": counted(99)}, "cannot be read: Input .* contain 99 elements"),
         ({"data": jpegs()}, "part cannot be read: .*Invalid JPEG"),
         (
             {"data": jpegs().take(1).concatenate(counted(50))},
@@ -618,7 +601,6 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
             "'lstm' .* set dropout and recurrent_dropout to 0",
         ),
         ({"model": of_two_inputs("photo")}, "photo, place, and .* one input"),
-        ({"model": of_two_inputs("images")}, "images, place, and .* one input"),
     ],
     ids=lambda x: "" if isinstance(x, dict) else x[:20],
 )

@@ -9,7 +9,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from benchmarks.graphs.memory import Account, create_accounts, step_memory
+from benchmarks.graphs.memory import step_memory
 
 KB = 250 * 4  # bytes of a float32 vector of 250 elements
 
@@ -42,42 +42,6 @@ def test_what_the_backward_part_reads_is_kept():
     assert of_cpu(kept) == {"/CPU:0": 16}  # x as well
 
 
-def unread(x):
-    tf.tile(x, [1000])
-    return tf.cos(x)
-
-
-def read_twice(x):
-    y = tf.cos(x)  # not in place
-    return (y + 1.0) * (y + 2.0)
-
-
-@pytest.mark.parametrize(
-    "function,tensors",
-    [(lambda x: tf.nn.relu(-(x + 1.0)), 1), (read_twice, 2), (unread, 1)],
-    ids=["in place", "read twice", "unread"],
-)
-def test_a_tensor_is_overwritten_where_nobody_else_reads_it(function, tensors):
-    _, most = step_memory(traced(function, [250]))
-    assert of_cpu(most) == {"/CPU:0": tensors}
-
-
-def test_a_copy_on_another_device_counts_there_but_not_between_cpus():
-    def step(here, there):
-        def function(x):
-            with tf.device(here):
-                y = tf.cos(x)
-            with tf.device(there):
-                return tf.sin(tf.identity(y))
-
-        return function
-
-    _, most = step_memory(traced(step("/CPU:0", "/GPU:1"), [250]))
-    assert of_cpu(most) == {"/CPU:0": 1, "/GPU:1": 2}
-    _, most = step_memory(traced(step("/CPU:0", "/CPU:1"), [250]))
-    assert of_cpu(most) == {"/CPU:0": 1, "/CPU:1": 1}
-
-
 def test_loops_and_branches_count_what_is_inside():
     def loop(x):
         return tf.while_loop(
@@ -92,16 +56,6 @@ def test_loops_and_branches_count_what_is_inside():
     for function in (loop, branch):
         _, most = step_memory(traced(function, [250]))
         assert 10 <= of_cpu(most)["/CPU:0"] <= 12
-
-
-def test_an_account_adds_variables_of_all_copies_and_says_what_it_is():
-    with tf.device("/CPU:1"):
-        variable = tf.Variable(tf.zeros([250_000]))
-    named = [("params/a", variable), ("slots/a/velocity", variable)]
-    first, second = create_accounts(named, [], ["/CPU:0", "/CPU:1"])
-    assert (first.device, first.total) == ("/CPU:0", 0)
-    assert second == Account("/CPU:1", 1_000_000, 1_000_000, 0, 0, 0, 0)
-    assert str(second) == "/CPU:1 2.0 MB (params 1.0, slots 1.0)"
 
 
 # A fresh child, whose peak is the training's, not that of other tests. Allocators that

@@ -1,12 +1,10 @@
 """What workers compare, with what others would give in place of their answers."""
 
 import contextlib
-import re
 import types
 
 import numpy as np
 import pytest
-from processes import on_linux, run
 
 from towers.config import Config
 from towers.data.sources import ArraySource, DataSet
@@ -105,31 +103,6 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
 
 
 # Prints how many threads TensorFlow has made, and how many towers says that it makes.
-COUNT = """
-import os, sys
-import pytest, test_peers
-import tensorflow as tf
-if by_program := int(sys.argv[1]):
-    tf.config.threading.set_intra_op_parallelism_threads(by_program)
-told = test_peers.exchanged(pytest.MonkeyPatch(), clip_norm=1.0)
-before = len(os.listdir("/proc/self/task"))
-tf.constant(1) + 1
-made = len(os.listdir("/proc/self/task")) - before
-print("counted", made, told[test_peers.THREADS])
-"""
-
-
-@pytest.mark.slow
-@on_linux
-def test_the_number_of_threads_is_that_of_tensorflow():
-    others = set()
-    for by_variable, by_program in [("0", 0), (" 5 ", 0), ("7", 0), ("7", 3)]:
-        done = run("-c", COUNT, str(by_program), TF_NUM_INTRAOP_THREADS=by_variable)
-        made, expected = map(
-            int, re.search(r"counted (\d+) (\d+)", done.stdout).groups()
-        )
-        others.add(made - expected)  # as many of other kinds each time
-    assert len(others) == 1
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1.5", "٣", "9" * 5000])

@@ -1,6 +1,5 @@
 """Predictions and features for image files."""
 
-import collections
 import csv
 import io
 import json
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -23,9 +21,8 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data import streams
 from towers.data.paths import walk
-from towers.data.unlabeled import AHEAD, Labels, read_files
+from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict
@@ -410,16 +407,6 @@ def test_folders_are_walked_in_order_and_nothing_is_listed_ahead(tmp_path):
     assert found == [str(tmp_path / name) for name in expected]
 
 
-def test_only_a_few_images_are_read_ahead(photos):
-    ahead = AHEAD * streams.NUM_READERS
-    paths = collections.deque(sorted_files(photos) * ahead)
-    total = len(paths)
-    files = read_files(iter(paths.popleft, None), (8, 8, 3), MAX_IMAGE_PIXELS)
-    next(files)
-    assert total - len(paths) <= ahead + 1 < total / 2
-    files.close()
-
-
 @pytest.mark.parametrize("channels", [2, 4, 5])
 def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
     files = read_files(sorted_files(photos), (8, 8, channels), MAX_IMAGE_PIXELS)
@@ -436,13 +423,6 @@ def test_the_label_is_the_class_whose_name_the_folder_has():
     assert [labels(path) for path in paths] == [0, 1, 2]
     paths = "q/cat/1.png", "x/cat/new/1.png", "x/cat/new/more/1.png"
     assert [labels(path) for path in paths] == [0, 0, -1]
-
-
-def test_labels_take_no_longer_where_many_files_are_given():
-    paths = [f"photos/set/cat/{number}.png" for number in range(20_000)]
-    labels, begin = Labels(["cat"], paths), time.process_time()
-    assert not any(map(labels, paths))
-    assert time.process_time() - begin < 10  # 33 s where all are compared
 
 
 # The program.

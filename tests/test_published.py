@@ -1,9 +1,5 @@
 """CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: their official files and archives, what
-tensorflow-datasets prepared, and downloads from a server on this machine.
-
-With TOWERS_TEST_DATA naming a folder that holds `cifar-10-batches-bin`, the real pixels
-are read too.
-"""
+tensorflow-datasets prepared, and downloads from a server on this machine."""
 
 import gzip
 import hashlib
@@ -16,7 +12,6 @@ import threading
 import time
 import urllib.request
 
-import numpy as np
 import pytest
 from marks import slow
 from pictures import write_folder
@@ -25,7 +20,6 @@ from prepared_sets import (
     IMAGES,
     LABELS,
     MNIST,
-    all_of,
     archive_of,
     assert_holds,
     change,
@@ -347,15 +341,6 @@ def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
     assert "no answer within 1.2 s" in text
 
 
-def test_row_19_proxy_that_is_down(tmp_path, monkeypatch):
-    with socket.socket() as unused:  # Bound but not listening: refuses.
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
-        text = message(data.load, "cifar10", str(tmp_path))
-    assert f"proxy 127.0.0.1:{port}: " in text and "Connection refused" in text
-
-
 # Downloads.
 
 
@@ -529,28 +514,3 @@ def test_row_39_a_signal_ends_a_download(tmp_path, server):
         program.process.terminate()
         assert program.wait(10) == 75
         over.set()
-
-
-# Real pixels.
-
-REAL_DIR = os.environ.get("TOWERS_TEST_DATA", "")
-
-
-@pytest.mark.skipif(
-    not os.path.isdir(os.path.join(REAL_DIR, "cifar-10-batches-bin")),
-    reason="TOWERS_TEST_DATA names no folder with cifar-10-batches-bin",
-)
-def test_real_pixels(monkeypatch):
-    monkeypatch.undo()
-    data_set = data.load("cifar10", REAL_DIR)
-    folder = os.path.join(REAL_DIR, "cifar-10-batches-bin")
-    first = np.memmap(os.path.join(folder, "data_batch_1.bin"), np.uint8, "r")
-    last = np.memmap(os.path.join(folder, "test_batch.bin"), np.uint8, "r")
-    images, labels = all_of(data_set.train)
-    assert labels[0] == first[0] and np.bincount(labels).tolist() == [5_000] * 10
-    assert images[0, 5, 7].tolist() == [
-        first[1 + channel * 1024 + 5 * 32 + 7] for channel in range(3)
-    ]
-    images, labels = all_of(data_set.test)
-    assert labels[9_999] == last[9_999 * 3073] and images[-1, 31, 31, 2] == last[-1]
-    np.testing.assert_allclose(data_set.mean, (125.3, 123.0, 113.9), atol=0.5)
