@@ -513,6 +513,7 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": (TRAIN[0] / 255, TRAIN[1])}, "float64 from 0 to 1; .* 0 to 255"),
         ({"data": (TRAIN[0] - 128.0, TRAIN[1])}, "from -128 to .* 0 to 255"),
         ({"data": (TRAIN[0], TRAIN[1] / 2)}, "labels are float64"),
+        ({"data": (TRAIN[0] / 127.5, TRAIN[1])}, "from 0 to 2; .* the division"),
         ({"data": (TRAIN[0] / 127.5 - 1, TRAIN[1])}, "from -1 to 1; .* the division"),
         ({"data": (TRAIN[0] > 127, TRAIN[1])}, "bool from 0 to 1; .* by 255"),
         ({"data": (TRAIN[0] * 257.0, TRAIN[1])}, "divide them, such as by 257"),
@@ -525,6 +526,10 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": ({"a": TRAIN[0]}, TRAIN[1])}, "dict of inputs; .* one array"),
         ({"data": (np.moveaxis(TRAIN[0], 3, 1), TRAIN[1])}, "moveaxis.images, 1, -1"),
         ({"data": (TRAIN[0], TRAIN[1] + 1)}, "go from 1 to 5, .* subtract 1"),
+        (
+            {"data": (TRAIN[0], TRAIN[1] + 1), "class_names": list("abcde")},
+            "go from 1 to 5, .* subtract 1",
+        ),
         ({"data": (TRAIN[0], FAR)}, "go from 0 to 1099511627776, of 50 images"),
         ({"data": (TRAIN[0], TRAIN[1] - 1)}, "labels go from -1"),
         ({"data": (TRAIN[0], TRAIN[1][1:])}, "50 training images with 49 labels"),
