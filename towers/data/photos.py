@@ -2,11 +2,12 @@
 
 import os
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from towers import quiet_imports
+from towers.config.recipes import FINETUNE_RECIPE, PHOTO_RECIPE
 from towers.data.class_folders import (
     files_below,
     find_folders,
@@ -18,14 +19,34 @@ from towers.data.paths import data_folder, is_file, is_image
 from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
-# Images to train on, all epochs together, and the bounds of the epochs.
-IMAGES_SEEN = 10_000
-EPOCHS = (15, 100)
+FINETUNED_SIZE = 160
 
 
-def photo_options(data_dir: str) -> dict[str, Any]:
+class Length(NamedTuple):
+    """Images to train on, all epochs together, and the bounds of the epochs."""
+
+    images: int
+    least_epochs: int
+    most_epochs: int
+
+    def epochs(self, num_images: int) -> float:
+        epochs = self.images // num_images
+        return float(min(max(epochs, self.least_epochs), self.most_epochs))
+
+
+LENGTHS = {
+    PHOTO_RECIPE: Length(10_000, 15, 100),
+    FINETUNE_RECIPE: Length(15_000, 5, 40),
+}
+
+
+def photo_options(data_dir: str, recipe: str = PHOTO_RECIPE) -> dict[str, Any]:
     """Options for what is in a folder: the data set, and of images in class folders
     their size and the number of epochs.
+
+    Args:
+        data_dir: the folder.
+        recipe: the recipe that a folder of images is trained with.
 
     Raises:
         DataError: there is no data set of a known kind; says what there is, and the
@@ -48,13 +69,15 @@ def photo_options(data_dir: str) -> dict[str, Any]:
                 f"--dataset={names[0]}"
             ) from None
         return {"dataset": names[0]}
-    sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
-    sides = [min(size) for size in sizes if size]
-    least, most = EPOCHS
+    image_size = FINETUNED_SIZE
+    if recipe == PHOTO_RECIPE:
+        sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
+        sides = [min(size) for size in sizes if size]
+        image_size = _image_size(statistics.median(sides or [64]), len(paths))
     return {
         "dataset": "image_folder",
-        "image_size": _image_size(statistics.median(sides or [64]), len(paths)),
-        "num_epochs": float(min(max(IMAGES_SEEN // len(paths), least), most)),
+        "image_size": image_size,
+        "num_epochs": LENGTHS[recipe].epochs(len(paths)),
     }
 
 
