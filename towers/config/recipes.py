@@ -42,7 +42,7 @@ def config_of_flags(
     given: dict[str, Any],
     workdir: str | None = None,
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
-    photo_options: Callable[[str, str], dict[str, Any]] = lambda data_dir, recipe: {},
+    photo_options: Callable[[str, bool], dict[str, Any]] = lambda data_dir, tuned: {},
 ) -> CommandLine:
     """The Config of a command line.
 
@@ -59,8 +59,8 @@ def config_of_flags(
         workdir: the value of --workdir, or None.
         stored_config: the run's folder -> the config of the run there, None without a
             run.
-        photo_options: (the value of --data_dir, recipe of a folder of images) ->
-            options for what is there.
+        photo_options: (the value of --data_dir, whether a folder of images is
+            fine-tuned) -> options for what is there.
 
     Raises:
         ConfigError: there is no such recipe, or the options do not fit.
@@ -78,7 +78,7 @@ def config_of_flags(
         default = DEFAULT_RECIPE
     elif not (recipe or stored) and dataset in (None, "image_folder"):
         for_photos = _photo_recipe(folder, given)
-        chosen = photo_options(data_dir or "", for_photos)
+        chosen = photo_options(data_dir or "", for_photos == FINETUNE_RECIPE)
         if "image_folder" in (dataset, chosen.get("dataset")):
             default = for_photos
     name = recipe or default

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from towers import quiet_imports
-from towers.config.recipes import FINETUNE_RECIPE, PHOTO_RECIPE
 from towers.data.class_folders import (
     files_below,
     find_folders,
@@ -19,7 +18,7 @@ from towers.data.paths import data_folder, is_file, is_image
 from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
-FINETUNED_SIZE = 160
+FINE_TUNED_SIZE = 160
 
 
 class Length(NamedTuple):
@@ -34,19 +33,17 @@ class Length(NamedTuple):
         return float(min(max(epochs, self.least_epochs), self.most_epochs))
 
 
-LENGTHS = {
-    PHOTO_RECIPE: Length(10_000, 15, 100),
-    FINETUNE_RECIPE: Length(15_000, 5, 40),
-}
+FROM_SCRATCH = Length(10_000, 15, 100)
+FINE_TUNING = Length(15_000, 5, 30)
 
 
-def photo_options(data_dir: str, recipe: str = PHOTO_RECIPE) -> dict[str, Any]:
+def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
     """Options for what is in a folder: the data set, and of images in class folders
     their size and the number of epochs.
 
     Args:
         data_dir: the folder.
-        recipe: the recipe that a folder of images is trained with.
+        fine_tuning: whether a folder of images is trained from trained weights.
 
     Raises:
         DataError: there is no data set of a known kind; says what there is, and the
@@ -69,15 +66,17 @@ def photo_options(data_dir: str, recipe: str = PHOTO_RECIPE) -> dict[str, Any]:
                 f"--dataset={names[0]}"
             ) from None
         return {"dataset": names[0]}
-    image_size = FINETUNED_SIZE
-    if recipe == PHOTO_RECIPE:
+    if fine_tuning:
+        image_size, length = FINE_TUNED_SIZE, FINE_TUNING
+    else:
         sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
         sides = [min(size) for size in sizes if size]
         image_size = _image_size(statistics.median(sides or [64]), len(paths))
+        length = FROM_SCRATCH
     return {
         "dataset": "image_folder",
         "image_size": image_size,
-        "num_epochs": LENGTHS[recipe].epochs(len(paths)),
+        "num_epochs": length.epochs(len(paths)),
     }
 
 
