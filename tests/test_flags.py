@@ -221,7 +221,7 @@ def test_an_unknown_recipe_names_the_nearest_and_lists_all(recipes):
     write_recipe(recipes, "_shared", "Config()")
     with pytest.raises(ConfigError, match="did you mean 'quickstart'.*") as caught:
         load_recipe("quikstart", recipes)
-    assert str(caught.value).endswith("recipes: other, quickstart")
+    assert str(caught.value).endswith("recipes: other, photos_finetune, quickstart")
 
 
 def get_config(body):
