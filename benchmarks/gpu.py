@@ -101,7 +101,7 @@ DEFAULT = {
             "peers --models=resnet20,speedrun --precision=bfloat16 --batch_size=1024 "
             "--steps=30 --rounds=3"
         ],
-        [f"peers --models=lenet {TINY}"],
+        [f"peers --models=resnet20 {TINY}"],
     ),
     "large": Section(
         90,
