@@ -225,7 +225,7 @@ def test_a_folder_alone_is_read_as_a_training_would_read_it(root, capfd):
         assert main([argument]) == 0
         lines = capfd.readouterr().out.splitlines()
         assert "images      15 training, 3 test" in lines
-        assert "read as     64x64 (height x width), 3 channel(s)" in lines
+        assert "read as     160x160 (height x width), 3 channel(s)" in lines
 
 
 def test_the_images_for_validation_are_checked_too(run, root):

@@ -77,7 +77,7 @@ def config_of_flags(
     if dataset is None and data_dir is None:
         default = DEFAULT_RECIPE
     elif not (recipe or stored) and dataset in (None, "image_folder"):
-        for_photos = _photo_recipe(folder, given)
+        for_photos = photo_recipe(folder, given)
         chosen = photo_options(data_dir or "", for_photos == FINETUNE_RECIPE)
         if "image_folder" in (dataset, chosen.get("dataset")):
             default = for_photos
@@ -106,8 +106,9 @@ def config_of_flags(
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 
-def _photo_recipe(folder, given):
-    """The recipe of a folder of images."""
+def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
+    """The recipe of a folder of images: FINETUNE_RECIPE where trained weights are named
+    or on this machine, else PHOTO_RECIPE. Arguments as of `config_of_flags`."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     weights = given.get("init_from", weights_at_hand(model))
     return FINETUNE_RECIPE if weights else PHOTO_RECIPE

@@ -22,6 +22,8 @@ from absl import flags
 from towers import quiet_imports
 from towers.config import Config
 from towers.config import flags as config_flags
+from towers.config.installation import RECIPES
+from towers.config.recipes import FINETUNE_RECIPE, photo_recipe
 from towers.data.photos import photo_options
 from towers.errors import ConfigError
 
@@ -57,7 +59,8 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if "dataset" not in given:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
-        given = photo_options(*folders) | given
+        recipe = photo_recipe(RECIPES, {})
+        given = photo_options(*folders, recipe == FINETUNE_RECIPE) | given
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
         from towers.data import check
