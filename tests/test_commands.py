@@ -151,13 +151,14 @@ def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(comma
 FAILING = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
+import towers
 from towers import errors
 from towers.commands import train as command
 from towers.config import factories, flags
 later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY
-command.train = train
+towers.train = train
 flags.run(command.main)
 """
 

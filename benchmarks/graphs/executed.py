@@ -32,7 +32,7 @@ def step_on_cpus(trainer) -> list:
     whose graphs a call of the loop does not list."""
     batches = trainer._feed.batches_of(trainer.step)
     with trainer.compilation.step_options():
-        metrics = trainer._step.zero_metrics()
+        metrics = trainer.train_step.zero_metrics()
         return partition_graphs(lambda: trainer.loop._step_call(0, batches, metrics))
 
 
