@@ -165,7 +165,7 @@ def is_running(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state.split()[0] not in "XZ"
 
