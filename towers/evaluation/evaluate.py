@@ -69,7 +69,6 @@ def evaluate(
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
         report: write a web page about the run, `report/index.html`.
-
         sleep: waits for some seconds.
 
     Returns:

@@ -63,7 +63,7 @@ def tower_loss(
         (loss, correct, new state).
     """
     logits, new_state = model.stateless_call(
-        params, state, _inputs(model, batch), training=True
+        params, state, model_inputs(model, batch), training=True
     )
     loss = mean_loss(loss_fn, logits, batch)
     correct = count_correct(logits, batch["labels"])
@@ -160,7 +160,9 @@ def tower_logits(
     """The logits of one tower's share in inference; arguments as in
     `tower_gradients`."""
     params, state = layout.params.views(values.params), layout.state_views(values)
-    return model.stateless_call(params, state, _inputs(model, batch), training=False)[0]
+    return model.stateless_call(
+        params, state, model_inputs(model, batch), training=False
+    )[0]
 
 
 def tower_counts(
@@ -191,7 +193,10 @@ def model_input(batch: Mapping[str, tf.Tensor], x: keras.KerasTensor) -> tf.Tens
     return value
 
 
-def _inputs(model, batch):
+def model_inputs(
+    model: keras.Model, batch: Mapping[str, tf.Tensor]
+) -> list[tf.Tensor] | tf.Tensor:
+    """All inputs of a model, or the only one; see `model_input`."""
     inputs = [model_input(batch, x) for x in model.inputs]
     return inputs if len(inputs) > 1 else inputs[0]
 

@@ -120,11 +120,22 @@ def _fill(state, weights):
             drawn.append((name, stored))
     for name, stored in taken.items():
         values = np.asarray(stored.read()).astype(state[name].dtype)
-        state[name] = values.reshape(state[name].shape)
-        average = f"averages/{name.partition('/')[2]}"
-        if average in state:
-            state[average] = state[name]
+        set_initial(state, name, values.reshape(state[name].shape))
     return taken, missing, drawn
+
+
+def set_initial(state: dict[str, np.ndarray], name: str, values: np.ndarray) -> None:
+    """Sets a variable of `Trainer.state`, and its moving average, which starts there.
+
+    Args:
+        state: name -> array; is changed.
+        name: such as params/conv1/kernel.
+        values: of its shape and dtype.
+    """
+    state[name] = values
+    average = f"averages/{name.partition('/')[2]}"
+    if average in state:
+        state[average] = values
 
 
 def _layers(state):

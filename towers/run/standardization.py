@@ -8,7 +8,11 @@ import numpy as np
 
 from towers import console
 from towers.config import Config
-from towers.config.preprocessing import in_pixels, parse_standardization
+from towers.config.preprocessing import (
+    STANDARDIZATIONS,
+    in_pixels,
+    parse_standardization,
+)
 from towers.config.pretrained import IMAGENET
 from towers.data.sources import DataSet
 from towers.models.create import pixel_moments, rescales_images
@@ -67,6 +71,6 @@ def _moments(config, channels, model, continued):
             moments = in_pixels((trained.mean, trained.std), channels)
             return moments, f"as {config.model} was trained"
     if (choice.is_given or choice.is_in_a_file) and rescales_images(model):
-        moments = (0.0,) * channels, (1.0,) * channels
+        moments = in_pixels(STANDARDIZATIONS["none"], channels)
         return moments, "the network begins with a layer that rescales them"
     return None, ""

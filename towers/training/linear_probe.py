@@ -19,8 +19,9 @@ from towers.data.sources import Subset
 from towers.errors import ConfigError
 from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
-from towers.parallel.tower import model_input
+from towers.parallel.tower import model_inputs
 from towers.parallel.trainer import Trainer
+from towers.run.initial import set_initial
 
 # Images whose features are computed, taken at equal distances.
 MOST_IMAGES = 10_000
@@ -57,15 +58,13 @@ def fit_head(
         console.line(f"linear probe: none, as {kernel} has trained values")
         return
     state = trainer.state()
-    with activity("fitting the head") as beat:
-        features, labels = _features(parts, head, state, config.batch_size, beat)
-        state[kernel], state[bias], correct = logistic_regression(
-            features, labels, state[bias].size, beat
+    with activity("fitting the head") as heartbeat:
+        features, labels = _features(parts, head, state, config.batch_size, heartbeat)
+        *values, correct = logistic_regression(
+            features, labels, state[bias].size, heartbeat
         )
-    for name in (kernel, bias):
-        average = f"averages/{name.partition('/')[2]}"
-        if average in state:
-            state[average] = state[name]
+    for name, array in zip((kernel, bias), values, strict=True):
+        set_initial(state, name, array)
     trainer.load(state)
     console.line(
         f"linear probe: the head fits {correct:.1%} of {len(labels)} training images"
@@ -83,7 +82,7 @@ def _head(model):
     return layer
 
 
-def _features(parts, head, state, batch_size, beat):
+def _features(parts, head, state, batch_size, heartbeat):
     """Features, float32 [n, f], of images as in an evaluation; labels, int64 [n]."""
     source = parts.train_batches.source
     if source.num_examples > MOST_IMAGES:
@@ -101,8 +100,7 @@ def _features(parts, head, state, batch_size, beat):
 
     @tf.function(autograph=False)
     def features_of(batch):
-        inputs = [model_input(batch, x) for x in network.inputs]
-        inputs = inputs if len(inputs) > 1 else inputs[0]
+        inputs = model_inputs(network, batch)
         features = network.stateless_call(*values, inputs, training=False)[0]
         return tf.cast(features, tf.float32)
 
@@ -112,7 +110,7 @@ def _features(parts, head, state, batch_size, beat):
         images = {"images": batch["images"]}
         features.append(features_of(images).numpy()[counts])
         labels.append(batch["labels"].numpy()[counts])
-        beat()
+        heartbeat()
     return np.concatenate(features), np.concatenate(labels).astype(np.int64)
 
 
@@ -120,7 +118,7 @@ def logistic_regression(
     features: np.ndarray,
     labels: np.ndarray,
     num_classes: int,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Multinomial logistic regression with an L2 penalty on the kernel, by Nesterov's
     accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
@@ -129,7 +127,7 @@ def logistic_regression(
         features: float32 [n, f].
         labels: integers [n], less than `num_classes`.
         num_classes: number of columns of the kernel.
-        beat: called after each step.
+        heartbeat: called after each step.
 
     Returns:
         The kernel, float32 [f, num_classes]; the bias, float32 [num_classes]; and the
@@ -158,7 +156,7 @@ def logistic_regression(
         age = 0 if np.vdot(slope, moved - kernel) > 0 else age + 1
         ahead = moved + age / (age + 3) * (moved - kernel)
         kernel = moved
-        beat()
+        heartbeat()
     correct = np.mean((x @ kernel).argmax(1) == labels)
     kernel, bias = kernel[:-1] / scale, kernel[-1]
     return kernel.astype(np.float32), bias - mean @ kernel, float(correct)
