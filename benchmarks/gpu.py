@@ -77,18 +77,19 @@ def proof(name: str, secs: float) -> Section:
 STEP = "step --precisions=bfloat16"
 TINY = "--batch_size=16 --steps=1 --rounds=1"
 DEFAULT = {
-    "smoke": proof("smoke", 50),
+    "smoke": proof("smoke", 70),
     "step": Section(
-        110,
+        150,
         [
-            f"{proofs.PERSISTENT}={x} {STEP} --models=resnet20,speedrun "
-            "--compilers=none,xla --batch_size=1024 --steps=30 --rounds=3"
-            for x in (0, 1)
+            f"{proofs.PERSISTENT}=1 {STEP} --models=resnet20,speedrun "
+            "--compilers=none,xla --batch_size=1024 --steps=30 --rounds=3",
+            f"{proofs.PERSISTENT}=0 {STEP} --models=resnet20 "
+            "--compilers=none --batch_size=1024 --steps=30 --rounds=3",
         ],
         [f"{proofs.PERSISTENT}=1 step --models=lenet --compilers=none,xla {TINY}"],
     ),
     "recipe": Section(
-        90,
+        110,
         ["accuracy --config=cifar10_speedrun --precision=bfloat16"],
         [
             "accuracy --config=cifar10_speedrun --batch_size=64 --width=0.25 "
@@ -96,13 +97,14 @@ DEFAULT = {
         ],
     ),
     "peers": Section(
-        100,
+        110,
         [
             "peers --models=resnet20,speedrun --precision=bfloat16 --batch_size=1024 "
             "--steps=30 --rounds=3"
         ],
         [f"peers --models=resnet20 {TINY}"],
     ),
+    "equality": proof("equality", 130),
     "large": Section(
         90,
         [
@@ -111,7 +113,6 @@ DEFAULT = {
         ],
         [f'step --models=resnet20 {TINY} --fields={{"image_size":64}}'],
     ),
-    "equality": proof("equality", 80),
     "input": Section(
         600,
         [

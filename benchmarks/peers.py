@@ -209,7 +209,9 @@ def create_things(config: Config, options, chosen) -> dict:
         batch = tf.nest.map_structure(tf.identity, batch)
 
     def model():
-        return build.build(config, device_kind=chosen.kind).model
+        built = build.build(config, device_kind=chosen.kind).model  # on the host
+        with tf.device(chosen.towers[0]):
+            return copied(built, keras.models.clone_model(built))
 
     def train(**fields):
         replaced = dataclasses.replace(config, **fields)
@@ -222,7 +224,8 @@ def create_things(config: Config, options, chosen) -> dict:
     }
     if any(type(layer) in STOCK for layer in parts.model.layers):
         with keras_settings(POLICIES[options.precision]):
-            stock = with_stock_layers(model())
+            with tf.device(chosen.towers[0]):
+                stock = with_stock_layers(model())
         things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
     if len(chosen.towers) > 1:
         things["replicated"] = train(
@@ -263,7 +266,8 @@ def main() -> None:
         )
     fields = trainers.STEP_ALONE | measure.dataset(options)
     fields |= {"optimizer": "sgd", "learning_rate": LEARNING_RATE}
-    fields |= {"momentum": MOMENTUM, "schedule": "constant"}
+    # A long run, in which compile=auto is XLA on GPUs.
+    fields |= {"momentum": MOMENTUM, "schedule": "constant", "num_epochs": 1e4}
     fields |= {"batch_size": options.batch_size, "precision": options.precision}
     fields |= {"compile": options.compile, "image_size": options.image_size}
     configs = {name: Config(**fields, model=name) for name in options.models}

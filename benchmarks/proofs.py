@@ -253,7 +253,7 @@ def prove_equality(setting: Setting, must_repeat: bool = False) -> bool:
     count = {"num_towers": len(devices.towers), "batch_norm": "sync"}
     for strategy in ("towers", "replicated"):
         name = f"{strategy}, synchronized batch normalization"
-        fields = {"strategy": strategy} | count
+        fields = {"strategy": strategy, "all_reduce": "star"} | count
         cases[normalized, name] = functools.partial(row, normalized, fields, devices)
     setting.write(
         f"{STEPS} steps, float32, TF32 off: the largest difference from one device "

@@ -216,7 +216,8 @@ class Config:
     compile: str = free_option(
         "auto",
         "xla: the forward and backward part of each tower is compiled as one, and on "
-        "GPUs the update; auto: xla on GPUs, for networks that XLA compiles.",
+        "GPUs the update; auto: xla on GPUs, for networks that XLA compiles, in runs "
+        "of at least 5,000 steps.",
         choices=("auto", "none", "xla"),
     )
 
