@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""See towers/commands/export.py, or --help."""
+"""See towers/cli/export.py, or --help."""
 
-from towers.commands import run_export
+from towers.cli.main import run_export
 
 if __name__ == "__main__":
     run_export()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""See towers/commands/predict.py, or --help."""
+"""See towers/cli/predict.py, or --help."""
 
-from towers.commands import run_predict
+from towers.cli.main import run_predict
 
 if __name__ == "__main__":
     run_predict()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""See towers/commands/train.py, or --help."""
+"""See towers/cli/train.py, or --help."""
 
-from towers.commands import run_train
+from towers.cli.main import run_train
 
 if __name__ == "__main__":
     run_train()

@@ -36,8 +36,8 @@ from collections.abc import Callable
 from absl import flags
 
 from towers import quiet_imports
+from towers.cli import flags as config_flags
 from towers.config import Config
-from towers.config import flags as config_flags
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 

@@ -38,9 +38,9 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
-from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.create import POLICIES
-from towers.models.layers import (
+from towers.models.layers.convolution import PointwiseConv2D, SameConv2D
+from towers.models.layers.core import (
     BatchNormalization,
     Conv2D,
     Dense,

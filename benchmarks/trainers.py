@@ -21,15 +21,15 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from towers import build
+from towers.cluster.connect import connect
+from towers.cluster.workers import ALONE
 from towers.config import Config
 from towers.data.share import shares
 from towers.doctor.constant_feed import ConstantFeed
 from towers.errors import TowersError
 from towers.launch.process import Share
 from towers.parallel import devices
-from towers.parallel.connect import connect
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

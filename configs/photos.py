@@ -4,7 +4,7 @@
     python run_train.py --config=photos --data_dir=ROOT
 
 ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg. The first command chooses the size of the
-images and the number of epochs from the folder (towers/data/photos.py); the second
+images and the number of epochs from the folder (towers/data/sets/photos.py); the second
 takes those below, which are for a few hundred images. docs/own_images.md goes through
 it with drawn photos.
 

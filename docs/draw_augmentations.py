@@ -14,11 +14,11 @@ from scenes import SCENES, photograph
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
 
 from towers.config.choices import POLICIES  # noqa: E402
-from towers.data.augment import create_augment  # noqa: E402
-from towers.data.distortions import extend  # noqa: E402
-from towers.data.mixing import create_mix  # noqa: E402
-from towers.data.operations import MOST_BLUR, OPERATIONS, apply  # noqa: E402
-from towers.data.policies import TRIVIAL  # noqa: E402
+from towers.data.augment.augmentation import create_augment  # noqa: E402
+from towers.data.augment.distortions import extend  # noqa: E402
+from towers.data.augment.mixing import create_mix  # noqa: E402
+from towers.data.augment.operations import MOST_BLUR, OPERATIONS, apply  # noqa: E402
+from towers.data.augment.policies import TRIVIAL  # noqa: E402
 from towers.data.randomness import Draw  # noqa: E402
 
 SIDE, GAP, CAPTION, COUNT = 72, 3, 152, 8

@@ -6,7 +6,7 @@ import numpy as np
 
 from towers import build, load_run
 from towers.config import Config
-from towers.data.augment import create_augment
+from towers.data.augment.augmentation import create_augment
 from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
 from towers.training.train import train

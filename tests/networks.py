@@ -12,7 +12,7 @@ from keras import layers
 
 from towers.data.streams import without_tuning
 from towers.models.create import create_model, noise_shapes
-from towers.models.layers import (
+from towers.models.layers.core import (
     BatchNormalization,
     Dropout,
     LocalResponseNormalization,

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
+from towers.cluster.workers import ALONE
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation, strategies
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
-from towers.parallel.workers import ALONE
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50

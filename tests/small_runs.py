@@ -17,12 +17,13 @@ from keras import layers
 from marks import slow
 
 from towers.config import Config
-from towers.data import augment as augmentations
-from towers.data import streams, synthetic
+from towers.data import streams
+from towers.data.augment import augmentation as augmentations
 from towers.data.batches import TrainBatches
+from towers.data.sets import synthetic
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
-from towers.models import cnn
-from towers.models.layers import Dropout
+from towers.models.layers.core import Dropout
+from towers.models.zoo import cnn
 from towers.optim import losses
 from towers.parallel.trainer import Trainer
 from towers.run import checkpointer

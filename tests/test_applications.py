@@ -15,8 +15,8 @@ from processes import environ_of
 from recipes import Recipe, assert_close, create_trainer
 
 from towers.errors import ConfigError
-from towers.models import applications
 from towers.models.create import create_model, noise_shapes, pixel_moments
+from towers.models.keras import applications
 from towers.models.variables import keras_settings
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.config.choices import AUGMENTS
-from towers.data.augment import create_augment, crop_and_flip, standardize
+from towers.data.augment.augmentation import create_augment, crop_and_flip, standardize
 
 MEAN, DEVIATION = (100.0, 120.0, 140.0), (50.0, 60.0, 70.0)
 SHAPE = (32, 32, 3)

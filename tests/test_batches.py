@@ -10,12 +10,12 @@ import tensorflow as tf
 from marks import slow
 
 from towers.config.choices import AUGMENTS
-from towers.data.augment import Augment, create_augment
+from towers.data.augment.augmentation import Augment, create_augment
+from towers.data.augment.distortions import extend
+from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, TrainBatches, hold_out
-from towers.data.cached import CachedSource
-from towers.data.distortions import extend
-from towers.data.image_files import FolderFiles, ImageOptions
-from towers.data.mixing import create_mix
+from towers.data.files.cached import CachedSource
+from towers.data.files.image_files import FolderFiles, ImageOptions
 from towers.data.share import Share
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError

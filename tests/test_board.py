@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 from tensorboard.plugins.hparams import metadata as hparams
 
 from towers.callbacks import Callback
-from towers.run.board import Board, batch_picture
+from towers.reporting.board import Board, batch_picture
 from towers.training.train import train
 
 

@@ -11,12 +11,18 @@ from pictures import png, random_pixels
 from prepared_sets import message
 from processes import run
 
-from towers.data import cached, streams
-from towers.data.augment import Augment
+from towers.data import streams
+from towers.data.augment.augmentation import Augment
+from towers.data.augment.crops import ATTEMPTS
 from towers.data.batches import TrainBatches
-from towers.data.cached import CachedSource, ImageCache, read_in_batches, settle_size
-from towers.data.crops import ATTEMPTS
-from towers.data.image_files import ImageOptions, Survey
+from towers.data.files import cached
+from towers.data.files.cached import (
+    CachedSource,
+    ImageCache,
+    read_in_batches,
+    settle_size,
+)
+from towers.data.files.image_files import ImageOptions, Survey
 from towers.errors import data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
@@ -278,8 +284,8 @@ import atexit
 atexit.register(lambda: print("under way:", files.under_way))  # the last to be called
 import tensorflow as tf
 from test_cached import SHAPE, SlowFiles, png, random_pixels
-from towers.data.image_files import ImageOptions
-from towers.data.cached import CachedSource
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.cached import CachedSource
 
 files = SlowFiles(png(random_pixels(0)))
 source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0))

@@ -10,9 +10,9 @@ from absl import flags
 from pictures import png, png_file, random_pixels, write_folder
 from PIL import Image
 
-from towers.data import __main__ as program
+from towers.cli import data as program
 from towers.data import duplicates
-from towers.data.cached import progress
+from towers.data.files.cached import progress
 from towers.errors import TowersError, report
 
 
@@ -210,7 +210,7 @@ def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
     for i in range(6):
         content = png(random_pixels(i, 8 + i, 20 - i))
         (root / "train" / "ant" / f"0{i}.png").write_bytes(content)
-    monkeypatch.setattr("towers.data.cached.SAMPLE", 3)
+    monkeypatch.setattr("towers.data.files.cached.SAMPLE", 3)
     code, lines, _ = run("--image_size=8")
     assert code == 0
     sizes = "7 sizes: heights 8 to 13, widths 6 to 20, shorter sides 6 to 13"

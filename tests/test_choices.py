@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers import build
 from towers.config import Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
-from towers.data.augment import Augment, create_augment
+from towers.data.augment.augmentation import Augment, create_augment
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
 from towers.optim import optimizers
@@ -34,8 +34,12 @@ def test_every_target_can_be_imported():
 def public_functions(package, returns):
     """module:function of the functions of a package with an annotated result."""
     found = set()
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        path = f"{package}.{module.name}"
+    for module in pkgutil.walk_packages(
+        importlib.import_module(package).__path__, f"{package}."
+    ):
+        path = module.name
+        if path.endswith("__main__"):
+            continue
         for name, function in vars(importlib.import_module(path)).items():
             is_own = getattr(function, "__module__", "") == path
             if is_own and inspect.isfunction(function) and not name.startswith("_"):
@@ -226,10 +230,10 @@ def test_options_that_a_file_does_not_read_are_reported(tmp_path):
 def test_an_augmentation_with_a_state_is_refused(tmp_path, part):
     body = f"""
 import dataclasses, keras
-from towers.data import augment
+from towers.data.augment import augmentation
 
 def create(image_shape, mean, deviation):
-    plain = augment.none(image_shape, mean, deviation)
+    plain = augmentation.none(image_shape, mean, deviation)
     flip = keras.layers.RandomFlip("horizontal", seed=1)
     flipped = lambda images, *draw: flip(plain.evaluate(images), training=True)
     return dataclasses.replace(plain, {part}=flipped)
@@ -244,10 +248,10 @@ def test_other_moments_than_the_given_ones_are_refused_before_a_policy(
     tmp_path, policy
 ):
     body = """
-from towers.data import augment
+from towers.data.augment import augmentation
 
 def create(image_shape, mean, deviation):
-    return augment.none(image_shape, MEAN, DEVIATION)
+    return augmentation.none(image_shape, MEAN, DEVIATION)
 """
     halves = "MEAN, DEVIATION = (127.5,) * 3, (127.5,) * 3\n"
     moments = {"mean": (100.0,) * 3, "deviation": (50.0,) * 3}

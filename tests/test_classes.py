@@ -10,7 +10,7 @@ import tensorflow as tf
 from small_runs import small_config, small_data
 
 from towers import Config, build
-from towers.data.augment import none, translate_flip
+from towers.data.augment.augmentation import none, translate_flip
 from towers.data.batches import TrainBatches
 from towers.data.classes import (
     BalancedOrder,

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from towers.cluster import cluster_spec
+from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
 from towers.errors import ConfigError
-from towers.run import cluster_spec
-from towers.run.cluster_spec import Cluster, find_cluster, validate_addresses
 
 
 @contextlib.contextmanager

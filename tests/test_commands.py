@@ -153,8 +153,9 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import towers
 from towers import errors
-from towers.commands import train as command
-from towers.config import factories, flags
+from towers.cli import train as command
+from towers.config import factories
+from towers.cli import flags
 later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY

@@ -11,15 +11,15 @@ import tensorflow as tf
 from convolved import ours_and_theirs, random
 from test_layers import random_images, value_and_gradient
 
-from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
-from towers.models.cpu_kernels import (
+from towers.models.layers.convolution import LEAST_CHANNELS, LEAST_FILTERS
+from towers.models.layers.cpu_kernels import (
     FUSED_ACTIVATIONS,
     conv2d_cpu,
     gelu,
     layer_normalization,
     local_response_normalization,
 )
-from towers.models.winograd import transforms, winograd_conv2d
+from towers.models.layers.winograd import transforms, winograd_conv2d
 
 # Winograd.
 

@@ -14,12 +14,13 @@ from test_augment import DEVIATION, MEAN, Drawn, augment, random_images
 from test_cached import Files
 from test_image import photo
 
-from towers.data import crops, randomness
-from towers.data.augment import create_augment
+from towers.data import randomness
+from towers.data.augment import crops
+from towers.data.augment.augmentation import create_augment
+from towers.data.augment.policies import rand_augment
 from towers.data.batches import TrainBatches
-from towers.data.cached import CachedSource
-from towers.data.image_files import ImageOptions
-from towers.data.policies import rand_augment
+from towers.data.files.cached import CachedSource
+from towers.data.files.image_files import ImageOptions
 from towers.data.share import Share
 
 N = 60

@@ -12,11 +12,12 @@ from engines.corruptions import time_limit
 from pictures import chunk, write_folder
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data import image_folder, published
-from towers.data.files import open_lock_file
-from towers.data.image_files import FolderFiles
-from towers.data.published import RecordFile, read_file
-from towers.data.unlabeled import read_files
+from towers.data.files import image_folder
+from towers.data.files.image_files import FolderFiles
+from towers.data.files.reading import open_lock_file
+from towers.data.files.unlabeled import read_files
+from towers.data.sets import published
+from towers.data.sets.published import RecordFile, read_file
 from towers.errors import DataError
 
 HUGE = 10**11

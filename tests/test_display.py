@@ -11,7 +11,7 @@ import time
 import pytest
 
 from towers import console
-from towers.run.display import (
+from towers.reporting.display import (
     LiveDisplay,
     PlainDisplay,
     Status,

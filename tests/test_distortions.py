@@ -7,8 +7,8 @@ from PIL import Image
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, N, random_images
 
 from towers.config.choices import AUGMENTS
-from towers.data.augment import create_augment
-from towers.data.distortions import (
+from towers.data.augment.augmentation import create_augment
+from towers.data.augment.distortions import (
     cut_out,
     erase_randomly,
     extend,

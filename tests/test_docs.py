@@ -8,13 +8,14 @@ import shlex
 import pytest
 from absl import flags
 
-from towers.config import FIELDS, train_flags
+from towers.cli import train_flags
+from towers.cli.flags import define_config_flags, given_flags
+from towers.cluster import cluster_spec
+from towers.config import FIELDS
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
-from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
 from towers.exporting.export import TOLERANCES
-from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -57,7 +58,7 @@ LAUNCHERS = "".join(
         "launch/__main__.py",
         "on_ray.py",
         "doctor/__main__.py",
-        "data/__main__.py",
+        "cli/data.py",
     )
 )
 
@@ -68,7 +69,7 @@ each_strategy = pytest.mark.parametrize("name", STRATEGIES)
 def flags_of(script):
     """The names of a script's flags: its own, and those of Config that it takes."""
     found = {"help", "version"}
-    path = ROOT / "towers/commands" / script.removeprefix("run_")
+    path = ROOT / "towers/cli" / script.removeprefix("run_")
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -242,7 +243,8 @@ def test_every_name_that_a_flag_takes_is_listed_and_the_default_is_bold():
 
 
 def test_the_tree_lists_the_package():
-    names = {p.name for p in (ROOT / "towers").iterdir() if p.suffix in ("", ".py")}
+    paths = (ROOT / "towers").iterdir()
+    names = {p.name for p in paths if p.suffix == ".py" or any(p.glob("*.py"))}
     names = {n if "." in n else f"{n}/" for n in names if not n.startswith("__")}
     listed = re.findall(r"^      (\w+(?:/|\.py)) {2,}\S", README, re.MULTILINE)
     assert sorted(listed) == sorted(names)

@@ -189,7 +189,7 @@ def test_a_batch_in_memory_is_repeated_to_its_size():
 SLOW_DATA = """
 import dataclasses, time
 import tensorflow as tf
-from towers.data import synthetic
+from towers.data.sets import synthetic
 
 
 class Slow:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from prepared_sets import all_of
 
-from towers.data import embedded, synthetic
+from towers.data.sets import embedded, synthetic
 
 # Points (x to the right, y down) that a person would put inside and outside.
 

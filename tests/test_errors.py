@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from towers import errors
+from towers.cluster.lost_workers import lost_worker
 from towers.config.factories import foreseen
 from towers.errors import ConfigError
-from towers.parallel.lost_workers import lost_worker
 from towers.run.folder import RunFolder
 
 EXIT_CODES = {

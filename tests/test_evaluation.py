@@ -15,7 +15,7 @@ from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers.config import flags as config_flags
+from towers.cli import flags as config_flags
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.run.checkpointer import Checkpointer

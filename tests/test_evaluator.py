@@ -9,7 +9,7 @@ from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers import build
-from towers.data.augment import create_augment
+from towers.data.augment.augmentation import create_augment
 from towers.data.batches import EvalBatches
 from towers.data.resident import Resident
 from towers.parallel import strategies

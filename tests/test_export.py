@@ -22,18 +22,18 @@ from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small
 from towers import load_run
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
-from towers.data import synthetic
-from towers.data.image import read_image
+from towers.data.files.image import read_image
+from towers.data.sets import synthetic
 from towers.errors import ConfigError, DataError, ExportError
 from towers.exporting import comparison, load_in_new_process, staging, state_dicts
 from towers.exporting.examples import images_of
 from towers.exporting.export import FORMATS, export
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
-from towers.models import vit
 from towers.models.create import create_model
 from towers.models.inference import without_noise
 from towers.models.variables import keras_settings
+from towers.models.zoo import vit
 from towers.run import initial
 from towers.training.train import train
 
@@ -499,7 +499,7 @@ def test_of_many_files_some_of_every_folder_are_taken(tmp_path):
 
 OWN = """
 import keras
-from towers.data.augment import Augment, none
+from towers.data.augment.augmentation import Augment, none
 
 class Twice(keras.layers.Layer):
     def call(self, x):

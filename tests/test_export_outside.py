@@ -21,7 +21,7 @@ from processes import Program, free_ports
 
 from towers import load_run, predict
 from towers.config.choices import FAMILY, MODELS
-from towers.data.image import read_image
+from towers.data.files.image import read_image
 from towers.exporting import comparison
 from towers.exporting.export import FORMATS, TOLERANCES
 from towers.exporting.stock import stock_network

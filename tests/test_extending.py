@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from marks import slow
 
+from towers.cli.flags import define_config_flags, given_flags
 from towers.config import Config, choices
-from towers.config.flags import define_config_flags, given_flags
 from towers.training.train import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"

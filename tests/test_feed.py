@@ -18,10 +18,10 @@ from recipes import Recipe, create_trainer
 from benchmarks.graphs.kernels import GPU, find_kernel
 from towers import build
 from towers.config.choices import AUGMENTS
-from towers.data.augment import create_augment
+from towers.data.augment.augmentation import create_augment
+from towers.data.augment.distortions import extend
+from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches
-from towers.data.distortions import extend
-from towers.data.mixing import create_mix
 from towers.data.resident import Resident
 from towers.data.share import shares
 from towers.data.sources import ArraySource

@@ -13,15 +13,16 @@ from PIL import Image
 from processes import WAIT_SECS, run
 
 import towers
-from towers.config import FIELDS, Config, synonyms, train_flags
-from towers.config import flags as config_flags
+from towers.cli import flags as config_flags
+from towers.cli import train_flags
+from towers.cli.help import COMMON
+from towers.cluster import cluster_spec
+from towers.config import FIELDS, Config, synonyms
 from towers.config.choices import TABLES
-from towers.config.help import COMMON
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags, load_recipe
-from towers.data.photos import photo_options
+from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
-from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -315,7 +316,7 @@ def test_a_closed_output_does_not_end_a_program_that_reports(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "from towers import console\n"
-        "from towers.config import flags\n"
+        "from towers.cli import flags\n"
         "def main(_):\n"
         "    console.line('a report')\n"
         f"    assert open({str(program)!r}).fileno() > 2\n"

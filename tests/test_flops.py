@@ -7,7 +7,7 @@ from marks import slow
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
 from towers.models.flops import flops_per_image
-from towers.models.layers import GroupedConv2D
+from towers.models.layers.core import GroupedConv2D
 
 
 @pytest.mark.parametrize(

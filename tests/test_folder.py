@@ -17,10 +17,10 @@ from towers import store
 from towers.config import Config, to_json
 from towers.config.recipes import config_of_flags
 from towers.data.check import check
-from towers.data.paths import check_paths, data_folder
+from towers.data.files.paths import check_paths, data_folder
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
 from towers.exporting.export import export
-from towers.run.board import Board
+from towers.reporting.board import Board
 from towers.run.folder import RunFolder
 
 # Holds a run folder until it is killed, or until its standard input is closed.

@@ -22,14 +22,15 @@ from example_checkpoints import MANIFEST, STATE, example_tensors
 from hypothesis import strategies as st
 from marks import slow
 
-from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
+from towers.cli import flags
+from towers.cluster.cluster_spec import find_cluster
+from towers.config import FIELDS, Config, choices, factories, from_json, to_json
 from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpoint import read as read_checkpoint
 from towers.run.checkpointer import Checkpointer
-from towers.run.cluster_spec import find_cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics

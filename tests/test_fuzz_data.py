@@ -25,11 +25,12 @@ from prepared_sets import features, random_examples, store
 from test_cached import Files
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
-from towers.data import image_folder, tfds
-from towers.data.cached import CachedSource
-from towers.data.image import read_image, upright_size
-from towers.data.image_files import ImageOptions
-from towers.data.published import PUBLISHED, RecordFile, read_file, read_official
+from towers.data.files import image_folder
+from towers.data.files.cached import CachedSource
+from towers.data.files.image import read_image, upright_size
+from towers.data.files.image_files import ImageOptions
+from towers.data.sets import tfds
+from towers.data.sets.published import PUBLISHED, RecordFile, read_file, read_official
 from towers.errors import DataError, TowersError, data_errors_of_tensorflow
 
 MOST_PIXELS = 100_000

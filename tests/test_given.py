@@ -20,12 +20,12 @@ from processes import ROOT, Program
 from small_runs import arrays, assert_equal_states, records
 
 import towers
-import towers.models.given
+import towers.models.keras.given
 from towers import Config, compare, evaluate, load_run, train
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
-from towers.models import given
 from towers.models.create import create_model
+from towers.models.keras import given
 from towers.parallel.trainer import Trainer
 from towers.run.session import Session
 
@@ -204,13 +204,13 @@ def of_two_inputs(name):
 def test_networks_side_by_side_keep_their_numbers():
     inner = [keras.Sequential([layers.Dense(3)]) for _ in range(2)]
     model = keras.Sequential([keras.Input((8, 8, 3)), *inner])
-    _, architecture = towers.models.given.give(model)
+    _, architecture = towers.models.keras.given.give(model)
     names = [x.name for x in keras.models.model_from_json(architecture).layers]
     assert names == ["sequential_1", "sequential_2"]
 
 
 def test_a_stored_architecture_has_the_arguments_of_the_constructors():
-    _, architecture = towers.models.given.give(lazy())
+    _, architecture = towers.models.keras.given.give(lazy())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         restored = keras.models.model_from_json(architecture)

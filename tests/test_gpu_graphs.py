@@ -14,7 +14,7 @@ from benchmarks.graphs import optimized, placement
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step
 from benchmarks.graphs.operations import running
 from towers.config import choices
-from towers.models import cpu_kernels
+from towers.models.layers import cpu_kernels
 
 CONVOLUTIONS = (
     "Conv2D",

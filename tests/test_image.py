@@ -10,7 +10,7 @@ import tensorflow as tf
 from pictures import file_of, gif, png, png_file, random_pixels
 from PIL import Image, ImageOps
 
-from towers.data.image import read_image, upright_size
+from towers.data.files.image import read_image, upright_size
 
 RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
 DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])

@@ -16,11 +16,11 @@ from prepared_sets import message as line_of
 
 from towers import build, data
 from towers.config import Config
-from towers.data import image_folder
-from towers.data.image_files import FolderFiles, ImageOptions
-from towers.data.photos import photo_options
+from towers.data.files import image_folder
+from towers.data.files.image_files import FolderFiles, ImageOptions
+from towers.data.files.unlabeled import Labels
+from towers.data.sets.photos import photo_options
 from towers.data.sources import ArraySource, split_off_test
-from towers.data.unlabeled import Labels
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.restored import load_run

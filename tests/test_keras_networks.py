@@ -22,7 +22,7 @@ from towers.models.create import (
     freeze_normalization,
     noise_shapes,
 )
-from towers.models.keras_networks import rebuild
+from towers.models.keras.networks import rebuild
 from towers.models.variables import build_network
 from towers.parallel import strategies
 

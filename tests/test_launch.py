@@ -12,13 +12,13 @@ import pytest
 from absl import flags
 from processes import ROOT, Program, is_running, on_linux, run, wait_for_ends
 
-from towers.config import flags as config_flags
+from towers.cli import flags as config_flags
+from towers.cluster.connect import HEARTBEAT_SECS
 from towers.errors import MAY_PASS, ConfigError
 from towers.launch import __main__ as program
 from towers.launch import local
 from towers.launch.process import Share
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
-from towers.parallel.connect import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
 LASTING = [code for code, may_pass in MAY_PASS.items() if code and not may_pass]

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from engines import oracle_layers
 
-from towers.models.attention import Tokens
-from towers.models.convolution import SameConv2D
-from towers.models.layers import (
+from towers.models.layers.attention import Tokens
+from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import (
     BatchNormalization,
     Dropout,
     GroupedConv2D,

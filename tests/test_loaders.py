@@ -24,12 +24,12 @@ from test_cached import Files
 
 from towers import data
 from towers.config.choices import DATASETS
-from towers.data import arrays, embedded
-from towers.data.cached import CachedSource
+from towers.data.augment.crops import ATTEMPTS
 from towers.data.classes import labels_for
-from towers.data.crops import ATTEMPTS
-from towers.data.image_files import ImageOptions
-from towers.data.published import PUBLISHED
+from towers.data.files.cached import CachedSource
+from towers.data.files.image_files import ImageOptions
+from towers.data.sets import arrays, embedded
+from towers.data.sets.published import PUBLISHED
 from towers.data.sources import (
     ArraySource,
     DeviceSource,

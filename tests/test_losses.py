@@ -12,7 +12,7 @@ from small_runs import small_config
 
 from towers import build, load_run, train
 from towers.config.choices import LOSSES
-from towers.data.augment import none
+from towers.data.augment.augmentation import none
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError
 from towers.optim import losses

@@ -16,8 +16,8 @@ import tensorflow as tf
 from machines import Machines, machines
 from small_runs import assert_equal_states, has_logged, saved, saved_steps
 
+from towers.cluster.workers import ALONE, Workers
 from towers.errors import WorkerLostError
-from towers.parallel.workers import ALONE, Workers
 
 NUM_WORKERS, NUM_STEPS = 3, 40
 STUCK_AFTER_SECS = 16

@@ -12,10 +12,10 @@ from absl import flags
 from test_docs import FLAGS
 
 from towers import errors
+from towers.cli.flags import define_config_flags, given_flags
+from towers.cluster.cluster_spec import find_cluster
 from towers.config import FIELDS
-from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
-from towers.run.cluster_spec import find_cluster
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "docs" / "cluster"

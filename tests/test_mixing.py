@@ -7,11 +7,7 @@ import pytest
 import tensorflow as tf
 from test_augment import Drawn
 
-from towers.data.mixing import (
-    at_quantiles,
-    beta_quantiles,
-    create_mix,
-)
+from towers.data.augment.mixing import at_quantiles, beta_quantiles, create_mix
 
 N, HEIGHT, WIDTH, CHANNELS, NUM_CLASSES = 40, 12, 10, 3, 5
 LARGEST = np.nextafter(np.float32(1), np.float32(0))

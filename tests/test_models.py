@@ -26,7 +26,11 @@ from recipes import Recipe, assert_equal_to_oracle, create_trainer
 from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
-from towers.models import (
+from towers.models.create import adapt, create_model, noise_shapes
+from towers.models.flops import flops_per_image
+from towers.models.layers.convolution import set_device_kind
+from towers.models.variables import build_network, keras_settings
+from towers.models.zoo import (
     alexnet,
     cnn,
     convmixer,
@@ -41,11 +45,7 @@ from towers.models import (
     vit,
     wide_resnet,
 )
-from towers.models.convolution import set_device_kind
-from towers.models.create import adapt, create_model, noise_shapes
-from towers.models.flops import flops_per_image
-from towers.models.speedrun import Whitening
-from towers.models.variables import build_network, keras_settings
+from towers.models.zoo.speedrun import Whitening
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase
 from towers.parallel import strategies

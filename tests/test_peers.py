@@ -6,12 +6,12 @@ import types
 import numpy as np
 import pytest
 
+from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
 from towers.run import peers
-from towers.run.cluster_spec import Cluster
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 THREADS = "threads (TF_NUM_INTRAOP_THREADS)"

@@ -12,9 +12,9 @@ from test_augment import DEVIATION, MEAN, SHAPE, Drawn, augment, random_images
 
 from towers.config import Config
 from towers.config.choices import POLICIES
-from towers.data import operations, policies
-from towers.data.crops import crop_resize_flip
-from towers.data.operations import OPERATIONS
+from towers.data.augment import operations, policies
+from towers.data.augment.crops import crop_resize_flip
+from towers.data.augment.operations import OPERATIONS
 
 AFFINE, NEAREST = Image.Transform.AFFINE, Image.Resampling.NEAREST
 BILINEAR = Image.Resampling.BILINEAR

@@ -21,8 +21,8 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.paths import walk
-from towers.data.unlabeled import Labels, read_files
+from towers.data.files.paths import walk
+from towers.data.files.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict

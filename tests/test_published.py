@@ -34,9 +34,9 @@ from prepared_sets import (
 from processes import Program
 
 from towers import data
-from towers.data import download, tfds
-from towers.data.photos import photo_options
-from towers.data.published import PUBLISHED
+from towers.data.sets import download, tfds
+from towers.data.sets.photos import photo_options
+from towers.data.sets.published import PUBLISHED
 from towers.errors import ConfigError
 
 every_set = pytest.mark.parametrize("name", PUBLISHED)
@@ -506,7 +506,7 @@ def test_row_39_a_signal_ends_a_download(tmp_path, server):
     server.send = lambda *_: (begun.set(), over.wait(60))
     script = (
         "from towers.run.signals import exit_on_signals; exit_on_signals()\n"
-        "from towers.data.download import fetch\n"
+        "from towers.data.sets.download import fetch\n"
         f"fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
     )
     with Program(["-c", script], tmp_path) as program:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from marks import slow
 
 from towers.config import Config
-from towers.data.augment import create_augment
+from towers.data.augment.augmentation import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes

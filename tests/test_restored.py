@@ -13,7 +13,7 @@ from marks import slow
 from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_config
 
 from towers import load_run
-from towers.data import synthetic
+from towers.data.sets import synthetic
 from towers.data.sources import Subset
 from towers.errors import CheckpointError, ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
@@ -96,7 +96,7 @@ def test_a_file_of_the_user_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, line in (
         ("model", "from small_runs import linear_network"),
-        ("augment", "from towers.data.augment import none"),
+        ("augment", "from towers.data.augment.augmentation import none"),
     ):
         pathlib.Path(f"{name}.py").write_text(line)
     files = {"model": "model.py:linear_network", "augment": "augment.py:none"}

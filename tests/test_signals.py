@@ -257,7 +257,7 @@ def test_row_15_a_save_that_does_not_end_is_reported(
     tmp_path, monkeypatch, every_steps, join_worker
 ):
     """It is waited for by the next save, or at the end."""
-    monkeypatch.setattr("towers.run.background._LATE_SECS", 0.1)
+    monkeypatch.setattr("towers.threads._LATE_SECS", 0.1)
     halt = Halt(signal.SIGCONT)  # which has no effect
     hurry_while_held(monkeypatch, halt)
     with pytest.MonkeyPatch.context() as patch:

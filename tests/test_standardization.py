@@ -13,7 +13,7 @@ from towers.config.choices import MODELS
 from towers.errors import ConfigError
 from towers.exporting import comparison, load_in_new_process
 from towers.exporting.export import export
-from towers.models.applications import correct_variances
+from towers.models.keras.applications import correct_variances
 from towers.models.variables import keras_settings
 from towers.run.standardization import standardize
 from towers.training.train import train

@@ -8,10 +8,10 @@ import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels
 
-from towers.data.augment import create_augment
+from towers.data.augment.augmentation import create_augment
 from towers.data.batches import EvalBatches, TrainBatches
-from towers.data.cached import CachedSource
-from towers.data.image_files import ImageOptions
+from towers.data.files.cached import CachedSource
+from towers.data.files.image_files import ImageOptions
 from towers.data.streams import NUM_THREADS, without_tuning
 
 

@@ -39,7 +39,7 @@ def test_names_say_what_a_thing_is():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_refuses_wrong_flags_before_it_imports_tensorflow(name):
-    script = f"import sys, run_{name}, towers.commands.{name}\n"
+    script = f"import sys, run_{name}, towers.cli.{name}\n"
     script += "print(sorted({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
     done = run("-c", script)
     assert done.stdout.strip() == "[]", done.stderr
@@ -47,7 +47,8 @@ def test_a_command_refuses_wrong_flags_before_it_imports_tensorflow(name):
 
 def test_entry_points_only_parse_and_call():
     assert sorted(ROOT.glob("run_*.py")) == sorted(ENTRY_POINTS)
-    for path in (*ENTRY_POINTS, *(ROOT / "towers/commands").glob("*.py")):
+    commands = (ROOT / f"towers/cli/{name}.py" for name in (*COMMANDS, "main"))
+    for path in (*ENTRY_POINTS, *commands):
         assert len(path.read_text().splitlines()) <= 60, path.name
 
 

@@ -13,7 +13,7 @@ from prepared_sets import features, message, random_examples, store
 from small_runs import half_way, small_config, use
 
 from towers.config.storage import from_json
-from towers.data import tfds
+from towers.data.sets import tfds
 from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
 from towers.run.weights import open_weights

@@ -12,8 +12,8 @@ import tensorflow as tf
 from prepared_sets import CLASSES, all_of, features, message, random_examples, store
 
 from towers import data
-from towers.data import tfds
-from towers.data.image_files import ImageOptions, Survey
+from towers.data.files.image_files import ImageOptions, Survey
+from towers.data.sets import tfds
 
 TRAIN = "shapes-train.tfrecord-00000-of-00001"
 each_format = pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])

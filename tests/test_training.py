@@ -24,9 +24,10 @@ from tensorflow.python.framework import config as tf_config
 from test_board import read_board
 
 import towers
+from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config
 from towers.config.options import bind_arguments
-from towers.data import synthetic
+from towers.data.sets import synthetic
 from towers.errors import (
     CheckpointError,
     ConfigError,
@@ -37,7 +38,6 @@ from towers.errors import (
 from towers.evaluation.evaluate import evaluate
 from towers.parallel.devices import Devices
 from towers.run.banner import few_images, small_crops
-from towers.run.cluster_spec import Cluster
 from towers.run.folder import RunFolder
 from towers.training.train import train
 

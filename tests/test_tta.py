@@ -9,7 +9,7 @@ from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.config.choices import TTA
-from towers.data.tta import create_tta
+from towers.data.augment.tta import create_tta
 from towers.models.variables import build_network
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer

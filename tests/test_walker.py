@@ -10,8 +10,8 @@ from recipes import Recipe, create_trainer
 
 from benchmarks.graphs.executed import partition_graphs
 from towers.errors import ConfigError
-from towers.models.convolution import PointwiseConv2D
-from towers.models.layers import (
+from towers.models.layers.convolution import PointwiseConv2D
+from towers.models.layers.core import (
     BatchNormalization,
     GroupedConv2D,
     LocalResponseNormalization,

@@ -18,8 +18,8 @@ from small_runs import small_config, use
 
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
-from towers.models import applications
 from towers.models.create import create_model, pretrained
+from towers.models.keras import applications
 from towers.run import initial
 from towers.run.weights import open_weights
 from towers.training.train import train

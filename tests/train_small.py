@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from towers import quiet_imports
-from towers.commands import train
+from towers.cli import train
 from towers.run.signals import exit_on_signals
 
 

@@ -80,7 +80,7 @@ class Job:
         """
         from recipes import create_trainer
 
-        from towers.data.tta import create_tta
+        from towers.data.augment.tta import create_tta
 
         return create_trainer(
             strategy,
@@ -168,10 +168,10 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     import networks
 
+    from towers.cluster.connect import connect
     from towers.data.share import Share, shares
     from towers.optim import vector
     from towers.parallel import devices, evaluator, strategies
-    from towers.parallel.connect import connect
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     evaluator.CALL_SECS = 0.0 if index else 1000.0  # as if they differed in speed

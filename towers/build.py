@@ -9,8 +9,12 @@ import keras
 import tensorflow as tf
 
 from towers import data
+from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, choices, factories
-from towers.data.augment import Augment, create_augment
+from towers.data.augment.augmentation import Augment, create_augment
+from towers.data.augment.distortions import extend
+from towers.data.augment.mixing import create_mix
+from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
 from towers.data.classes import (
     BalancedOrder,
@@ -18,12 +22,9 @@ from towers.data.classes import (
     labels_for,
     logit_offsets,
 )
-from towers.data.distortions import extend
-from towers.data.mixing import create_mix
 from towers.data.resident import Resident
 from towers.data.share import Share, shares
 from towers.data.sources import DataSet, Source, num_bytes
-from towers.data.tta import create_tta
 from towers.errors import ConfigError
 from towers.models import create
 from towers.models.variables import variable_names
@@ -39,7 +40,6 @@ from towers.parallel.devices import Devices
 from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
-from towers.parallel.workers import ALONE, Workers
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods
 from towers.run.standardization import standardize

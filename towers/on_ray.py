@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from absl import flags
 
 from towers import quiet_imports
-from towers.config import flags as config_flags
+from towers.cli import flags as config_flags
 from towers.config.installation import ROOT
 from towers.errors import ConfigError, WorkerLostError, one_line
 from towers.launch import output

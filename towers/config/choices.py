@@ -73,114 +73,128 @@ class Choice:
 
 DATASETS = {
     "cifar10": Choice(
-        "data.published:load", "60,000 color images, 10 classes", {"name": "cifar10"}
+        "data.sets.published:load",
+        "60,000 color images, 10 classes",
+        {"name": "cifar10"},
     ),
     "cifar100": Choice(
-        "data.published:load", "the same, 100 classes", {"name": "cifar100"}
+        "data.sets.published:load", "the same, 100 classes", {"name": "cifar100"}
     ),
-    "mnist": Choice("data.published:load", "70,000 gray digits", {"name": "mnist"}),
+    "mnist": Choice(
+        "data.sets.published:load", "70,000 gray digits", {"name": "mnist"}
+    ),
     "fashion_mnist": Choice(
-        "data.published:load", "70,000 gray clothes", {"name": "fashion_mnist"}
+        "data.sets.published:load", "70,000 gray clothes", {"name": "fashion_mnist"}
     ),
     "image_folder": Choice(
-        "data.image_folder:load", "a folder of image files per class"
+        "data.files.image_folder:load", "a folder of image files per class"
     ),
     "embedded": Choice(
-        "data.embedded:load", "12,000 drawn images, 10,000 for training", {"seed": 0}
+        "data.sets.embedded:load",
+        "12,000 drawn images, 10,000 for training",
+        {"seed": 0},
     ),
-    "synthetic": Choice("data.synthetic:load", "noise, for timing"),
-    "tfds:NAME": Choice("data.tfds:load", "any that tensorflow-datasets has prepared"),
+    "synthetic": Choice("data.sets.synthetic:load", "noise, for timing"),
+    "tfds:NAME": Choice(
+        "data.sets.tfds:load", "any that tensorflow-datasets has prepared"
+    ),
 }
 
 AUGMENTS = {
-    "none": Choice("data.augment:none", "standardized by the training set only"),
+    "none": Choice(
+        "data.augment.augmentation:none", "standardized by the training set only"
+    ),
     "tutorial": Choice(
-        "data.augment:tutorial",
+        "data.augment.augmentation:tutorial",
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
         standardizes_images=True,
     ),
     "pad_crop_flip": Choice(
-        "data.augment:pad_crop_flip", "pad by 4 pixels, crop, flip"
+        "data.augment.augmentation:pad_crop_flip", "pad by 4 pixels, crop, flip"
     ),
     "translate_flip": Choice(
-        "data.augment:translate_flip",
+        "data.augment.augmentation:translate_flip",
         "2 pixels, mirrored edges, alternating flips",
         {"pixels": 2},
     ),
     "translate_4_flip": Choice(
-        "data.augment:translate_flip", "the same by 4 pixels", {"pixels": 4}
+        "data.augment.augmentation:translate_flip",
+        "the same by 4 pixels",
+        {"pixels": 4},
     ),
     "random_resized_crop": Choice(
-        "data.crops:random_resized_crop",
+        "data.augment.crops:random_resized_crop",
         "crop of random size and shape, resized; flip",
     ),
     "rand_augment": Choice(
-        "data.policies:crop_rand_augment",
+        "data.augment.policies:crop_rand_augment",
         "the same, then two random operations on colors or places of pixels",
     ),
 }
 
 POLICIES = {
-    "none": Choice("data.policies:none", "no more"),
+    "none": Choice("data.augment.policies:none", "no more"),
     "rand_augment": Choice(
-        "data.policies:rand_augment", "random operations at a fixed magnitude"
+        "data.augment.policies:rand_augment", "random operations at a fixed magnitude"
     ),
     "trivial_augment": Choice(
-        "data.policies:trivial_augment", "one operation at a random magnitude"
+        "data.augment.policies:trivial_augment", "one operation at a random magnitude"
     ),
     "auto_augment_cifar10": Choice(
-        "data.policies:auto_augment",
+        "data.augment.policies:auto_augment",
         "one of 25 pairs of operations, learned on CIFAR-10",
         {"learned_on": "cifar10"},
     ),
     "auto_augment_imagenet": Choice(
-        "data.policies:auto_augment",
+        "data.augment.policies:auto_augment",
         "the same, learned on ImageNet",
         {"learned_on": "imagenet"},
     ),
-    "augmix": Choice("data.policies:augmix", "three chains of operations, mixed"),
+    "augmix": Choice(
+        "data.augment.policies:augmix", "three chains of operations, mixed"
+    ),
     "three_augment": Choice(
-        "data.policies:three_augment",
+        "data.augment.policies:three_augment",
         "gray, solarized or blurred, then color jitter, as DeiT III",
     ),
 }
 
-_CIFAR_RESNET = "models.resnet:create_cifar_resnet"
-_VIT = "models.vit:create_model"
+_CIFAR_RESNET = "models.zoo.resnet:create_cifar_resnet"
+_VIT = "models.zoo.vit:create_model"
 _replace = dataclasses.replace
 _DEIT = {"has_class_token": True}
 _DEIT_WEIGHTS = Preprocessing(crop=0.9)  # timm's vit_*_augreg: mean and std 0.5
-_IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
+_IMAGENET_RESNET = "models.zoo.resnet:create_imagenet_resnet"
 _RESNET_WEIGHTS = Preprocessing(interpolation="bilinear")  # torchvision
-_EFFICIENTNET = "models.efficientnet:create_model"
+_EFFICIENTNET = "models.zoo.efficientnet:create_model"
 _TF_LITE = {"is_lite": True, "as_tensorflow": True}
-_MOBILENET = "models.mobilenet_v3:create_model"
+_MOBILENET = "models.zoo.mobilenet_v3:create_model"
 _TF_MOBILENET_WEIGHTS = Preprocessing((0.5,) * 3, (0.5,) * 3, interpolation="bilinear")
 # Those of their authors, where timm has 0.5.
 _LITE_WEIGHTS = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 MODELS = {
     "cnn": Choice(
-        "models.cnn:create_model",
+        "models.zoo.cnn:create_model",
         "the CIFAR-10 tutorial's network",
         num_params=1_068_298,
     ),
     "lenet": Choice(
-        "models.lenet:create_model", "LeNet with rectifiers", num_params=187_028
+        "models.zoo.lenet:create_model", "LeNet with rectifiers", num_params=187_028
     ),
     "alexnet": Choice(
-        "models.alexnet:create_model",
+        "models.zoo.alexnet:create_model",
         "AlexNet in one column",
         {"columns": 1},
         num_params=29_983_114,
     ),
     "alexnet_two_columns": Choice(
-        "models.alexnet:create_model",
+        "models.zoo.alexnet:create_model",
         "AlexNet as published",
         {"columns": 2},
         num_params=28_569_994,
     ),
     "resnet18": Choice(
-        "models.resnet:create_resnet18",
+        "models.zoo.resnet:create_resnet18",
         "18 layers, stem for small images",
         num_params=11_173_962,
     ),
@@ -233,31 +247,31 @@ MODELS = {
         _CIFAR_RESNET, "110 layers", {"depth": 110}, num_params=1_727_962
     ),
     "wide_resnet_28_10": Choice(
-        "models.wide_resnet:create_model",
+        "models.zoo.wide_resnet:create_model",
         "WRN-28-10",
         {"depth": 28, "widening": 10},
         num_params=36_479_194,
     ),
     "wide_resnet_16_4": Choice(
-        "models.wide_resnet:create_model",
+        "models.zoo.wide_resnet:create_model",
         "WRN-16-4",
         {"depth": 16, "widening": 4},
         num_params=2_748_890,
     ),
     "vgg16_bn": Choice(
-        "models.vgg:create_model",
+        "models.zoo.vgg:create_model",
         "VGG-16 with batch normalization, for small images",
         {"stages": ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))},
         num_params=14_724_042,
     ),
     "densenet_bc_100_12": Choice(
-        "models.densenet:create_model",
+        "models.zoo.densenet:create_model",
         "DenseNet-BC of 100 layers for small images",
         {"depth": 100, "growth": 12},
         num_params=769_162,
     ),
     "convmixer_256_8": Choice(
-        "models.convmixer:create_model",
+        "models.zoo.convmixer:create_model",
         "ConvMixer-256/8",
         {"channels": 256, "depth": 8},
         num_params=594_186,
@@ -379,7 +393,7 @@ MODELS = {
         num_params=4_214_842,
     ),
     "convnext_tiny": Choice(
-        "models.convnext:create_model",
+        "models.zoo.convnext:create_model",
         "ConvNeXt-T",
         {
             "name": "convnext_tiny",
@@ -429,19 +443,19 @@ MODELS = {
         num_params=85_152_010,
     ),
     "speedrun": Choice(
-        "models.speedrun:create_model",
+        "models.zoo.speedrun:create_model",
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
         num_params=1_971_352,
     ),
     "speedrun_deep": Choice(
-        "models.speedrun:create_model",
+        "models.zoo.speedrun:create_model",
         "its larger form, to 96 %",
         {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
         num_params=9_915_416,
     ),
     "keras:NAME": Choice(
-        "models.applications:create_model",
+        "models.keras.applications:create_model",
         "any of keras.applications, such as keras:ResNet50",
         own_moments=True,
     ),
@@ -546,9 +560,11 @@ STRATEGIES = {
 }
 
 TTA = {
-    "none": Choice("data.tta:none", "the images alone"),
-    "mirror": Choice("data.tta:mirror", "with the mirrored image"),
-    "translate": Choice("data.tta:translate", "with images moved by a pixel as well"),
+    "none": Choice("data.augment.tta:none", "the images alone"),
+    "mirror": Choice("data.augment.tta:mirror", "with the mirrored image"),
+    "translate": Choice(
+        "data.augment.tta:translate", "with images moved by a pixel as well"
+    ),
 }
 
 # Of the option precision.

@@ -36,7 +36,7 @@ def load(
             the classes; with a survey only labels that are known are compared.
         ConfigError: a function in a file gives no DataSet.
     """
-    from towers.data.image_files import ImageOptions
+    from towers.data.files.image_files import ImageOptions
     from towers.data.sources import DataSet
     from towers.data.validate import validate, validate_labels
 

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data import randomness, streams
-from towers.data.augment import Augment
-from towers.data.crops import draw_numbers
-from towers.data.mixing import Mix
+from towers.data.augment.augmentation import Augment
+from towers.data.augment.crops import draw_numbers
+from towers.data.augment.mixing import Mix
 from towers.data.share import Share, shares
 from towers.data.sources import Source, Subset, known_labels, place_of
 from towers.errors import ConfigError, data_errors_of_tensorflow

@@ -13,9 +13,9 @@ from PIL import Image, PngImagePlugin
 from towers import console, data, store
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data import duplicates
-from towers.data.cached import progress, read_in_batches
-from towers.data.image_files import Survey
-from towers.data.paths import shown
+from towers.data.files.cached import progress, read_in_batches
+from towers.data.files.image_files import Survey
+from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Source, channel_counts, moments, place_of
 from towers.errors import ConfigError, DataError, refuse_url
 

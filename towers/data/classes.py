@@ -7,8 +7,8 @@ from unicodedata import normalize
 import numpy as np
 import tensorflow as tf
 
-from towers.data.files import read_data_file
-from towers.data.paths import reason, shown
+from towers.data.files.paths import reason, shown
+from towers.data.files.reading import read_data_file
 from towers.data.randomness import random_bits
 from towers.data.sources import DataSet, Source, known_labels
 from towers.errors import ConfigError, with_nearest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from towers.data.paths import shown
+from towers.data.files.paths import shown
 from towers.data.sources import DataSet, known_labels, place_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow

@@ -17,12 +17,12 @@ import functools
 from absl import flags
 
 from towers import console, quiet_imports
-from towers.config import flags as config_flags
-from towers.config import train_flags
+from towers.cli import flags as config_flags
+from towers.cli import train_flags
+from towers.cluster import cluster_spec
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
-from towers.data.photos import photo_options
-from towers.run import cluster_spec
+from towers.data.sets.photos import photo_options
 from towers.run.folder import config_to_continue
 
 PROGRAM = "towers.doctor"

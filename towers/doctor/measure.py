@@ -24,9 +24,9 @@ from towers.parallel.devices import HOST, Devices
 from towers.parallel.loop import Loop
 from towers.parallel.reduce import shares
 from towers.parallel.trainer import SynchronousTrainer, Trainer
-from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
+from towers.threads import Background
 from towers.training.dry_run import evaluation_secs
 
 # Small enough that no parameter moves, however many steps are timed.

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
 from towers.errors import ConfigError
-from towers.evaluation import charts, page
-from towers.evaluation.charts import Series
 from towers.evaluation.report import of_reported
 from towers.evaluation.run_page import metric_series
 from towers.evaluation.run_report import curves_of, result_of_records
+from towers.reporting import charts, page
+from towers.reporting.charts import Series
 from towers.run.folder import RunFolder
 from towers.run.metrics import read_metrics
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config, checks
-from towers.data import arrays
-from towers.data.arrays import Split
 from towers.data.batches import EvalBatches
+from towers.data.sets import arrays
+from towers.data.sets.arrays import Split
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import Predictions, figures, predictions_of
 from towers.evaluation.report import (

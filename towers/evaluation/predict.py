@@ -15,13 +15,13 @@ import tensorflow as tf
 from towers import console
 from towers.config import Config
 from towers.config.options import check_path
-from towers.data import image_folder
-from towers.data import paths as image_paths
+from towers.data.augment.tta import create_tta
 from towers.data.batches import hold_out
-from towers.data.paths import shown
+from towers.data.files import image_folder
+from towers.data.files import paths as image_paths
+from towers.data.files.paths import shown
+from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, place_of
-from towers.data.tta import create_tta
-from towers.data.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import softmax
 from towers.evaluation.restored import (

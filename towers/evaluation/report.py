@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from towers.config import Config
-from towers.data.paths import shown
+from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
 from towers.evaluation.figures import Predictions, frequent_mistakes, present
 from towers.evaluation.tables import MOST_CHARACTERS

@@ -14,10 +14,10 @@ import tensorflow as tf
 from towers import build, console
 from towers.config import Config, checks
 from towers.config.installation import program
-from towers.data.augment import Augment
+from towers.data.augment.augmentation import Augment
 from towers.errors import CheckpointError, ConfigError
-from towers.models import given
 from towers.models.inference import without_noise
+from towers.models.keras import given
 from towers.parallel import devices
 from towers.parallel.copies import Weights
 from towers.run.checkpoint import Checkpoint

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from towers.config.installation import program
-from towers.evaluation import charts, page
-from towers.evaluation.charts import Series
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
 from towers.evaluation.report import of_reported
-from towers.run.display import duration
+from towers.reporting import charts, page
+from towers.reporting.charts import Series
+from towers.reporting.display import duration
 
 # Pairs of classes, and classes, that are listed.
 MOST_PAIRS, MOST_ROWS = 15, 200

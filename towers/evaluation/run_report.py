@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
 from towers.config.installation import command_of, program
-from towers.data.paths import shown
+from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.figures import Predictions, figures, reliability, worst_mistakes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
-from towers.data.paths import shown
+from towers.data.files.paths import shown
 from towers.errors import printable
 from towers.evaluation.figures import softmax
 

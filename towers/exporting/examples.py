@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import load_data_set
-from towers.data.paths import FORMATS_TEXT, Paths, check_paths, shown, walk
+from towers.data.files.paths import FORMATS_TEXT, Paths, check_paths, shown, walk
+from towers.data.files.unlabeled import read_files
 from towers.data.sources import Source
-from towers.data.unlabeled import read_files
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation.restored import RestoredRun
 

@@ -11,7 +11,7 @@ import pathlib
 from towers import console, quiet_imports, store
 from towers.config import checks
 from towers.config.options import check_path
-from towers.data.paths import Paths
+from towers.data.files.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
 from towers.run.folder import RunFolder
 

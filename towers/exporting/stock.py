@@ -9,14 +9,13 @@ import numpy as np
 from keras import layers, ops
 
 from towers.config import choices
-from towers.data.augment import TUTORIAL_SIZE
+from towers.data.augment.augmentation import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
-from towers.models.applications import ReverseChannels
-from towers.models.attention import Attention, Tokens, attention
-from towers.models.cpu_kernels import channel_bands
-from towers.models.keras_networks import IMAGES, WithNoise
-from towers.models.layers import (
+from towers.models.keras.applications import ReverseChannels
+from towers.models.keras.networks import IMAGES, WithNoise
+from towers.models.layers.attention import Attention, Tokens, attention
+from towers.models.layers.core import (
     Dropout,
     Gelu,
     GroupedConv2D,
@@ -24,8 +23,9 @@ from towers.models.layers import (
     PadChannels,
     is_frozen,
 )
-from towers.models.speedrun import Whitening
+from towers.models.layers.cpu_kernels import channel_bands
 from towers.models.variables import keras_settings
+from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:

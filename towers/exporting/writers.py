@@ -75,7 +75,7 @@ def decode_image(
     content: tf.Tensor, image_shape: Sequence[int], center_crop: float = 1.0
 ) -> tf.Tensor:
     """The middle of an image file, by TensorFlow's decoder, which does not turn photos
-    as EXIF says; resized as by `towers.data.image`.
+    as EXIF says; resized as by `towers.data.files.image`.
 
     Args:
         content: a string; PNG or JPEG; for three channels also BMP without a palette,

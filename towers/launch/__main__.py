@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from towers.config import flags as config_flags
+from towers.cli import flags as config_flags
 from towers.config.installation import IS_WHEEL, ROOT, program
 from towers.errors import ConfigError
 from towers.launch.local import launch

@@ -12,10 +12,10 @@ import numpy as np
 
 from towers.config import choices, factories
 from towers.errors import ConfigError
-from towers.models import applications
-from towers.models.convolution import set_device_kind
-from towers.models.keras_networks import IMAGES, rebuild
-from towers.models.layers import BatchNormalization
+from towers.models.keras import applications
+from towers.models.keras.networks import IMAGES, rebuild
+from towers.models.layers.convolution import set_device_kind
+from towers.models.layers.core import BatchNormalization
 from towers.models.variables import build_network
 
 POLICIES = {

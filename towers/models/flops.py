@@ -5,10 +5,10 @@ import math
 import keras
 from keras import layers
 
-from towers.models.attention import Attention, Tokens
-from towers.models.convolution import SameConv2D
-from towers.models.layers import LayerScale
-from towers.models.speedrun import Whitening
+from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import LayerScale
+from towers.models.zoo.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens)

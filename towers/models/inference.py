@@ -3,8 +3,8 @@
 import keras
 
 from towers.errors import ConfigError, nearest
-from towers.models.keras_networks import IMAGES, WithNoise
-from towers.models.layers import Dropout
+from towers.models.keras.networks import IMAGES, WithNoise
+from towers.models.layers.core import Dropout
 
 
 def without_noise(model: keras.Model, layer: str = "") -> keras.Model:

@@ -23,7 +23,7 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config
 from tensorflow.python.grappler import tf_optimizer
 
 from towers.errors import one_line
-from towers.models.cpu_kernels import xla_fault
+from towers.models.layers.cpu_kernels import xla_fault
 
 CPU = "/device:CPU:0"
 

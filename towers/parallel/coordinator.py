@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from towers.job_thread import JobThread
+from towers.threads import JobThread
 
 # Shares drawn ahead for each tower. The slowest tower decides when the next batch is
 # drawn, so no other one makes more than 2 * SHARES_AHEAD + 1 updates during one of its

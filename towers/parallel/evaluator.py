@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import Transform
+from towers.cluster.workers import ALONE, Workers
+from towers.data.augment.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
@@ -21,7 +22,6 @@ from towers.parallel.loop import while_loop
 from towers.parallel.reduce import shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
-from towers.parallel.workers import ALONE, Workers
 
 # Aimed at by one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
@@ -59,7 +59,7 @@ class Evaluator:
         network: computes the logits.
         loss_fn: the loss of each image.
         devices: the first device of each tower.
-        transforms: test-time augmentation, see `towers.data.tta`; none for the
+        transforms: test-time augmentation, see `towers.data.augment.tta`; none for the
             images alone.
         workers: each of them has its part of every batch.
         num_shards: devices of a tower.

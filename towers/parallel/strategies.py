@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from towers.cluster.workers import ALONE, COMMUNICATIONS, Workers
 from towers.errors import ConfigError
 from towers.optim.update import Update
 from towers.parallel.copies import Copy, Initial, Values, Weights
@@ -30,7 +31,6 @@ from towers.parallel.reduce import (
 )
 from towers.parallel.sharding.split import channel_slice
 from towers.parallel.tower import TowerResult
-from towers.parallel.workers import ALONE, COMMUNICATIONS, Workers
 
 # Megabytes of the buffers in which gradients travel between workers: the first one
 # leaves while the others are still computed.

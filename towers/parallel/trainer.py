@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import Transform
+from towers.cluster.workers import ALONE, Workers
+from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
 from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
@@ -30,7 +31,6 @@ from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
 from towers.parallel.teacher import Teacher
 from towers.parallel.tower import LossFn, WholeNetwork
-from towers.parallel.workers import ALONE, Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Task:
         accumulate_steps: micro-batches of a step; their mean gradient is applied once.
         phases: of the run, in order; `model` is that of the last one. Empty where all
             steps are alike and nothing is frozen.
-        tta: test-time augmentation of evaluations, see `towers.data.tta`.
+        tta: test-time augmentation of evaluations, see `towers.data.augment.tta`.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
         not_compiled: why XLA does not, for the start banner; may be empty.

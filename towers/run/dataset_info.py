@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
-from towers.data.paths import shown
+from towers.data.files.paths import shown
 from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
 

@@ -250,7 +250,7 @@ class RunFolder:
                 )
         if config.choice_of("model").is_given:
             with quiet_imports():  # of Keras
-                from towers.models import given
+                from towers.models.keras import given
             given.give_stored(config.model, self.network)
         return config
 

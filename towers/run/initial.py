@@ -15,9 +15,10 @@ from towers import console
 from towers.config import Config
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.errors import CheckpointError
-from towers.models import applications, torch_names
-from towers.models.attention import Tokens
+from towers.models import torch_names
 from towers.models.create import pretrained
+from towers.models.keras import applications
+from towers.models.layers.attention import Tokens
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder

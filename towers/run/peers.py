@@ -13,13 +13,13 @@ import tensorflow as tf
 
 import towers
 from towers import console
+from towers.cluster.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
+from towers.cluster.connect import HEARTBEAT_SECS, connect
+from towers.cluster.workers import ALONE, Workers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
-from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
-from towers.parallel.workers import ALONE, Workers
-from towers.run.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.run.session import Session, scale_rate
 from towers.run.stopwatch import Stopwatch
 

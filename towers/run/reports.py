@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.errors import RunFolderError, StuckError, one_line
-from towers.run.board import Board
+from towers.reporting.board import Board
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile
 

@@ -12,24 +12,24 @@ import numpy as np
 
 from towers import console
 from towers.callbacks import Callback, Tracker
+from towers.cluster.workers import ALONE, Workers
 from towers.config import Config
 from towers.errors import CheckpointError, NumericError, RunFolderError, one_line
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.feed import Feed
 from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE, Workers
-from towers.run.background import Background
+from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer, folder_name
 from towers.run.dataset_info import DatasetInfo
-from towers.run.display import Display
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.reports import Reports
 from towers.run.running_mean import RunningMean
 from towers.run.stopwatch import Stopwatch
 from towers.run.watchdog import Watchdog
+from towers.threads import Background
 
 _BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from towers import console
 from towers.errors import Preempted, StuckError
-from towers.job_thread import JobThread
 from towers.parallel.trainer import Trainer
 from towers.run import signals
+from towers.threads import JobThread
 
 # After a signal: how long an interruptible activity may go on, and after how long a
 # step that computes is reported.

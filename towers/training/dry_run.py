@@ -11,19 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
+from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
-from towers.data.arrays import Data
 from towers.data.batches import EvalBatches
-from towers.data.paths import shown
+from towers.data.files.paths import shown
+from towers.data.sets.arrays import Data
 from towers.errors import NumericError
 from towers.evaluation.restored import evaluated_weights
 from towers.models.flops import flops_per_image
 from towers.models.summary import activation_bytes, parameter_table
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
+from towers.reporting.display import duration
 from towers.run.banner import entry
-from towers.run.cluster_spec import Cluster
-from towers.run.display import duration
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.stopwatch import Lap, Stopwatch
 from towers.training.ending import how_to_continue

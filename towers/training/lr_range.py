@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console, store
+from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
-from towers.data.arrays import Data
+from towers.data.sets.arrays import Data
 from towers.errors import ConfigError, NumericError
 from towers.optim.schedules import Schedule
 from towers.parallel.trainer import Trainer
-from towers.run.cluster_spec import Cluster
-from towers.run.display import Display, Status, create_display
+from towers.reporting.display import Display, Status, create_display
 from towers.run.restore import load_trainer
 from towers.training.linear_probe import fit_head
 from towers.training.setup import (

@@ -10,21 +10,21 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
+from towers.cluster.cluster_spec import Cluster
+from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
-from towers.data import arrays
-from towers.data.paths import data_folder
+from towers.data.files.paths import data_folder
+from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.restored import read_run
-from towers.models import given
+from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.parallel.loop import ACTIVITIES, STARTING_ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE, Workers
 from towers.run.banner import start_banner
 from towers.run.checkpoint import Checkpoint
-from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.peers import cluster_of, validate_data

@@ -14,7 +14,7 @@ from towers.data.batches import EvalBatches
 from towers.evaluation.figures import worst_mistakes
 from towers.evaluation.report import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
-from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
+from towers.reporting.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.peers import agree_on_steps, validate_copies
 from towers.run.periods import Periods
 from towers.run.profile import Profile

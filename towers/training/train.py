@@ -11,18 +11,17 @@ from typing import Any
 from towers import build, console
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
+from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
-from towers.data.arrays import Data
-from towers.data.paths import data_folder
+from towers.data.files.paths import data_folder
+from towers.data.sets.arrays import Data
 from towers.evaluation.run_report import try_to_write
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.run.background import Background
+from towers.reporting.display import Status, create_display
 from towers.run.checkpoint import Checkpoint
 from towers.run.checkpointer import Checkpointer
-from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
-from towers.run.display import Status, create_display
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.peers import LOCK_SECS, cluster_of, join, start_from_chief
@@ -36,6 +35,7 @@ from towers.run.restore import (
 )
 from towers.run.session import CallbackError, Session
 from towers.run.watchdog import Watchdog
+from towers.threads import Background
 from towers.training.ending import (
     callbacks_at_the_end,
     how_to_continue,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from towers.models.layers import is_frozen, ramping
+from towers.cluster.workers import ALONE, Workers
+from towers.models.layers.core import is_frozen, ramping
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
@@ -28,7 +29,6 @@ from towers.parallel.tower import (
     mean_loss,
     unscaled,
 )
-from towers.parallel.workers import ALONE, Workers
 
 
 class ShardedNetwork:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.models import cpu_kernels, layers
+from towers.models.layers import core, cpu_kernels
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.sync_batch_norm import of_union, wide_moments
 
 
 def local_response_normalization(
-    tape: DeviceTape, layer: layers.LocalResponseNormalization, values: Sequence[Value]
+    tape: DeviceTape, layer: core.LocalResponseNormalization, values: Sequence[Value]
 ) -> list[Value]:
     """Each device fetches the channels within the radius of its own.
 
@@ -47,7 +47,7 @@ def local_response_normalization(
 
 
 def pad_channels(
-    tape: DeviceTape, layer: layers.PadChannels, values: Sequence[Value]
+    tape: DeviceTape, layer: core.PadChannels, values: Sequence[Value]
 ) -> list[Value]:
     """Each device fetches the inputs of its slice of the output."""
     count, outputs, low = _starts(values)[-1], [], 0
@@ -65,7 +65,7 @@ def pad_channels(
             pieces = tape.apply(value.device, no_channels, [value])
 
         def pad(*pieces, before=begin - first, after=last - end):
-            return layers.pad_channels(concatenated(*pieces), before, after)
+            return core.pad_channels(concatenated(*pieces), before, after)
 
         outputs += tape.apply(value.device, pad, pieces)
     return outputs

@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
-from towers.models.attention import Attention, Tokens
-from towers.models.convolution import PointwiseConv2D, SameConv2D
-from towers.models.layers import (
+from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.convolution import PointwiseConv2D, SameConv2D
+from towers.models.layers.core import (
     Conv2D,
     Dense,
     Dropout,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.cluster.workers import ALONE, Workers
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.workers import ALONE, Workers
 
 
 def combined_moments(

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.models.layers import (
+from towers.models.layers.core import (
     Dropout,
     LocalResponseNormalization,
     PadChannels,

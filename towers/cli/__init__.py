@@ -1,0 +1,1 @@
+"""The command lines: flags, help, and the program of each."""

@@ -1,0 +1,74 @@
+"""Checks a data set before training.
+
+    python -m towers.data photos
+    python -m towers.data --dataset=cifar10 --data_dir=data
+
+Reads every image once; reports the number of each class, the sizes, the mean and the
+standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
+with 3 where something is wrong with the data.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+
+from absl import flags
+
+from towers import quiet_imports
+from towers.cli import flags as config_flags
+from towers.config import Config
+from towers.config.installation import RECIPES
+from towers.config.recipes import FINETUNE_RECIPE, photo_recipe
+from towers.data.sets.photos import photo_options
+from towers.errors import ConfigError
+
+PROGRAM = "towers.data"
+OPTIONS = "dataset", "data_dir", "image_size", "max_image_pixels"
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the program's flags."""
+    config_flags.define_config_flags(OPTIONS, values, dataset="")
+    about = "PNG file for the picture; ./DATASET.png by default."
+    flags.DEFINE_string("grid", "", about, flag_values=values)
+
+
+parse = functools.partial(config_flags.parse, takes_paths=True)
+
+
+def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
+    """Checks a data set.
+
+    Args:
+        argv: the program, and a folder where one is given.
+        values: of the flags.
+
+    Raises:
+        TowersError: a flag is wrong, or something with the data.
+    """
+    given = config_flags.given_flags(values)
+    folders = {*argv[1:], given.get("data_dir", "")} - {""}
+    if len(folders) > 1:
+        raise ConfigError(f"give one folder, not {' and '.join(sorted(folders))}")
+    given["data_dir"] = "".join(folders)
+    if "dataset" not in given:
+        if not folders:
+            raise ConfigError("give a folder of images, or --dataset")
+        recipe = photo_recipe(RECIPES, {})
+        given = photo_options(*folders, recipe == FINETUNE_RECIPE) | given
+    config = Config(**{name: given[name] for name in OPTIONS if name in given})
+    with quiet_imports():
+        from towers.data import check
+    check.check(
+        config.dataset,
+        config.data_dir,
+        image_size=config.image_size,
+        max_image_pixels=config.max_image_pixels,
+        grid_path=values.grid,
+    )
+
+
+def run() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
+    define_flags()
+    config_flags.run(main, parse, PROGRAM)

@@ -1,0 +1,216 @@
+"""Command lines: one absl flag per field of Config, and one line per mistake.
+
+No TensorFlow is imported here, so that a wrong flag is refused at once. What absl does
+otherwise is mended here and nowhere else: -h, --version, names of other programs, and
+exit codes.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+import towers
+from towers import console
+from towers.cli.help import help_text, list_text
+from towers.config import FIELDS, synonyms
+from towers.config.checks import check_environment
+from towers.config.factories import foreseen
+from towers.config.installation import RECIPES
+from towers.errors import ConfigError, end_process, one_line
+
+_DEFINE = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+    int | str: flags.DEFINE_string,
+}
+
+# What absl says of a flag that is required.
+_MISSING = re.compile(r"Flag --(\w+) must have a value other than None")
+
+flags.disclaim_key_flags()  # they are of the program that defines them
+
+
+def define_config_flags(
+    names: Iterable[str] = FIELDS,
+    values: flags.FlagValues = flags.FLAGS,
+    **defaults: Any,
+) -> None:
+    """Defines flags of options, with their help, choices and defaults.
+
+    Args:
+        names: of the fields of Config; all by default.
+        values: where the flags are defined; the program's own by default.
+        **defaults: where the program's default is not the field's.
+    """
+    for name in names:
+        field = FIELDS[name]
+        default = defaults.get(name, field.default)
+        about, choices = field.metadata["help"], field.metadata["choices"]
+        if choices and not field.metadata["table"]:
+            about += f" One of {', '.join(choices)}."
+        if field.type == int | str:
+            default = str(default)
+        _DEFINE[field.type](name, default, about, flag_values=values)
+
+
+class _StepParser(flags.ArgumentParser):
+    """A step, "best" or "last"."""
+
+    def parse(self, argument):
+        if argument in ("best", "last"):
+            return argument
+        if str(argument).isdecimal() and int(argument):
+            return int(argument)
+        raise ValueError("give best, last, or the number of a step")
+
+
+def define_step_flag() -> flags.FlagHolder:
+    """Defines --step, a checkpoint of a run."""
+    about = "Checkpoint: best, on held-out images where there are any, last, or a step."
+    return flags.DEFINE(
+        _StepParser(), "step", "best", about, serializer=flags.ArgumentSerializer()
+    )
+
+
+def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """The fields of Config whose flags stand on the command line."""
+    names = (name for name in FIELDS if name in values)
+    return {n: values[n].value for n in names if not values[n].using_default_value}
+
+
+def parse(
+    argv: Sequence[str],
+    values: flags.FlagValues = flags.FLAGS,
+    *,
+    takes_paths: bool = False,
+) -> Sequence[str]:
+    """Gives flags the values of a command line.
+
+    Returns:
+        The program's name, and where it takes paths these, which may stand before,
+        between and after the flags.
+
+    Raises:
+        ConfigError: a flag is unknown or its value wrong, or there is something else.
+        OSError: standard output does not take the help.
+    """
+    values.set_gnu_getopt(takes_paths)
+    try:
+        rest = values(argv)
+    except (flags.Error, ValueError, RecursionError) as error:
+        if missing := _MISSING.findall(str(error)):
+            needed = (f"--{name} ({values[name].help.rstrip('.')})" for name in missing)
+            raise ConfigError(f"give {' and '.join(needed)}") from None
+        name = getattr(error, "flagname", "")
+        meant = synonyms.meant(name, values)
+        if meant and isinstance(error, flags.UnrecognizedFlagError):
+            error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
+        raise ConfigError(one_line(error)) from None
+    for name, value in values.flag_values_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name}={value}: must be finite")
+    if len(rest) > 1 and not takes_paths:
+        raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
+    return rest
+
+
+def version_line() -> str:
+    """The version of towers and those of what it stands on, without importing it."""
+    versions = [f"towers {towers.__version__}"]
+    for package in ("TensorFlow", "Keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package.lower())
+            versions.append(f"{package} {version}")
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def run(
+    main: Callable[[Sequence[str]], int | None],
+    parse: Callable[[Sequence[str]], Sequence[str]] = parse,
+    program: str = "",
+) -> None:
+    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
+
+    Args:
+        main: gets what `parse` returns; its result is the exit code, None for 0. Its
+            module has the program's flags and usage.
+        parse: gives flags the values of a command line.
+        program: begins each line; by default the name of the file.
+    """
+    console.has_flags = True
+    _keep_closed_streams()
+    program = program or os.path.basename(sys.argv[0])
+    module = sys.modules[main.__module__]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
+            stream.reconfigure(errors="backslashreplace")
+
+    def parse_or_end(argv):
+        end = argv.index("--") if "--" in argv else len(argv)  # of another program
+        text = None
+        if {"-h", "--help", "--helpfull", "--helpshort"} & {*argv[:end]}:
+            text = help_text(module)
+        elif "--version" in argv[:end]:
+            text = version_line()
+        try:
+            rest = None if text else parse(argv)
+            if rest and "list" in flags.FLAGS and flags.FLAGS.list:
+                text = list_text(RECIPES)
+            if text:
+                print(text, flush=True)
+                sys.exit()
+            return rest
+        except OSError as error:
+            end_process(program, ConfigError(f"standard output: {error.strerror}"))
+        except ConfigError as error:
+            end_process(program, error)
+
+    def main_or_end(argv):
+        try:
+            check_environment()
+            return main(argv)
+        except SystemExit:
+            raise
+        except BaseException as error:  # also those of a user's file
+            workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
+            end_process(program, foreseen(error, _more_memory()), workdir or None)
+
+    logging.set_verbosity(logging.WARNING)
+    app.run(main_or_end, flags_parser=parse_or_end)
+
+
+def _keep_closed_streams():
+    """Opens the standard streams that are closed, so that no other file gets their
+    numbers. Writing to them raises OSError."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            unwritable = os.open(os.devnull, os.O_RDONLY)
+            if unwritable != number:
+                os.dup2(unwritable, number)
+                os.close(unwritable)
+            if name != "stdin":  # without a buffer, nothing is left to write at the end
+                raw = open(number, "wb", buffering=0, closefd=False)
+                setattr(sys, name, io.TextIOWrapper(raw, "utf-8", write_through=True))
+
+
+def _more_memory():
+    """The way out where no memory is left."""
+    if "batch_size" not in flags.FLAGS:
+        return "end other programs, or use a larger machine"
+    if "accumulate_steps" not in flags.FLAGS:
+        return "lower --batch_size, or end other programs"
+    return (
+        "lower --batch_size (with more --accumulate_steps if the batch must stay), "
+        "set --precision=bfloat16, or take a smaller network"
+    )

@@ -1,0 +1,55 @@
+"""Trains an image classifier on every GPU of the machine.
+
+    python run_train.py --config=quickstart
+    python run_train.py --config=cifar10_cnn --data_dir=data --num_towers=4
+
+The same command continues a run that was stopped. See docs/runs.md.
+"""
+
+import functools
+
+from absl import flags
+
+import towers
+from towers import console
+from towers.callbacks import tracker
+from towers.cli import flags as config_flags
+from towers.cli import train_flags
+from towers.cluster import cluster_spec
+from towers.config.installation import RECIPES
+from towers.config.recipes import config_of_flags
+from towers.data.sets.photos import photo_options
+from towers.run.folder import config_to_continue
+
+FLAGS = flags.FLAGS
+train_flags.define_train_flags()
+cluster_spec.define_cluster_flags()
+config_flags.define_config_flags()
+
+
+def main(_):
+    arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
+    trackers, cluster = [], arguments["cluster"]
+    if cluster is None or cluster.index == 0:
+        trackers = [tracker(text) for text in FLAGS.track]
+    stored = functools.partial(config_to_continue, overwrite=FLAGS.overwrite)
+    given = config_flags.given_flags()
+    config, workdir, origins, remark = config_of_flags(
+        FLAGS.config, RECIPES, given, FLAGS.workdir, stored, photo_options
+    )
+    if remark:
+        console.line(remark)
+    arguments["origins"] = origins
+    if FLAGS.dry_run:
+        towers.dry_run(workdir, config, **arguments)
+    elif FLAGS.lr_range_test:
+        rate = towers.lr_range_test(workdir, config, **arguments).suggestion
+        if rate:
+            command = train_flags.command_to_train(rate, __name__)
+            console.line(f"suggested learning rate {rate:g}: {command}")
+    else:
+        towers.train(workdir, config, callbacks=trackers, **arguments)
+
+
+def run() -> None:
+    config_flags.run(main)

@@ -1,0 +1,263 @@
+"""The workers of a run: processes, on one machine or on many, that train together.
+
+TensorFlow moves all data between them: `MultiWorkerMirroredStrategy` starts its server
+and adds tensors up, its coordination service notices a worker that is gone. A run of
+one process has one worker, and nothing is started.
+
+All workers call the same functions of `Workers` in the same order.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from towers.cluster.lost_workers import announce_chief, lost_worker, tell_others
+from towers.errors import WorkerLostError
+from towers.threads import JobThread
+
+# Ways to add up between workers; auto is nccl between GPUs, else ring.
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+# Bytes of the pieces in which a state is sent, a multiple of 8.
+_PIECE_BYTES = 2**26
+
+
+class Workers:
+    """All workers of a run, as one of them sees them.
+
+    Attributes:
+        index: the number of this one.
+        size: how many there are.
+        addresses: host:port of each; none of a single worker.
+        devices: those on which this worker's tensors are added to those of others: its
+            GPUs, or its host.
+    """
+
+    def __init__(
+        self,
+        engine: tf.distribute.MultiWorkerMirroredStrategy | None = None,
+        addresses: Sequence[str] = (),
+        index: int = 0,
+    ):
+        self._engine = engine
+        self.addresses, self.index = tuple(addresses), index
+        self.size, self.is_chief = max(len(addresses), 1), index == 0
+        self.devices = engine.extended.worker_devices if engine else ["/CPU:0"]
+        if engine:
+            self._thread = JobThread("workers")
+        if engine and self.is_chief:
+            announce_chief()
+        self._add = {
+            dtype: tf.function(
+                self.sum,
+                autograph=False,
+                input_signature=[[tf.TensorSpec([None], dtype)]],
+            )
+            for dtype in (np.int64, np.float64)
+        }
+
+    # In a graph.
+
+    def sums(
+        self,
+        tensors: Sequence[Sequence[tf.Tensor]],
+        options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ) -> list[list[tf.Tensor]]:
+        """The sums over all workers and devices, the same bits on each.
+
+        Args:
+            tensors: for each of `devices` a list of tensors; of the same shapes and
+                types everywhere.
+            options: of TensorFlow's all-reduce.
+
+        Returns:
+            For each of `devices` the sums.
+        """
+        results = [list(own) for own in tensors]
+        if self._engine is None:
+            return results
+        # One buffer has one type.
+        for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
+            indices = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
+            same = [[own[i] for i in indices] for own in tensors]
+            for index, value in zip(
+                indices, self._all_reduce(same, options), strict=True
+            ):
+                local = self._engine.experimental_local_results(value)
+                for result, x in zip(results, local, strict=True):
+                    result[index] = tf.ensure_shape(x, tensors[0][index].shape)
+        return results
+
+    def _all_reduce(self, tensors, options):
+        placed = []
+        for device, own in zip(self.devices, tensors, strict=True):
+            with tf.device(device):
+                placed.append([tf.identity(x) for x in own])
+
+        def values_of(replica):
+            return placed[replica.replica_id_in_sync_group % len(placed)]
+
+        def all_reduce(values):
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values, options)
+
+        per_replica = self._engine.experimental_distribute_values_from_function(
+            values_of
+        )
+        return self._engine.run(all_reduce, args=(per_replica,))
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of tensors over all workers; they have gradients.
+
+        The gradient of a sum is that of all workers' losses together.
+        """
+
+        @tf.custom_gradient
+        def add(*values):
+            zeros = [[tf.zeros_like(x) for x in values] for _ in self.devices[1:]]
+            added = self.sums([values, *zeros])[0]
+            return added, lambda *gradients: self.sum(gradients)
+
+        return list(add(*tensors))
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensors of all workers along the first axis, in which they may differ."""
+        if self._engine is None:
+            return tensor
+
+        def all_gather():
+            replica = tf.distribute.get_replica_context()
+            number = tf.get_static_value(replica.replica_id_in_sync_group)
+            index = number % len(self.devices)
+            with tf.device(self.devices[index]):
+                own = tf.identity(tensor if index == 0 else tensor[:0])
+            return replica.all_gather(own, axis=0)
+
+        gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
+        return tf.ensure_shape(gathered[0], [None, *tensor.shape[1:]])
+
+    # Between compiled calls.
+
+    def add(self, values: np.ndarray) -> np.ndarray:
+        """The sum of an array over all workers.
+
+        Args:
+            values: int64 or float64.
+
+        Raises:
+            WorkerLostError: not all of them take part.
+        """
+        if self._engine is None:
+            return values
+
+        def added():
+            with self.noticing_losses():
+                [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
+                return total.numpy().reshape(values.shape)
+
+        if threading.current_thread() is not threading.main_thread():
+            return added()
+        # The main thread serves signals while it waits for another one, not while it
+        # waits in TensorFlow.
+        total = concurrent.futures.Future()
+
+        def call():
+            try:
+                total.set_result(added())
+            except BaseException as error:
+                total.set_exception(error)
+
+        self._thread.submit(call)
+        return total.result()
+
+    def agree(
+        self, num_steps: int, save: bool, summarize: bool, stop: bool
+    ) -> tuple[int, bool, bool]:
+        """What all do next.
+
+        Args:
+            num_steps: to take, if this is the chief.
+            save, summarize: whether to do so after them, if this is the chief.
+            stop: whether this worker has to stop.
+
+        Returns:
+            The chief's number of steps, or 0 if any worker stops; whether it saves, and
+            writes a summary.
+        """
+        own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
+        *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
+        num_steps, save, summarize = chief
+        return 0 if num_stopping else int(num_steps), bool(save), bool(summarize)
+
+    def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The chief's arrays, bit for bit, in place of the own ones.
+
+        Args:
+            state: of the same names, shapes and types everywhere.
+        """
+        content = b"".join(x.tobytes() for x in state.values())
+        if not self.is_chief:
+            content = bytes(len(content))
+        received = b"".join(
+            self._add_bytes(content[first : first + _PIECE_BYTES])
+            for first in range(0, len(content), _PIECE_BYTES)
+        )
+        arrays, first = {}, 0
+        for name, array in state.items():
+            flat = np.frombuffer(received, array.dtype, array.size, first)
+            arrays[name] = flat.reshape(array.shape)
+            first += array.nbytes
+        return arrays
+
+    def exchange(self, own: Any) -> list[Any]:
+        """What each worker gives, in their order.
+
+        All have it when this returns, so that each may end for what it has read.
+
+        Args:
+            own: as JSON takes it.
+
+        Raises:
+            WorkerLostError: one of them is gone.
+        """
+        content = json.dumps(own).encode()
+        is_own = np.arange(self.size) == self.index
+        sizes = self.add(np.where(is_own, len(content), 0))
+        rows = [content if x else bytes(n) for x, n in zip(is_own, sizes, strict=True)]
+        received = self._add_bytes(b"".join(rows))
+        with contextlib.suppress(WorkerLostError):  # one that has read may end
+            self.add(np.zeros(1, np.int64))
+        ends = np.cumsum(sizes)
+        return [
+            json.loads(received[end - size : end])
+            for end, size in zip(ends, sizes, strict=True)
+        ]
+
+    def _add_bytes(self, content):
+        """Bytes of one worker, where the others have zeros: whole numbers are added,
+        which changes no bit."""
+        padded = content + bytes(-len(content) % 8)
+        return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
+
+    @contextlib.contextmanager
+    def noticing_losses(self) -> Iterator[None]:
+        """Raises a WorkerLostError where TensorFlow says that a worker is gone."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = None
+            if self._engine:
+                lost = lost_worker(error.message, self.addresses, self.index)
+            if lost is None:
+                raise
+            tell_others(lost)
+            raise WorkerLostError(lost.text) from None
+
+
+ALONE = Workers()

@@ -1,0 +1,1 @@
+"""Augmentation of images, in training and in evaluations."""

@@ -1,0 +1,338 @@
+"""Augmentation: from stored pixels to the input of the network, a batch at a time.
+
+All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
+and give float32. Those for training also take `draw`, which gives the step's random
+numbers, uniform in [0, 1); they hold no state of their own.
+
+`distortions` and `mixing` add to it in training.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from towers.config import factories
+from towers.config.choices import find
+from towers.data.randomness import Draw, uniform
+from towers.errors import ConfigError
+
+TUTORIAL_SIZE = 24
+PADDING = 4
+CROP_SCALE = (0.08, 1.0)
+
+# Images, and values of them at most, on which an augmentation in a file is tried.
+NUM_TRIED = 32
+MOST_TRIED_VALUES = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """The augmentation of a data set's images.
+
+    Attributes:
+        train: (images, draw) -> images, random.
+        evaluate: images -> images, the same every time.
+        image_shape: height, width, channels of the results.
+        train_on_crops: as `train`, of images that are random crops already, see
+            `Source.read`; None where it takes none.
+        crop_scale: bounds of the share of the area in such crops.
+    """
+
+    train: Callable[[tf.Tensor, Draw], tf.Tensor]
+    evaluate: Callable[[tf.Tensor], tf.Tensor]
+    image_shape: tuple[int, int, int]
+    train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
+    crop_scale: tuple[float, float] = CROP_SCALE
+
+
+def none(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """Mean and standard deviation of the training set only."""
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
+
+
+def tutorial(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
+    standardized by itself; evaluation takes the center crop."""
+    height, width, channels = image_shape
+    size = TUTORIAL_SIZE
+    if min(height, width) < size:
+        raise ValueError(
+            f"augment=tutorial crops {size}x{size} images, but the data set's are "
+            f"{height}x{width}; choose --augment=none or pad_crop_flip"
+        )
+
+    def train(images, draw):
+        n = images.shape[0]
+        images = crop_and_flip(tf.cast(images, tf.float32), draw, size, size)
+        images += 63 * (2 * draw("brightness", [n, 1, 1, 1]) - 1)
+        contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
+        means = tf.reduce_mean(images, [1, 2])
+        wide = tf.tile(means, [1, size])[:, None, :]
+        rows = (flat_rows(images) - wide) * contrast[:, 0] + wide
+        images = tf.reshape(rows, [n, size, size, channels])
+        return tf.image.per_image_standardization(images)
+
+    def evaluate(images):
+        top, left = (height - size) // 2, (width - size) // 2
+        images = images[:, top : top + size, left : left + size]
+        return tf.image.per_image_standardization(tf.cast(images, tf.float32))
+
+    return Augment(train, evaluate, (size, size, channels))
+
+
+def pad_crop_flip(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
+    (He et al. 2015, section 4.2)."""
+    height, width, _ = image_shape
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+
+    def train(images, draw):
+        images = evaluate(images)
+        edges = [PADDING, PADDING]
+        images = tf.pad(images, [[0, 0], edges, edges, [0, 0]])
+        return crop_and_flip(images, draw, height, width)
+
+    return Augment(train, evaluate, image_shape)
+
+
+def translate_flip(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    pixels: int = 2,
+) -> Augment:
+    """A translation by up to so many pixels, mirrored at the edges, and alternating
+    flips: each image is mirrored at random in the first epoch, then every other epoch
+    (Jordan 2024, arXiv:2404.00498, section 3.6)."""
+    height, width, _ = image_shape
+    if min(height, width) <= pixels:
+        raise ValueError(
+            f"augment: a translation mirrors {pixels} pixels at the edges, but the "
+            f"data set's images are {height}x{width}; choose --augment=none"
+        )
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+
+    def train(images, draw):
+        places = tf.fill([2], 2.0 * pixels + 1)
+        corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int64)
+        odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
+        is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
+        images = tf.cast(images, tf.float32)
+        images = windows(images, corners - pixels, is_flipped, height, width)
+        return evaluate(images)
+
+    return Augment(train, evaluate, image_shape)
+
+
+def create_augment(
+    name: str,
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
+    policy: str = "none",
+    on_gpu: bool = False,
+    **policy_options: Any,
+) -> Augment:
+    """An augmentation by its name in `towers.config.choices.AUGMENTS`.
+
+    Args:
+        name: in the table, or FILE.py:FUNCTION.
+        image_shape: of the stored images.
+        mean, deviation: of the training images, per channel.
+        crop_scale: bounds of the share of the area in random crops.
+        policy: in `towers.config.choices.POLICIES`, of the augmented images in
+            training; the augmentation standardizes with the given moments.
+        on_gpu: whether GPUs augment.
+        policy_options: of the policy; it gets those that it names.
+
+    Raises:
+        ValueError: it does not fit the images, or one in a file has a state: called
+            twice with the same arguments it gives different images; or it standardizes
+            by other moments, before a policy.
+    """
+    augment = factories.create(
+        "augment",
+        name,
+        image_shape=image_shape,
+        mean=mean,
+        deviation=deviation,
+        crop_scale=crop_scale,
+        on_gpu=on_gpu,
+        whole_pixels=policy != "none",
+    )
+    if not isinstance(augment, Augment):
+        raise ConfigError(
+            f"augment={name}: gave {type(augment).__name__}; return a "
+            "towers.data.augment.augmentation.Augment"
+        )
+    if find("augment", name).is_in_a_file:
+        moments = None if policy == "none" else (mean, deviation)
+        _validate(name, augment, image_shape, moments)
+    if policy == "none":
+        return augment
+    operate = factories.resolve("policy", policy)
+    options = factories.named_by(operate, policy_options | {"on_gpu": on_gpu})
+
+    def followed(train):
+        def train_with_policy(images, draw):
+            if images.dtype != np.uint8:  # jittered
+                images = tf.round(images)
+            images = pixels(train(images, draw), mean, deviation)
+            return standardize(operate(images, draw, **options), mean, deviation)
+
+        return train_with_policy
+
+    on_crops = augment.train_on_crops
+    return dataclasses.replace(
+        augment,
+        train=followed(augment.train),
+        train_on_crops=followed(on_crops) if on_crops else None,
+    )
+
+
+def _validate(name, augment, image_shape, moments):
+    """Refuses an augmentation that gives other images for the same arguments, such as a
+    layer of Keras with a generator of its own; and, where moments are given, one that
+    does not standardize by them."""
+    count = max(2, min(NUM_TRIED, MOST_TRIED_VALUES // math.prod(image_shape)))
+    with tf.device("CPU:0"):
+        indices = tf.range(count, dtype=tf.int64)
+        step = tf.constant(0, tf.int64)
+        draw = Draw(0, step, indices, tf.zeros_like(indices))
+        images = 256 * uniform(0, "images", step, [count, *image_shape])
+        images = tf.cast(images, tf.uint8)
+        for part in ("train", "train_on_crops", "evaluate"):
+            function = getattr(augment, part)
+            if function is None:
+                continue
+            more = () if part == "evaluate" else (draw,)
+            first, second = (np.asarray(function(images, *more)) for _ in range(2))
+            if not np.array_equal(first, second, equal_nan=True):
+                raise ConfigError(
+                    f"augment={name}: its {part} gives other images when it is called "
+                    "again with the same seed and step; take all random numbers from "
+                    "draw(purpose, shape), not from a layer or a generator that has a "
+                    "state"
+                )
+        evaluated = tf.cast(augment.evaluate(images), tf.float32)
+        if not moments or evaluated.shape != images.shape:
+            return
+        if not np.array_equal(pixels(evaluated, *moments), images):
+            raise ConfigError(
+                f"augment={name}: it does not standardize by the given mean and "
+                "deviation, from which a policy computes the pixels; use "
+                "towers.data.augment.augmentation.standardize, or set --policy=none"
+            )
+
+
+def standardize(
+    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.Tensor:
+    """(pixel - mean) / deviation per channel, all in units of 0..255; a deviation of 0,
+    of a channel that is the same in all training images, counts as 1."""
+    # Not a division: a graph turns one by a constant into this product, an eager call
+    # and `tf.data` do not, and a batch should be the same bits in all of them.
+    factors = [1 / (value or 1) for value in deviation]
+    *_, width, _ = images.shape
+    means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
+    rows = (tf.cast(flat_rows(images), tf.float32) - means) * factors
+    return tf.reshape(rows, tf.shape(images))
+
+
+def pixels(
+    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.Tensor:
+    """The whole pixel values, float32 in 0..255, nearest to standardized images. Those
+    of half numbers depend on how a graph orders the products: an augmentation before a
+    policy should standardize whole ones."""
+    *_, width, _ = images.shape
+    factors = [value or 1 for value in deviation]
+    means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
+    rows = tf.round(flat_rows(images) * factors + means)
+    return tf.reshape(tf.clip_by_value(rows, 0.0, 255.0), images.shape)
+
+
+def flat_rows(images: tf.Tensor) -> tf.Tensor:
+    """Images [n, height, width, channels] as [n, height, width * channels]: numbers for
+    the channels, repeated along a row, are applied faster with a long last axis."""
+    _, height, width, channels = images.shape
+    return tf.reshape(images, [-1, height, width * channels])
+
+
+def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
+    """A window at a random place of each image, every other one mirrored.
+
+    Args:
+        images: [n, at least height, at least width, channels], any dtype.
+        draw: gives "crop" [n, 2] and "flip" [n, 1].
+        height, width: of the window.
+
+    Returns:
+        [n, height, width, channels], same dtype.
+    """
+    n, full_height, full_width, _ = images.shape
+    places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
+    corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int64)
+    return windows(images, corners, draw("flip", [n, 1]) >= 0.5, height, width)
+
+
+def windows(
+    images: tf.Tensor,
+    corners: tf.Tensor,
+    is_flipped: tf.Tensor,
+    height: int,
+    width: int,
+) -> tf.Tensor:
+    """A window of each image, mirrored at the edges where it reaches over them.
+
+    Args:
+        images: [n, full height, full width, channels], any dtype; a GPU gathers no
+            uint8.
+        corners: int64 [n, 2], row and column of its upper left pixel. A window reaches
+            over an edge by less than the full height and width.
+        is_flipped: bool [n, 1], whether it is mirrored.
+        height, width: of the window.
+
+    Returns:
+        [n, height, width, channels], same dtype.
+    """
+    n, full_height, full_width, channels = images.shape
+    # Constants: on a GPU the host would compute a range.
+    rows = corners[:, :1] + np.arange(height)
+    columns = tf.where(is_flipped, np.arange(width)[::-1].copy(), np.arange(width))
+    columns += corners[:, 1:]
+    rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
+    # One gather of whole pixels costs half of a gather of rows and one of columns.
+    firsts = np.arange(n)[:, None, None] * (full_height * full_width)
+    pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
+    return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+def mirrored(places: tf.Tensor, count: int) -> tf.Tensor:
+    """-1 -> 1, count -> count - 2: the place that lies there in a mirror."""
+    return count - 1 - tf.abs(count - 1 - tf.abs(places))
+
+
+def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Whole numbers, as floats, below `counts`, from numbers uniform in [0, 1)."""
+    # Rounding may take a product up to the count itself; the last place is then meant.
+    return tf.minimum(tf.floor(numbers * counts), counts - 1)

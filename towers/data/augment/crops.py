@@ -1,0 +1,210 @@
+"""Crops of random sizes and shapes, resized to the size of the images.
+
+As `RandomResizedCrop` of torchvision, for a whole batch. They are of the image files
+where a source reads such (`Source.reads_crops`), else of the stored images.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.augment.augmentation import CROP_SCALE, Augment, choose, standardize
+from towers.data.randomness import Draw
+
+RATIO = (3 / 4, 4 / 3)  # width over height
+ATTEMPTS = 10
+
+
+class Boxes(NamedTuple):
+    """Rectangles in the images of a batch: whole numbers, float32 [n] each."""
+
+    tops: tf.Tensor
+    lefts: tf.Tensor
+    heights: tf.Tensor
+    widths: tf.Tensor
+
+
+def random_resized_crop(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
+    whole_pixels: bool = False,
+) -> Augment:
+    """A crop of a share of the area, by default 8 % to 100 %, its sides in a ratio of
+    3:4 to 4:3, resized, and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6).
+    With `whole_pixels` the values are rounded before they are standardized.
+    """
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+
+    def train(images, draw):
+        images = crop_resize_flip(images, draw, crop_scale)
+        return evaluate(tf.round(images) if whole_pixels else images)
+
+    def train_on_crops(images, draw):
+        return evaluate(flip(images, draw))
+
+    return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
+
+
+def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+    """Every other image mirrored.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        draw: gives "flip" [n, 1].
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    images = tf.cast(images, tf.float32)
+    is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
+    return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
+
+
+def crop_resize_flip(
+    images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
+) -> tf.Tensor:
+    """A random crop of each image, resized, every other one mirrored.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        draw: gives "flip" [n, 1], and what `draw_numbers` takes.
+        crop_scale: bounds of the share of the area.
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    n, height, width, _ = images.shape
+    boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
+    return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
+
+
+def draw_numbers(
+    draw: Draw, n: int, crop_scale: tuple[float, float] = CROP_SCALE
+) -> tf.Tensor:
+    """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. Those
+    of an attempt are the share of the area, uniform in `crop_scale`, and one of the
+    aspect; the last two are of the place; these are uniform in [0, 1).
+
+    Args:
+        draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+    """
+    low, high = crop_scale
+    shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
+    sizes = tf.stack([low + (high - low) * shares, aspects], 2)
+    return tf.concat([sizes, draw("crop_place", [n, 2])[:, None]], 1)
+
+
+def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
+    """Top, left, height and width of a rectangle as torchvision draws it: of ATTEMPTS
+    the first that fits into the image, else the middle of the image in the nearest
+    allowed ratio.
+
+    Args:
+        numbers: of `draw_numbers`, of one image, [ATTEMPTS + 1, 2].
+        height, width: of the image.
+    """
+    *sizes, (row, column) = numbers.tolist()
+    low, high = map(math.log, RATIO)
+    for area_share, aspect in sizes:
+        area = height * width * area_share
+        aspect = math.exp(low + (high - low) * aspect)
+        h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 1 <= h <= height and 1 <= w <= width:
+            return int(row * (height - h + 1)), int(column * (width - w + 1)), h, w
+    return _middle_box(height, width)
+
+
+def _middle_box(height, width):
+    h, w = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
+    """`random_box` of each image of a batch, in TensorFlow.
+
+    Args:
+        numbers: of `draw_numbers`, [n, ATTEMPTS + 1, 2].
+        height, width: of the images.
+    """
+    sizes, places = numbers[:, :-1], numbers[:, -1]
+    area_share, aspect = tf.unstack(sizes, axis=2)
+    areas = height * width * area_share
+    low, high = map(math.log, RATIO)
+    aspects = tf.exp(low + (high - low) * aspect)
+    heights = tf.round(tf.sqrt(areas / aspects))
+    widths = tf.round(tf.sqrt(areas * aspects))
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    fits = tf.cast(fits, tf.float32)
+    # 1 at the first that fits. Of equal entries `argmax` may take any.
+    is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
+    heights = tf.reduce_sum(heights * is_first, 1)
+    widths = tf.reduce_sum(widths * is_first, 1)
+    rows, columns = tf.unstack(places, axis=1)
+    tops = choose(rows, height - heights + 1)
+    lefts = choose(columns, width - widths + 1)
+    drawn = tops, lefts, heights, widths
+    middle = map(float, _middle_box(height, width))
+    return Boxes(
+        *(tf.where(heights > 0, x, y) for x, y in zip(drawn, middle, strict=True))
+    )
+
+
+def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
+    """A part of each image, enlarged to the size of the image by bilinear
+    interpolation, which takes nothing from outside of the part.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        boxes: of the parts, inside the images.
+        is_flipped: bool [n, 1], whether a part is mirrored.
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    n, height, width, channels = images.shape
+    images = tf.cast(images, tf.float32)
+    counts = functools.partial(tf.range, dtype=tf.float32)
+    upper, lower, down = _between(counts(height)[None], boxes.heights, height)
+    columns = tf.where(is_flipped, width - 1 - counts(width), counts(width))
+    left, right, across = _between(columns, boxes.widths, width)
+
+    # On a GPU int32 is computed by the host.
+    tops, lefts = (tf.cast(x, tf.int64)[:, None] for x in boxes[:2])
+    firsts = tops + height * tf.range(n, dtype=tf.int64)[:, None]
+    rows = tf.reshape(images, [n * height, width * channels])
+    first, second = (tf.gather(rows, firsts + x) for x in (upper, lower))
+    images = first + down[:, :, None] * (second - first)
+
+    firsts = width * tf.reshape(tf.range(n * height, dtype=tf.int64), [n, height, 1])
+    pixels = tf.reshape(images, [n * height * width, channels])
+    first, second = (
+        tf.gather(pixels, firsts + (lefts + x)[:, None]) for x in (left, right)
+    )
+    return first + across[:, None, :, None] * (second - first)
+
+
+def _between(places, lengths, size):
+    """The places in a part of the image between which places of the result lie.
+
+    Args:
+        places: float32 [n or 1, size], whole numbers.
+        lengths: of the parts, float32 [n].
+        size: of the result.
+
+    Returns:
+        int64 [n, size] of the first and of the second, and float32 [n, size], the share
+        of the second.
+    """
+    # Not a division: see `augment.standardize`.
+    centers = (places + 0.5) * (lengths * (1 / size))[:, None] - 0.5
+    last = lengths[:, None] - 1
+    centers = tf.clip_by_value(centers, 0.0, last)
+    first = tf.floor(centers)
+    second = tf.minimum(first + 1, last)
+    return tf.cast(first, tf.int64), tf.cast(second, tf.int64), centers - first

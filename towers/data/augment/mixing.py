@@ -1,0 +1,154 @@
+"""Each image mixed with another one of its batch, and their labels in the same shares.
+
+Mixing comes last, before a batch is split into micro-batches and towers, so that the
+pairs do not depend on these.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.augment.augmentation import choose
+from towers.data.augment.distortions import rectangles
+from towers.data.randomness import Draw
+
+# (batch, draw) -> batch: "images" float32 [n, height, width, channels], "labels", from
+# integers [n] to float32 [n, num_classes] whose rows add up to 1, and "sample_weights".
+Mix = Callable[[Mapping[str, tf.Tensor], Draw], dict[str, tf.Tensor]]
+
+# A power of two, by which a number from [0, 1) is multiplied exactly.
+NUM_QUANTILES = 4096
+
+
+def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
+    """Mixes each image with the one before it in the batch, which is in random order.
+
+    Args:
+        mixup: parameter of the Beta distribution, see `mixup_shares`; 0 for none.
+        cutmix: the same, see `cutmix_shares`. With both, each image has one of the two
+            with equal chances.
+        num_classes: of the labels.
+
+    Returns:
+        A function of a batch; None where nothing is mixed. It draws "mixing" [n] where
+        there are both.
+    """
+    ways = []
+    if mixup:
+        ways.append((mixup_shares, beta_quantiles(mixup)))
+    if cutmix:
+        ways.append((cutmix_shares, beta_quantiles(cutmix)))
+    if not ways:
+        return None
+
+    def mix(batch, draw):
+        images = batch["images"]
+        shares = [shares_fn(images.shape, draw, table) for shares_fn, table in ways]
+        pixels, whole = shares[0]
+        if len(shares) > 1:
+            first = draw("mixing", [images.shape[0]]) < 0.5
+            pixels = tf.where(first[:, None, None, None], pixels, shares[1][0])
+            whole = tf.where(first, whole, shares[1][1])
+        labels, whole = tf.one_hot(batch["labels"], num_classes), whole[:, None]
+        mixed = {"images": blend(images, pixels), "labels": blend(labels, whole)}
+        if "sample_weights" in batch:  # of each label that of its image
+            weighted = blend(labels * batch["sample_weights"][:, None], whole)
+            weights = tf.reduce_sum(weighted, axis=1, keepdims=True)
+            shares = tf.math.divide_no_nan(weighted, weights)
+            mixed["labels"] = tf.where(weights > 0, shares, mixed["labels"])
+            mixed["sample_weights"] = weights[:, 0]
+        return mixed
+
+    return mix
+
+
+def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+    """Each entry of the first axis with that before it, the first with the last.
+
+    Args:
+        values: float32 [n, ...].
+        shares: of the other one; float32 that broadcasts to `values`.
+    """
+    return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
+
+
+def mixup_shares(
+    shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Shares of the other image drawn for each image (Zhang et al. 2017,
+    arXiv:1710.09412): the same for all pixels and for the label.
+
+    Args:
+        shape: of the images, [n, height, width, channels].
+        draw: gives "mixup" [n].
+        quantiles: of the distribution of the share, `beta_quantiles`.
+
+    Returns:
+        Shares of the pixels [n, 1, 1, 1], and of the labels [n].
+    """
+    shares = at_quantiles(quantiles, draw("mixup", [shape[0]]))
+    return shares[:, None, None, None], shares
+
+
+def cutmix_shares(
+    shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """A rectangle of the other image for each image (Yun et al. 2019,
+    arXiv:1905.04899).
+
+    Its sides are those of the image times the root of the share; the center is any
+    pixel, and what lies outside is cut off. The label has the share that is left.
+
+    Args:
+        shape: of the images, [n, height, width, channels].
+        draw: gives "cutmix" [n, 3].
+        quantiles: of the distribution of the share, `beta_quantiles`.
+
+    Returns:
+        Shares of the pixels, 0 or 1, [n, height, width, 1], and of the labels [n].
+    """
+    n, height, width, _ = shape
+    share, row, column = tf.unstack(draw("cutmix", [n, 3]), axis=1)
+    side = tf.sqrt(at_quantiles(quantiles, share))
+    heights, widths = tf.floor(height * side), tf.floor(width * side)
+    tops = choose(row, height) - tf.floor(heights / 2)
+    lefts = choose(column, width) - tf.floor(widths / 2)
+    masks = rectangles(tops, lefts, heights, widths, height, width)
+    return masks, tf.reduce_mean(masks, [1, 2, 3])
+
+
+def beta_quantiles(alpha: float) -> np.ndarray:
+    """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on.
+
+    The first and the last are not 0 and 1 but those of half a `draw`'s smallest number,
+    without which a narrow distribution would get tails.
+    """
+    wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
+    wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
+    low, high = np.zeros_like(wanted), np.ones_like(wanted)
+    with tf.device("CPU:0"):  # the same values for all kinds of devices
+        parameter = tf.constant(alpha, tf.float64)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_below = tf.math.betainc(parameter, parameter, middle).numpy() < wanted
+            low = np.where(is_below, middle, low)
+            high = np.where(is_below, high, middle)
+    return high.astype(np.float32)
+
+
+def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Draws from the distribution with these quantiles, a line between two of them.
+
+    The distribution function of the draws differs from the true one by less than
+    1 / NUM_QUANTILES, wherever float32 tells a share from 0 and from 1 at all.
+
+    Args:
+        quantiles: float32 [NUM_QUANTILES + 1].
+        numbers: float32, uniform in [0, 1).
+    """
+    places = numbers * NUM_QUANTILES
+    below = tf.floor(places)
+    index = tf.cast(below, tf.int64)
+    first, second = tf.gather(quantiles, index), tf.gather(quantiles, index + 1)
+    return first + (places - below) * (second - first)

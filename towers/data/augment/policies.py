@@ -1,0 +1,308 @@
+"""Policies: random operations on the whole pixel values of a batch.
+
+A policy is a function of images, float32 [n, height, width, 1 or 3] of whole numbers in
+0..255, and of the step's `draw`; it gives images of the same shape. Each draws the
+numbers of its own name, which are then looked up in a table of its operations and
+their values, see `operations`. With `on_gpu` it has the form for GPUs, see
+`operations.apply`.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.augment.augmentation import CROP_SCALE, Augment, choose, standardize
+from towers.data.augment.auto_augment import SUB_POLICIES
+from towers.data.augment.crops import crop_resize_flip, flip
+from towers.data.augment.operations import MOST_BLUR, OPERATIONS, apply
+from towers.data.randomness import Draw
+
+# Of torchvision's RandAugment: the number of operations, and their magnitude.
+RAND_AUGMENT = 2, 9
+
+# Those of RandAugment and TrivialAugment.
+RAND_OPERATIONS = OPERATIONS[: OPERATIONS.index("equalize") + 1]
+
+ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"
+
+# Of AugMix: the chains, their longest, and the severity, of 10.
+WIDTH, DEPTH, SEVERITY = 3, 3, 3
+LEAST_LEVEL = 0.1
+MIXED = (
+    *("autocontrast", "equalize", "posterize", "rotate", "solarize"),
+    *("shear_x", "shear_y", "translate_x", "translate_y"),
+)
+
+# Of three_augment.
+LEAST_BLUR = 0.1
+SOLARIZED_FROM = 128.0
+JITTER = 0.3
+JITTERED = "brightness", "contrast", "color"
+
+
+@dataclasses.dataclass(frozen=True)
+class Magnitudes:
+    """Values of operations at magnitudes from 0 on.
+
+    Attributes:
+        most: the highest magnitude. The others are the values there.
+        shear: in pixels a pixel.
+        translation: pixels, of the pixels of the side.
+        degrees: of a rotation.
+        enhancement: added to or taken from a factor of 1.
+        bits: that posterize loses.
+    """
+
+    most: int
+    shear: float
+    translation: Callable[[int], float]
+    degrees: float
+    enhancement: float
+    bits: int
+
+    def value(
+        self, name: str, magnitude: int, sign: int, height: int, width: int
+    ) -> float:
+        """The value of an operation, with a sign where it has a direction."""
+
+        def share_of(most):
+            return most * magnitude / self.most
+
+        shear, enhanced = sign * share_of(self.shear), share_of(self.enhancement)
+        moved = [sign * share_of(self.translation(side)) for side in (width, height)]
+        values = {
+            **{"shear_x": shear, "shear_y": shear},
+            **{"translate_x": int(moved[0]), "translate_y": int(moved[1])},
+            "rotate": sign * share_of(self.degrees),
+            **dict.fromkeys(ENHANCEMENTS, 1 + sign * enhanced),
+            "posterize": round(share_of(self.bits)),
+            "solarize": 255 - share_of(255),
+        }
+        return float(values.get(name, 0))
+
+    def values(
+        self, names: Sequence[str], magnitudes: Sequence[int], height: int, width: int
+    ) -> np.ndarray:
+        """float64 [names, magnitudes, 2]: the values with the signs 1 and -1."""
+        rows = itertools.product(names, magnitudes, (1, -1))
+        values = [self.value(*row, height, width) for row in rows]
+        return np.reshape(values, [len(names), len(magnitudes), 2])
+
+
+# torchvision's `RandAugment`, `AutoAugment` and `TrivialAugmentWide`.
+RAND = Magnitudes(30, 0.3, lambda side: 150 / 331 * side, 30.0, 0.9, 4)
+AUTO = dataclasses.replace(RAND, most=9)
+TRIVIAL = Magnitudes(30, 0.99, lambda side: 32.0, 135.0, 0.99, 6)
+
+
+def none(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+    """The images as they are."""
+    return images
+
+
+def rand_augment(
+    images: tf.Tensor,
+    draw: Draw,
+    rand_augment: tuple[int, int] = RAND_AUGMENT,
+    on_gpu: bool = False,
+) -> tf.Tensor:
+    """RandAugment (Cubuk et al. 2020, arXiv:1909.13719): operations drawn for each
+    image follow each other at a fixed magnitude.
+
+    Args:
+        draw: gives "rand_augment" [n, number of operations, 2]: operation and sign.
+        rand_augment: number of operations, and magnitude, of 0 to 30.
+    """
+    n, height, width, _ = images.shape
+    count, magnitude = rand_augment
+    table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
+    numbers = draw("rand_augment", [n, count, 2])
+    for place in range(count):
+        operations, signs = _chosen(numbers[:, place], table.shape)
+        values = _look_up(table, operations, signs)
+        images = apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
+    return images
+
+
+def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
+    """TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158), the wide ranges: one
+    operation for each image, at a random magnitude.
+
+    Args:
+        draw: gives "trivial_augment" [n, 3]: operation, magnitude and sign.
+    """
+    n, height, width, _ = images.shape
+    table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
+    operations, *place = _chosen(draw("trivial_augment", [n, 3]), table.shape)
+    values = _look_up(table, operations, *place)
+    return apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
+
+
+def auto_augment(
+    images: tf.Tensor, draw: Draw, learned_on: str, on_gpu: bool = False
+) -> tf.Tensor:
+    """AutoAugment (Cubuk et al. 2018, arXiv:1805.09501): one of 25 learned pairs of
+    operations for each image, each operation with its probability and magnitude.
+
+    Args:
+        draw: gives "auto_augment" [n, 5]: the pair; of each operation whether it is
+            applied, and its sign.
+        learned_on: which policy.
+    """
+    n, height, width, _ = images.shape
+    pairs = SUB_POLICIES[learned_on]
+    numbers = draw("auto_augment", [n, 5])
+    [pair] = _chosen(numbers[:, :1], [len(pairs)])
+    for place, (chance, sign) in enumerate(((1, 2), (3, 4))):
+        names, chances, magnitudes = zip(*(p[place] for p in pairs), strict=True)
+        # All values are inverted from 0 on.
+        is_inverted = [name == "invert" for name in names]
+        names = ["solarize" if x == "invert" else x for x in names]
+        magnitudes = np.where(is_inverted, AUTO.most, magnitudes).tolist()
+        table = [
+            AUTO.values([name], [magnitude], height, width)[0, 0]
+            for name, magnitude in zip(names, magnitudes, strict=True)
+        ]
+        [sign] = _chosen(numbers[:, sign : sign + 1], [2])
+        is_applied = numbers[:, chance] < _look_up(np.float32(chances), pair)
+        operations = _look_up(_numbers_of(names), pair)
+        operations = tf.where(is_applied, operations, OPERATIONS.index("identity"))
+        values = _look_up(np.array(table), pair, sign)
+        images = apply(images, operations, values, names, on_gpu=on_gpu)
+    return images
+
+
+def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
+    """AugMix (Hendrycks et al. 2020, arXiv:1912.02781): the mean, with random weights,
+    of three chains of one to three random operations, and then of it and the image.
+    The loss is the usual one, without the paper's Jensen-Shannon divergence.
+
+    Args:
+        draw: gives "augmix" [n, WIDTH, DEPTH, 3], operation, level and sign;
+            "augmix_depth" [n, WIDTH]; "augmix_weights" [n, 3], where the weights of the
+            chains are cut, and the share of their mean.
+
+    Returns:
+        Images whose values are not whole.
+    """
+    n, height, width, _ = images.shape
+    numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
+    depths = 1 + choose(draw("augmix_depth", [n, WIDTH]), float(DEPTH))
+    # A Dirichlet distribution whose parameters are 1 is that of the pieces of a line
+    # that is cut at random. Not by logarithms: those of TensorFlow depend on their
+    # place in a tensor. Beta(1, 1) is uniform.
+    first, second, share = tf.unstack(draw("augmix_weights", [n, 3]), axis=1)
+    low, high = tf.minimum(first, second), tf.maximum(first, second)
+    weights, chains = (low, high - low, 1 - high), []
+    for chain in range(WIDTH):
+        changed = images
+        for place in range(DEPTH):
+            chosen, level, sign = tf.unstack(numbers[:, chain, place], axis=1)
+            [row] = _chosen(chosen[:, None], [len(MIXED)])
+            values = tf.gather(
+                _mixed_values(level, sign, height, width), row, axis=1, batch_dims=1
+            )
+            operations = _look_up(_numbers_of(MIXED), row)
+            operations = tf.where(place < depths[:, chain], operations, 0)
+            changed = apply(
+                changed, operations, values, MIXED, bilinear=True, on_gpu=on_gpu
+            )
+        chains.append(weights[chain][:, None, None, None] * changed)
+    share = share[:, None, None, None]
+    return (1 - share) * images + share * tf.add_n(chains)
+
+
+def _mixed_values(level, sign, height, width):
+    """float64 [n, operations of AugMix]: their values, as in the authors' code."""
+    level, sign = tf.cast(level, tf.float64), tf.cast(sign, tf.float64)
+    level = LEAST_LEVEL + (SEVERITY - LEAST_LEVEL) * level
+    sign = tf.where(sign < 0.5, tf.ones_like(sign), -1)
+
+    # Not divisions: see `augment.standardize`.
+    values = {
+        "posterize": 4 + tf.floor(level * (4 / 10)),
+        "rotate": sign * tf.floor(level * (30 / 10)),
+        "solarize": 256 - tf.floor(level * (256 / 10)),
+        "shear_x": sign * level * (0.3 / 10),
+        "shear_y": sign * level * (0.3 / 10),
+        "translate_x": sign * tf.floor(level * (width / 3 / 10)),
+        "translate_y": sign * tf.floor(level * (height / 3 / 10)),
+    }
+    return tf.stack([values.get(name, tf.zeros_like(level)) for name in MIXED], 1)
+
+
+def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
+    """3-Augment (Touvron et al. 2022, arXiv:2204.07118): gray, solarized or blurred,
+    then brightness, contrast and saturation in random order, times 0.7 to 1.3.
+
+    Args:
+        draw: gives "three_augment" [n, 6]: which of the three, the radius of the blur,
+            the order, and the factors of brightness, contrast and saturation.
+    """
+    n = images.shape[0]
+    numbers = draw("three_augment", [n, 6])
+    three = "color", "solarize", "blur"
+    which, order = _chosen(numbers[:, 0:3:2], [3, 6])
+    radii = LEAST_BLUR + (MOST_BLUR - LEAST_BLUR) * tf.cast(numbers[:, 1], tf.float64)
+    values = _look_up(np.array([0, SOLARIZED_FROM, 0]), which)
+    values = tf.where(which == three.index("blur"), radii, values)
+    images = apply(
+        images, _look_up(_numbers_of(three), which), values, three, on_gpu=on_gpu
+    )
+    factors = 1 - JITTER + 2 * JITTER * tf.cast(numbers[:, 3:], tf.float64)
+    orders = np.array([*itertools.permutations(range(len(JITTERED)))])
+    for place in range(len(JITTERED)):
+        row = _look_up(orders[:, place], order)
+        values = tf.gather(factors, row, axis=1, batch_dims=1)
+        images = apply(
+            images,
+            _look_up(_numbers_of(JITTERED), row),
+            values,
+            JITTERED,
+            on_gpu=on_gpu,
+        )
+    return images
+
+
+def crop_rand_augment(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
+    on_gpu: bool = False,
+) -> Augment:
+    """A random crop of random size, a flip, and RandAugment."""
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+
+    def train(images, draw):
+        images = tf.round(crop_resize_flip(images, draw, crop_scale))
+        return evaluate(rand_augment(images, draw, on_gpu=on_gpu))
+
+    def train_on_crops(images, draw):
+        images = tf.round(flip(images, draw))
+        return evaluate(rand_augment(images, draw, on_gpu=on_gpu))
+
+    return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
+
+
+def _chosen(numbers, counts):
+    """int64 [n] each: whole numbers below the counts, from numbers [n, counts]."""
+    places = tf.cast(choose(numbers, tf.constant([*counts], tf.float32)), tf.int64)
+    # On a GPU the host computes Unpack of int64.
+    return [places[:, number] for number in range(len(counts))]
+
+
+def _numbers_of(names):
+    return np.array([OPERATIONS.index(name) for name in names])
+
+
+def _look_up(table, *places):
+    """[n]: the entries of an array at some places, int64 [n] for each axis."""
+    flat = places[0]
+    for size, place in zip(table.shape[1:], places[1:], strict=True):
+        flat = flat * size + place
+    return tf.gather(tf.constant(table.ravel()), flat)

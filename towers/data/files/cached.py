@@ -1,0 +1,387 @@
+"""A source of image files, which are decoded when they are read.
+
+What was decoded once stays in memory as far as it fits, so from the second epoch on
+reading is a look-up. Nothing else is kept: the data set may be larger than memory.
+"""
+
+import atexit
+import dataclasses
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from towers import console
+from towers.config.list_options import height_and_width
+from towers.data import streams
+from towers.data.augment.crops import random_box
+from towers.data.files.image import read_image, upright_size
+from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
+from towers.data.files.paths import shown
+from towers.data.sources import Source, Subset, channel_counts, moments
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+
+# Height and width of images that are stored in different sizes, where none is asked
+# for; the recipe `image_folder_resnet18` has the same.
+DEFAULT_IMAGE_SIZE = 64
+
+# Images whose stored sizes are compared at the start.
+NUM_COMPARED = 256
+
+# Mean and standard deviation are those of so many training images, drawn at random with
+# a fixed seed. The error of a mean is about 1 of 255 (the means of images differ by
+# 50).
+SAMPLE = 5000
+
+# Of the batches in which a whole source is read; several are in memory.
+BATCH_BYTES = 50_000_000
+
+MEGABYTE = 1_000_000
+
+# Of bad images, in a line.
+MOST_NAMED = 3
+
+# Between lines that say how many images have been read.
+PROGRESS_SECS = 30
+
+
+class _Reads:
+    """Calls from `tf.data` into Python, which must be over before the interpreter ends.
+
+    A thread of `tf.data` that calls into an interpreter that is shutting down never
+    returns, and the owner of the iterator waits for it for ever. So at exit new calls
+    are refused, and the exit waits until there was none for a while, since a stream
+    reads only a few batches ahead.
+    """
+
+    QUIET_SECS = 0.5
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._begun = self._ended = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._begun += 1
+
+    def __exit__(self, *_) -> None:
+        with self._lock:
+            self._ended += 1
+
+    def close(self) -> None:
+        counted = 0
+        while self._begun > min(counted, self._ended):
+            counted = self._begun
+            time.sleep(self.QUIET_SECS)
+
+
+_reads = _Reads()
+atexit.register(_reads.close)
+
+
+class ImageCache:
+    """Room for decoded images, which the sources of a data set share: the images that
+    are read first are kept.
+
+    Args:
+        megabytes: of all images.
+
+    Attributes:
+        num_bytes: what is left.
+        lock: held by the thread that takes some.
+    """
+
+    def __init__(self, megabytes: float):
+        self.num_bytes = megabytes * MEGABYTE
+        self.lock = threading.Lock()
+
+
+class CachedSource:
+    """Images that are decoded when they are read.
+
+    Args:
+        files: the images.
+        image_shape: height, width, channels of what is read. Channels are 1 or 3.
+        options: size and limits.
+        cache: keeps what was read, but no crops.
+
+    Attributes:
+        reads_crops: whether images are resized, so that a random crop of one can be of
+            the file's pixels, see `read`.
+    """
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        image_shape: tuple[int, int, int],
+        options: ImageOptions,
+        cache: ImageCache | None = None,
+    ):
+        self.num_examples = len(files)
+        self.image_shape = image_shape
+        self.reads_crops = bool(options.image_size)
+        self._files = files
+        self._options = options
+        self._cache = cache or ImageCache(options.image_cache_mb)
+        self._image_bytes = math.prod(image_shape)
+        self._has_read_crops = False
+        self._keep_none()
+
+    def read(
+        self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `Source.read`; not under XLA.
+
+        An image that cannot be read raises an error of TensorFlow's in whose text
+        `data_errors_of_tensorflow` finds the DataError.
+        """
+        numbers = [] if crop_numbers is None else [crop_numbers]
+        with tf.device("CPU:0"):
+            images, labels = tf.numpy_function(
+                self._read, [indices, *numbers], [tf.uint8, tf.int32], name="decode"
+            )
+        return (
+            tf.ensure_shape(images, [*indices.shape, *self.image_shape]),
+            tf.ensure_shape(labels, indices.shape),
+        )
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """int32 [num_examples]; None where they are not known before they are read."""
+        return getattr(self._files, "labels", None)
+
+    def read_labels(self, indices: np.ndarray) -> np.ndarray:
+        """int32 [n], of images that are not decoded.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        labels = np.empty(len(indices), np.int32)
+
+        def read(place):
+            try:
+                labels[place] = self._files.read(int(indices[place]))[1]
+            except (OSError, ValueError, MemoryError) as error:
+                refuse(self._files, int(indices[place]), error, None)
+
+        streams.call_in_readers(read, len(indices))
+        return labels
+
+    @property
+    def checksum(self) -> int | None:
+        """As `sources.checksum`."""
+        return self._files.checksum() if hasattr(self._files, "checksum") else None
+
+    def place(self, index: int) -> str:
+        """The location of an image, such as its path."""
+        return self._files.place(index)
+
+    def _read(self, indices, crop_numbers=None):
+        if crop_numbers is not None:
+            self._drop_first_images()
+        slots, kept_images, kept_labels = self._kept
+        slots = slots[indices]
+        if crop_numbers is not None:
+            slots[:] = -1
+        with _reads:
+            if len(slots) and slots.min() >= 0:
+                return kept_images.take(slots, 0), kept_labels.take(slots)
+            images = np.empty((len(indices), *self.image_shape), np.uint8)
+            labels = np.empty(len(indices), np.int32)
+            is_kept, missing = slots >= 0, np.flatnonzero(slots < 0)
+            images[is_kept] = kept_images[slots[is_kept]]
+            labels[is_kept] = kept_labels[slots[is_kept]]
+
+            def read(number):
+                place = missing[number]
+                crop = None
+                if crop_numbers is not None:
+                    crop = functools.partial(random_box, crop_numbers[place])
+                index = int(indices[place])
+                images[place], labels[place] = self._read_file(index, crop)
+                if crop is None and labels[place] >= 0:
+                    self._keep(index, images[place], labels[place])
+
+            streams.call_in_readers(read, len(missing))
+        return images, labels
+
+    def _keep_none(self):
+        """Arrays for the images that are kept: their slots, pixels and labels. Memory
+        is taken as it is written to."""
+        most = int(min(self.num_examples, self._cache.num_bytes / self._image_bytes))
+        try:
+            images = np.empty((most, *self.image_shape), np.uint8)
+        except MemoryError:
+            raise ConfigError(
+                f"image_cache_mb={self._options.image_cache_mb:g}: there is not so "
+                "much memory; what does not fit is decoded in every epoch"
+            ) from None
+        self._num_kept = 0
+        self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
+
+    def _keep(self, index, image, label):
+        with self._cache.lock:
+            slots, images, labels = self._kept
+            is_room = self._cache.num_bytes >= self._image_bytes
+            if slots[index] < 0 and is_room and self._num_kept < len(images):
+                images[self._num_kept], labels[self._num_kept] = image, label
+                slots[index] = self._num_kept  # from now on it is read
+                self._num_kept += 1
+                self._cache.num_bytes -= self._image_bytes
+
+    def _drop_first_images(self):
+        """What was read before the first crops, such as the images of the moments, is
+        not read again."""
+        with self._cache.lock:
+            if not self._has_read_crops:
+                self._has_read_crops = True
+                self._cache.num_bytes += self._num_kept * self._image_bytes
+                self._keep_none()
+
+    def _read_file(self, index, crop):
+        options = self._options
+        try:
+            content, label = self._files.read(index)
+            image = read_image(
+                content,
+                self.image_shape,
+                crop,
+                resize=bool(options.image_size),
+                center_crop=options.center_crop,
+                max_pixels=options.max_image_pixels,
+                note_size=options.survey and options.survey.add_size,
+            )
+            return image, label
+        except (OSError, ValueError, MemoryError) as error:
+            refuse(self._files, index, error, options.survey)
+        return np.uint8(0), -1  # after a fault that the survey has recorded
+
+
+def settle_size(
+    files: ImageFiles, channels: int, options: ImageOptions
+) -> tuple[ImageOptions, tuple[int, int, int], str]:
+    """The shape to read images in.
+
+    That is `image_size`. Without one it is the size of the images, where
+    NUM_COMPARED of them, taken at equal distances, are alike, else the square of
+    DEFAULT_IMAGE_SIZE.
+
+    Returns:
+        The options with the `image_size` that is used, the shape, and a note for the
+        user where nobody asked for it, or "".
+
+    Raises:
+        DataError: an image of those cannot be read, or with a survey none of them.
+    """
+    if options.image_size:
+        return options, (*height_and_width(options.image_size), channels), ""
+    sizes, count = set(), min(len(files), NUM_COMPARED)
+    for index in np.linspace(0, len(files) - 1, count).astype(int).tolist():
+        try:
+            sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
+        except (OSError, ValueError, MemoryError) as error:
+            if options.survey is None and options.bad_images == "stop":
+                # Else it is found again with all others.
+                refuse(files, index, error, None)
+    if not sizes:
+        raise DataError(
+            f"{shown(files.place(0))} and all that follow: no image can be decoded"
+        )
+    if len(sizes) == 1:
+        return options, (*sizes.pop(), channels), ""
+    size = DEFAULT_IMAGE_SIZE
+    note = f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
+    return dataclasses.replace(options, image_size=size), (size, size, channels), note
+
+
+def read_in_batches(
+    source: Source, most: int, indices: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Images and labels, of all or of some indices, in batches of `most`, or fewer
+    large images; DataError where one cannot be read."""
+    image_bytes = math.prod(source.image_shape)
+    size = max(1, min(most, BATCH_BYTES // image_bytes))
+    calls = streams.num_reads(size, size * image_bytes)
+    numbers = tf.data.Dataset.range(source.num_examples)
+    if indices is not None:
+        numbers = tf.data.Dataset.from_tensor_slices(indices)
+    batches = numbers.batch(size).map(source.read, num_parallel_calls=calls)
+    with data_errors_of_tensorflow():
+        yield from streams.without_tuning(batches).as_numpy_iterator()
+
+
+def leave_out_bad_images(
+    sources: Sequence[Source | None], options: ImageOptions
+) -> tuple[list[Source | None], str]:
+    """With bad_images=skip the sources without the images that cannot be read, found by
+    reading all; and their number and names, to follow the origin of the data set.
+
+    Args:
+        sources: of these options, or subsets; None stays None.
+        options: their survey is closed at the end.
+    """
+    survey = options.survey
+    if options.bad_images == "stop" or survey is None:
+        return list(sources), ""
+    different = [source for source in dict.fromkeys(sources) if source is not None]
+    count_read = progress(
+        sum(source.num_examples for source in different), console.line
+    )
+    good = {None: None}
+    for source in different:
+        all_labels = []
+        for _, labels in read_in_batches(source, 100):
+            all_labels.append(labels)
+            count_read(len(labels))
+        places = np.flatnonzero(np.concatenate(all_labels) >= 0)
+        is_all = len(places) == source.num_examples
+        good[source] = source if is_all else Subset(source, places)
+    survey.close()
+    bad = survey.bad_images
+    named = [
+        f"{shown(place)} ({words})" for place, words in list(bad.items())[:MOST_NAMED]
+    ]
+    more = ", ..." if len(bad) > MOST_NAMED else ""
+    words = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
+    return [good[source] for source in sources], words if bad else ""
+
+
+def progress(
+    total: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int], None]:
+    """A function that takes the number of images of each batch that was read, and says
+    every PROGRESS_SECS how many of all that were."""
+    done, said_at = 0, clock()
+
+    def count_read(num_images: int) -> None:
+        nonlocal done, said_at
+        done += num_images
+        if clock() - said_at >= PROGRESS_SECS:
+            said_at = clock()
+            say(f"{'read':11} {done:,} of {total:,} images")
+
+    return count_read
+
+
+def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, 0..255, of SAMPLE images or all.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    indices = np.arange(source.num_examples)
+    if len(indices) > SAMPLE:
+        rng = np.random.Generator(np.random.Philox(0))
+        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
+    counts = np.zeros((source.image_shape[-1], 256))
+    for images, labels in read_in_batches(source, 50, indices):
+        counts += channel_counts(images[labels >= 0])
+    if not counts.any():
+        raise DataError(f"none of {len(indices)} training images can be read")
+    return moments(counts)

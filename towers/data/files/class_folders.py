@@ -1,0 +1,183 @@
+"""The layout of a folder of images, one folder a class. Imports no TensorFlow."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+
+from towers.data.files.paths import is_folder, is_image, shown
+from towers.errors import DataError, nearest
+
+LAYOUT = (
+    "an image folder has train/CLASS/*.jpg|png|... and optionally val/ and test/ with "
+    "the same classes, or CLASS/* alone; --data_dir names the folder that contains "
+    "train/ or the classes"
+)
+
+# What archives leave behind.
+JUNK = ("__macosx", "thumbs.db", "desktop.ini")
+
+# A folder with one of these names is taken before one with a longer name.
+_SHORT = ("train", "val", "valid", "validation", "test")
+# Such as Training, val_images, Test-Set or seg_train.
+_SPLIT = re.compile(
+    r"(?P<prefix>.+[ _-])??(?:(?P<train>train(?:ing)?)"
+    r"|(?P<validation>val(?:id(?:ation)?)?|dev|eval)|(?P<test>test(?:ing)?))"
+    r"(?:[ _-]?(?:images?|set|data))?",
+    re.IGNORECASE,
+)
+
+
+def find_folders(root: str) -> tuple[dict[str, str], str]:
+    """The folders for training, validation and testing that have labels.
+
+    Returns:
+        "train", "validation" and "test" -> path, if the folder exists. Where there is
+        none of them, "train" is the root. And a note about folders for validation or
+        testing that have images but no class folders, or "".
+
+    Raises:
+        DataError: there is no such folder, or there are two for the same split.
+    """
+    if not os.path.isdir(root):
+        above, name = os.path.split(root)
+        others = [x.name for x in folders_in(above)] if os.path.isdir(above) else []
+        raise DataError(
+            f"{root}: there is no such folder; {nearest(name, others)}{LAYOUT}"
+        )
+    by_prefix = {}
+    for entry in folders_in(root):
+        if match := _SPLIT.fullmatch(entry.name):
+            splits = by_prefix.setdefault((match["prefix"] or "").lower(), {})
+            splits.setdefault(match.lastgroup, []).append(entry)
+    splits = by_prefix.pop("", {})
+    if "train" not in splits:  # a prefix needs two, as a class may be steam_train
+        pairs = (x for x in by_prefix.values() if "train" in x and len(x) > 1)
+        splits = next(pairs, splits)
+    folders, notes = {}, []
+    for split, named in splits.items():
+        named = [x for x in named if x.name.lower() in _SHORT] or named
+        if named[1:]:
+            raise DataError(
+                f"{named[0].path} and {named[1].name}/: two folders for the same; move "
+                "one of them away"
+            )
+        folders[split] = _innermost(named[0].path)
+    for split in ("validation", "test"):
+        if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
+            name = os.path.basename(folders.pop(split))
+            notes.append(f"{name}/ has no class folders, so it is not used")
+    return folders or {"train": root}, "; ".join(notes)
+
+
+def is_split(name: str) -> bool:
+    """Whether a name is that of a folder for training, validation or testing."""
+    return _SPLIT.fullmatch(name) is not None
+
+
+def _innermost(folder):
+    """test/test/ in place of test/ where nothing else is in it, as in archives."""
+    names = [entry.name for entry in itertools.islice(entries(folder), 2)]
+    inner = os.path.join(folder, os.path.basename(folder))
+    is_alone = names == [os.path.basename(folder)] and os.path.isdir(inner)
+    return _innermost(inner) if is_alone else folder
+
+
+def _is_unlabeled(folder):
+    return not folders_in(folder) and any(map(is_image, entries(folder)))
+
+
+def training_folder(root: str, folders: dict[str, str]) -> str:
+    """The folder of the classes; DataError where there is none."""
+    if "train" in folders:
+        return folders["train"]
+    raise DataError(f"{root} has no folder train/; {suggestion(root)}{LAYOUT}")
+
+
+def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
+    """The error of fewer than two classes: what was found, the nearest folder that
+    fits, and the layout.
+
+    Args:
+        root: the folder that --data_dir names.
+        folder: where class folders are expected: the root, or one of a split.
+        counts: class -> number of its images.
+    """
+    num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
+    content, hint = "has no images", suggestion(root)
+    if counts:
+        [(name, count)] = counts.items()
+        content = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
+        content += "least two classes are needed"
+    elif num_images:
+        content = f"{num_images:,} images, but no class folders"
+        if folder != root and not hint:
+            name = os.path.basename(folder)
+            hint = f"if {name} is a class, move all classes to a new folder train/; "
+    elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
+        content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
+    return DataError(f"{shown(folder)}: {content}; {hint}{LAYOUT}")
+
+
+def suggestion(root: str) -> str:
+    """Names the nearest folder with two classes, up to two levels below or one above;
+    empty if there is none."""
+    below = [x.path for x in folders_in(root) if not is_split(x.name)]
+    deeper = [x.path for path in below for x in folders_in(path)]
+    above = [os.path.dirname(root)] if _is_unlabeled(root) else []
+    for path in (*below, *deeper, *above):
+        if has_classes(path):
+            return f"--data_dir={shown(path)} has class folders; "
+    return ""
+
+
+def has_classes(root: str) -> bool:
+    """Whether two class folders, or more, have images; of large folders the first files
+    are inspected."""
+    try:
+        folders = folders_in(find_folders(root)[0].get("train", ""))
+        files = [itertools.islice(files_below(x.path), 1000) for x in folders]
+        return sum(any(map(is_image, some)) for some in files) > 1
+    except DataError:
+        return False
+
+
+def folders_in(folder: str) -> list[os.DirEntry]:
+    """The folders in a folder, in the order of their names; none where it cannot be
+    read."""
+    try:
+        children = sorted(entries(folder), key=attrgetter("name"))
+    except DataError:
+        return []
+    return [x for x in children if is_folder(x) and x.name.lower() not in JUNK]
+
+
+def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
+    """The files in a folder and below it, in no order. Folders without files, and links
+    to a folder that they are in, are given themselves."""
+    above = (*above, os.path.realpath(folder))
+    for entry in entries(folder):
+        if not is_folder(entry) or is_without_images(entry):
+            yield entry
+        elif os.path.realpath(entry.path) in above:
+            yield entry
+        else:
+            yield from files_below(entry.path, above)
+
+
+def is_without_images(entry: os.DirEntry) -> bool:
+    """Whether a folder is empty, or left behind by an archive."""
+    return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
+
+
+def entries(folder: str) -> Iterator[os.DirEntry]:
+    """What is in a folder, but for names that begin with a dot; DataError where it
+    cannot be read."""
+    try:
+        with os.scandir(folder) as children:
+            for entry in children:
+                if not entry.name.startswith("."):
+                    yield entry
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,156 @@
+"""Image files by number, and options for reading them."""
+
+import collections
+import dataclasses
+import os
+import threading
+import zlib
+from typing import Protocol
+
+import numpy as np
+
+from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data.files.paths import reason, shown
+from towers.data.files.reading import read_image_file
+from towers.errors import DataError
+
+
+class ImageFiles(Protocol):
+    """Image files with their labels."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The content of one file, and its label.
+
+        Raises:
+            OSError, ValueError: it cannot be read; the words say why.
+        """
+        ...
+
+    def place(self, index: int) -> str:
+        """Its location, for messages."""
+        ...
+
+
+@dataclasses.dataclass
+class Survey:
+    """Faults and sizes of all images of a data set; see `ImageOptions`.
+
+    Attributes:
+        faults: place -> what is wrong with the image there.
+        misplaced: path -> why a file or folder is none of the images.
+        sizes: (height, width) of an upright image -> how often it was decoded.
+        is_closed: whether no more faults are recorded.
+        lock: held by the thread that records something.
+    """
+
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
+    misplaced: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    is_closed: bool = False
+
+    @property
+    def bad_images(self) -> dict[str, str]:
+        """place -> what is wrong there, of all, in the order of the places."""
+        return dict(sorted((self.misplaced | self.faults).items()))
+
+    def close(self) -> None:
+        """From now on faults are raised."""
+        self.is_closed = True
+
+    def add_fault(self, place: str, words: str) -> None:
+        with self.lock:
+            self.faults[place] = words
+
+    def add_size(self, height: int, width: int) -> None:
+        with self.lock:
+            self.sizes[height, width] += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """Options for reading image files.
+
+    Attributes:
+        image_size: pixels of height and width to which images are resized and cropped,
+            or HEIGHTxWIDTH; 0 keeps the stored size, if a sample has one size, see
+            `cached.settle_size`.
+        image_cache_mb: megabytes of decoded images that are kept in memory.
+        max_image_pixels: of an image; a larger one is not decoded, and a file of many
+            more bytes than its pixels take not read.
+        survey: records faults and sizes; an image with a fault is then black and its
+            label -1. Without one the first fault is raised.
+        bad_images: "stop" raises the first fault; "skip" reads every image when the
+            data set is loaded, and leaves those with faults out.
+        center_crop: part of height and width of the middle that is resized.
+    """
+
+    image_size: int | str = 0
+    image_cache_mb: float = 2000.0
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    survey: Survey | None = None
+    bad_images: str = "stop"
+    center_crop: float = 1.0
+
+    def with_survey(self) -> "ImageOptions":
+        """With a survey where bad images are to be skipped."""
+        if self.survey is not None or self.bad_images == "stop":
+            return self
+        return dataclasses.replace(self, survey=Survey())
+
+
+def refuse(
+    files: ImageFiles, index: int, error: Exception, survey: Survey | None
+) -> None:
+    """Records a fault in an open survey, else raises it as a DataError."""
+    place, words = files.place(index), reason(error)
+    if survey is None or survey.is_closed:
+        raise DataError(
+            f"{shown(place)}: {words}; --bad_images=skip leaves bad images out, "
+            "`python -m towers.data` finds them all"
+        )
+    survey.add_fault(place, words)
+
+
+class FolderFiles:
+    """The image files of a list of classes; `ImageFiles`.
+
+    The names are in one buffer, with their ends in an array: as Python's strings those
+    of ImageNet would take four times the memory.
+
+    Args:
+        folder: that the folders of the classes are in.
+        names: per class, in the order of the labels, its folder and its files, the name
+            of each file followed by a zero byte.
+        max_pixels: limits the size of a file.
+    """
+
+    def __init__(
+        self, folder: str, names: dict[str, bytes], max_pixels: int = MAX_IMAGE_PIXELS
+    ):
+        counts = [files.count(0) for files in names.values()]
+        self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
+        self._folder, self._max_pixels = folder, max_pixels
+        self._classes = list(names)
+        self._names = b"".join(names.values())
+        self._ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        content = read_image_file(self.place(index), self._max_pixels)
+        return content, int(self.labels[index])
+
+    def checksum(self) -> int:
+        """Of the names, class by class."""
+        classes = "\0".join(self._classes).encode(errors="surrogateescape")
+        return zlib.crc32(self.labels.astype("<i4"), zlib.crc32(self._names + classes))
+
+    def place(self, index: int) -> str:
+        class_name = self._classes[self.labels[index]]
+        begin = self._ends[index - 1] + 1 if index else 0
+        name = os.fsdecode(self._names[begin : self._ends[index]])
+        return os.path.join(self._folder, class_name, name)

@@ -1,0 +1,312 @@
+"""A folder of image files with a folder for each class, `train/CLASS/*` or `CLASS/*`,
+which is read recursively.
+
+Names are read at the start, contents when they are needed.
+"""
+
+import dataclasses
+import os
+from operator import attrgetter
+
+from towers import console
+from towers.config.list_options import height_and_width
+from towers.data.files.cached import (
+    DEFAULT_IMAGE_SIZE,
+    CachedSource,
+    ImageCache,
+    leave_out_bad_images,
+    sampled_moments,
+    settle_size,
+)
+from towers.data.files.class_folders import (
+    LAYOUT,
+    entries,
+    files_below,
+    find_folders,
+    folders_in,
+    is_without_images,
+    misfit,
+    suggestion,
+    training_folder,
+)
+from towers.data.files.image_files import FolderFiles, ImageOptions, Survey
+from towers.data.files.paths import (
+    HEIF_HINT,
+    OTHER_IMAGES,
+    class_name,
+    data_folder,
+    ending,
+    is_file,
+    is_folder,
+    is_image,
+    shown,
+)
+from towers.data.sources import (
+    TEST_FRACTION,
+    DataSet,
+    Source,
+    Trained,
+    checksum,
+    split_off_test,
+)
+from towers.errors import DataError
+
+CHANNELS = 3
+
+
+@dataclasses.dataclass
+class Listing:
+    """Lists folders of classes.
+
+    Attributes:
+        survey: records what cannot be used; without one the first is an error.
+        num_skipped: files that are no images, and folders without images.
+        first_skipped: path of the first.
+        num_nested: images in folders inside class folders.
+    """
+
+    survey: Survey | None
+    num_skipped: int = 0
+    first_skipped: str = ""
+    num_nested: int = 0
+
+    def skip(self, path: str) -> None:
+        self.num_skipped += 1
+        self.first_skipped = self.first_skipped or path
+
+    def refuse(self, path: str, words: str) -> None:
+        if self.survey is None:
+            raise DataError(f"{shown(path)}: {words}")
+        self.survey.misplaced[path] = words
+
+    @property
+    def words(self) -> str:
+        """Follow the origin of the data set; empty where all is in place."""
+        words = ""
+        if self.num_nested:
+            words += f"; {self.num_nested:,} images in folders inside class folders"
+        if self.num_skipped:
+            words += f"; {self.num_skipped} other file(s) or empty folder(s), as "
+            words += f"{shown(self.first_skipped)}, skipped"
+        return words
+
+    def classes(self, folder: str) -> dict[str, tuple[str, bytes]]:
+        """Class -> its folder, and its image files, as `FolderFiles` takes them; both
+        in the order of the names of folders and files."""
+        by_class, loose = {}, []
+        for entry in sorted(entries(folder), key=attrgetter("name")):
+            if is_folder(entry) and not is_without_images(entry):
+                num_nested = self.num_nested
+                images = sorted(self._images(entry.path))
+                if not images:
+                    self.skip(entry.path)
+                    continue
+                if self.num_nested > num_nested and _is_data_set(entry.path):
+                    raise DataError(
+                        f"{shown(entry.path)}: is no class, as there are folders for "
+                        f"training or testing in it; {suggestion(folder)}{LAYOUT}"
+                    )
+                name = class_name(entry.name)
+                if name in by_class:
+                    raise DataError(
+                        f"{shown(entry.path)}: there are two folders of this name, "
+                        "whose letters are composed in one (Unicode's NFC) and not in "
+                        "the other (NFD); move their images to one of them"
+                    )
+                files = b"".join(os.fsencode(f"{image}\0") for image in images)
+                by_class[name] = entry.name, files
+            elif is_image(entry) and not is_folder(entry):
+                loose.append(entry.path)
+            else:
+                self.skip(entry.path)
+        for path in loose if by_class else ():
+            self.refuse(path, f"is an image of no class; {LAYOUT}")
+        return by_class
+
+    def _images(self, folder):
+        """Paths of the images in and below a folder, from there."""
+        begin = len(os.path.join(folder, ""))
+        for entry in files_below(folder):
+            # The listing has the kind of each entry; few files are opened.
+            kind = ending(entry.name)
+            if is_file(entry) and kind not in OTHER_IMAGES and is_image(entry):
+                path = entry.path[begin:]
+                self.num_nested += path != entry.name
+                yield path
+            elif is_folder(entry):
+                if is_without_images(entry):
+                    self.skip(entry.path)
+                else:
+                    self.refuse(entry.path, "is a link to a folder that it is in")
+            elif kind in OTHER_IMAGES:
+                words = "is of a format that is not read; convert it, or move it away"
+                is_heic = kind in (".heic", ".heif", ".hif")
+                self.refuse(entry.path, HEIF_HINT if is_heic else words)
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                self.refuse(entry.path, "is a link that leads nowhere")
+            else:
+                self.skip(entry.path)
+
+
+def _is_data_set(folder):
+    """Whether there are folders for training and testing, or train/CLASS, in it."""
+    folders, note = find_folders(folder)
+    train = folders.get("train", folder)
+    return len(folders) > 1 or bool(note) or train != folder and bool(folders_in(train))
+
+
+def load(
+    data_dir: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Lists an image folder; its files are decoded when they are read.
+
+    The classes are the folders in `train/`, or in `data_dir` where there is no folder
+    for training, validation or testing. All images in and below the folder of a class
+    are of that class. Classes and files are in the order of their names. Names that
+    begin with a dot are skipped, as are other files and folders without images, which
+    `origin` counts. Without a folder for validation or testing a tenth of each class is
+    held out for testing, drawn at random, the same in every run; one alone is used for
+    both.
+
+    Args:
+        data_dir: the folder; empty means `data`.
+        image_options: size of the images, and their cache. With a survey, files that
+            cannot be used are recorded and left out.
+        trained: a network to be evaluated, whose classes, image shape and moments are
+            used. Only the folder for testing is read; without one all images are for
+            testing, unless the network was trained on images of this folder.
+
+    Returns:
+        Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
+
+    Raises:
+        DataError: the folder is not laid out like that; it has fewer than two classes,
+            or for testing one that is not trained; there are image files of other
+            kinds, or an image of the sample cannot be read.
+    """
+    options = (image_options or ImageOptions()).with_survey()
+    listing, root = Listing(options.survey), data_folder(data_dir)
+    folders, unlabeled = find_folders(root)
+    validation_folder, test_folder = folders.get("validation"), folders.get("test")
+    test_folder = test_folder or validation_folder
+    if trained and not test_folder and not _is_folder_of(trained, root, options):
+        test_folder = training_folder(root, folders)
+        console.warn(
+            f"{shown(root)} is not the folder that the run was trained on, so all "
+            "images in it are for testing"
+        )
+    cache = ImageCache(options.image_cache_mb)
+
+    def files_of(folder, by_class):
+        return FolderFiles(folder, dict(by_class.values()), options.max_image_pixels)
+
+    # Training images and classes, unless those of a network are known.
+    train = None
+    if trained is not None and test_folder:
+        validation_folder, classes_in, note = None, "the run", ""
+        classes = trained.class_names
+        options, image_shape = _trained_size(options, trained)
+    else:
+        classes_in = "train/"
+        folder = training_folder(root, folders)
+        by_class = listing.classes(folder)
+        if len(by_class) < 2:
+            counts = {name: files.count(0) for name, (_, files) in by_class.items()}
+            misplaced = options.survey.misplaced if options.survey else {}
+            first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
+            raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
+        classes = tuple(by_class)
+        files = files_of(folder, by_class)
+        options, image_shape, note = settle_size(files, CHANNELS, options)
+        train = CachedSource(files, image_shape, options, cache)
+
+    # Images for testing and validation.
+    def open_folder(folder):
+        by_class = listing.classes(folder)
+        if unknown := by_class.keys() - set(classes):
+            path = os.path.join(folder, by_class[min(unknown)][0])
+            raise DataError(
+                f"{shown(path)}: there is no such class in {classes_in}, which has "
+                f"{shown(', '.join(classes[:20]), 100)}"
+            )
+        if not by_class:
+            raise misfit(root, folder, {})
+        # No folder has a name with a slash.
+        by_class = {name: by_class.get(name, (f"{name}/", b"")) for name in classes}
+        return CachedSource(files_of(folder, by_class), image_shape, options, cache)
+
+    validation = None
+    if test_folder:
+        test = open_folder(test_folder)
+        if validation_folder:
+            is_both = validation_folder == test_folder
+            validation = test if is_both else open_folder(validation_folder)
+        split = _words_of(folders)
+    else:
+        train, test = split_off_test(train, files.labels, folder)
+        split = f"{TEST_FRACTION:.0%} of each class held out for testing"
+    split = "; ".join(filter(None, (split, unlabeled, note)))
+
+    sources = train, validation, test
+    (train, validation, test), bad_images = leave_out_bad_images(sources, options)
+    known = trained and (trained.mean, trained.deviation)
+    mean, deviation = known or sampled_moments(train)
+    return DataSet(
+        name="image_folder",
+        train=train,
+        test=test,
+        class_names=tuple(classes),
+        mean=mean,
+        deviation=deviation,
+        origin=f"{root} ({split}{listing.words}{bad_images})",
+        validation=validation,
+    )
+
+
+def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
+    """The training images that `load` gives where all can be read; reads none.
+    DataError where the folder is missing or laid out otherwise."""
+    root = data_folder(data_dir)
+    folders, _ = find_folders(root)
+    folder = training_folder(root, folders)
+    files = FolderFiles(folder, dict(Listing(None).classes(folder).values()))
+    train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
+    if folders.keys() - {"train"}:
+        return train
+    return split_off_test(train, files.labels, folder)[0]
+
+
+def _is_folder_of(trained, root, options):
+    """Whether a network was trained on the images of a folder without images for
+    testing; True with bad_images=skip, as the images left out are not known."""
+    if options.bad_images == "skip":
+        return True
+    try:
+        return checksum(training_images(root, trained.image_shape)) == trained.checksum
+    except DataError:  # such as a class of one image
+        return False
+
+
+def _words_of(folders):
+    """The folders that are used for validation and for testing."""
+    names = {split: f"{os.path.basename(path)}/" for split, path in folders.items()}
+    if "validation" in names and "test" not in names:
+        return f"{names['validation']} for validation and testing"
+    uses = {"validation": "validation", "test": "testing"}
+    words = [
+        f"{names[split]} for {use}" for split, use in uses.items() if split in names
+    ]
+    return ", ".join(words) or "all for testing"
+
+
+def _trained_size(options, trained):
+    """The options and the shape to read images in as those of the training were."""
+    size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
+    if size:
+        return options, (*height_and_width(size), CHANNELS)
+    if shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
+        # They were resized, unless all had this size.
+        options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)
+    return options, shape

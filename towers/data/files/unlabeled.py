@@ -1,0 +1,280 @@
+"""Images of any size for a trained network, in files or in memory.
+
+Of a million files only the batch that is computed and a few dozen images that are read
+ahead are in memory.
+"""
+
+import collections
+import contextlib
+import io
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from towers.data import streams
+from towers.data.files.class_folders import is_split
+from towers.data.files.image import read_image
+from towers.data.files.paths import Paths, check_paths, class_name, reason
+from towers.data.files.reading import read_image_file
+from towers.errors import ConfigError, DataError, cause, one_line
+
+# Fractions whose maximum is lower than this do not range from 0 to 255.
+MOST_FRACTIONS = 4
+
+# Images that are read ahead, for each reader.
+AHEAD = 4
+
+
+class ImageFile(NamedTuple):
+    """An image that was read, or could not be.
+
+    Attributes:
+        path: of its file, or the number of an image in memory.
+        image: uint8 [height, width, channels]; None where it cannot be used.
+        fault: why.
+    """
+
+    path: str
+    image: np.ndarray | None
+    fault: str = ""
+
+
+def read_files(
+    files: Iterable[str | tuple[int, Any]],
+    image_shape: tuple[int, int, int],
+    max_pixels: int,
+    center_crop: float = 1.0,
+) -> Iterator[ImageFile]:
+    """Reads image files in threads, ahead of their use, and gives them in their order.
+
+    Args:
+        files: their paths; or number and image, an array or one of Pillow.
+        image_shape: height, width, channels of the images that a network was trained
+            on; see `image.read_image`.
+        max_pixels: limits pixels and bytes.
+        center_crop: see `image.read_image`.
+
+    Raises:
+        ConfigError: the network takes images of other than 1 or 3 channels.
+    """
+    options = {"max_pixels": max_pixels, "center_crop": center_crop}
+
+    def read(file):
+        path, image = (file, None) if isinstance(file, str) else file
+        try:
+            if image is None:
+                content = read_image_file(path, max_pixels)
+            elif center_crop == 1 and getattr(image, "shape", None) == image_shape:
+                return ImageFile(str(path), image)
+            else:
+                content = _encoded(image, image_shape[-1])
+            image = read_image(content, image_shape, **options)
+        except (OSError, ValueError, MemoryError) as error:
+            return ImageFile(str(path), None, reason(error))
+        return ImageFile(str(path), image)
+
+    pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
+    try:
+        for file in files:
+            if isinstance(file, str) and image_shape[-1] not in (1, 3):
+                raise ConfigError(
+                    f"the network takes images of {image_shape[-1]} channels, and "
+                    "image files are read with 1 or 3; give arrays in Python"
+                )
+            pending.append(pool.submit(read, file))
+            if len(pending) > AHEAD * streams.NUM_READERS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
+    """uint8 images [n, height, width, channels] as `read_files` fits them; DataError
+    where one does not fit."""
+    for file in read_files(enumerate(images), **options):
+        if file.image is None:
+            raise DataError(f"data: image {file.path}: {file.fault}")
+        yield file.image
+
+
+def _encoded(image, channels):
+    """The content of a file with an image of Pillow, or an array."""
+    if isinstance(image, np.ndarray):
+        if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4):
+            raise DataError(
+                f"images of {image.shape[-1]} channels in a shape of {image.shape} are "
+                f"not resized, and the network takes {channels} channels"
+            )
+        image = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    file = io.BytesIO()
+    ImageOps.exif_transpose(image).save(file, "TIFF")
+    return file.getvalue()
+
+
+if TYPE_CHECKING:
+    _Image = Image.Image | np.typing.ArrayLike
+    Images = Paths | _Image | Sequence[_Image] | tf.data.Dataset
+else:  # other values are a DataError
+    Images = Any
+
+
+def paths_or_images(
+    images: Any,
+) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
+    """Paths or images in memory; the other is empty.
+
+    Args:
+        images: one or several paths; or an array, an image of Pillow, a list of them,
+            or a `tf.data.Dataset` of images, with or without labels.
+
+    Raises:
+        DataError: there is nothing at a path; they are no images, see `pixels`.
+    """
+    if isinstance(images, tf.data.Dataset):
+        return [], _elements(images)
+    is_path = isinstance(images, str | os.PathLike)
+    is_list = isinstance(images, Iterable) and not isinstance(images, Mapping)
+    if is_path or not is_list or getattr(images, "ndim", 1) != 1:
+        images = [images]
+    images = list(images)
+    if all(isinstance(image, str | os.PathLike) for image in images):
+        return check_paths(images), ()
+    if isinstance(images[0], list | tuple):  # of numbers
+        images = [images]
+    return [], [image for x in images for image in _batch(x)]
+
+
+def _elements(dataset):
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise DataError("images: the data set has no end; leave out repeat()")
+    with reading("images: the data set"):
+        for element in dataset.as_numpy_iterator():
+            yield from _batch(element[0] if isinstance(element, tuple) else element)
+
+
+def _batch(images):
+    """The images of an array of one or several, or one of Pillow."""
+    if isinstance(images, Image.Image):
+        return [images]
+    return pixels(images, "images", may_be_one=True)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Errors of a `tf.data.Dataset` as a DataError; `what` begins its message."""
+    try:
+        yield
+    except (ValueError, tf.errors.OpError) as error:
+        words = cause(error)
+        differ = isinstance(error, ValueError) or "Cannot batch" in words
+        problem = "has images that differ in shape" if differ else "cannot be read"
+        raise DataError(f"{what} {problem}: {words}") from None
+
+
+def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
+    """Images in memory as uint8 [n, height, width, channels].
+
+    Args:
+        images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
+            width] of gray images.
+        what: begins a message, such as "data: the test images".
+        may_be_one: whether [height, width] and [height, width, 1 to 4] are one image.
+
+    Raises:
+        DataError: they have another shape, or values outside of 0 to 255.
+    """
+    first = images[0] if isinstance(images, list | tuple) and len(images) else None
+    if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
+        raise DataError(
+            f"{what} are a {type(images).__name__} of inputs; a network has one: give "
+            "one array, [n, height, width, channels]"
+        )
+    try:
+        images = np.asarray(images)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{what} differ in shape: {one_line(error)}") from None
+    if images.dtype.name == "bfloat16":  # NumPy has none
+        images = images.astype(np.float32)
+    if may_be_one and (images.ndim == 2 or images.ndim == 3 and images.shape[2] < 5):
+        images = images[None]
+    shape, hint = images.shape[1:], ""
+    if images.size and isinstance(images.flat[0], str | bytes):
+        hint = "; files of images are a data set by data_dir"
+    elif images.dtype.kind == "O":
+        hint = "; of arrays of one shape np.stack makes one"
+    elif images.ndim == 4 and shape[0] in (1, 3) and min(shape[1:]) > 4:
+        hint = "; np.moveaxis(images, 1, -1) moves their channels to the end"
+    elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
+        return _in_bytes(images if images.ndim == 4 else images[..., None], what)
+    raise DataError(
+        f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
+        f"[n, height, width, channels], none of them 0{hint}"
+    )
+
+
+def _in_bytes(images, what):
+    """Images as uint8, or a DataError where their values are not from 0 to 255."""
+    if not images.size:
+        return images.astype(np.uint8)
+    low, high = float(images.min()), float(images.max())
+    is_float, hint = images.dtype.kind == "f", ""
+    is_photo_of_0_and_1 = high == 1 and (is_float or len(images) > 1)
+    if not np.isfinite([low, high]).all():
+        hint = "some are not finite: replace them, or leave these images out"
+    elif -64 < low < -0.5 and high > 64 or is_float and 255.5 <= high < 320:
+        hint = "np.clip(images, 0, 255) limits what a filter has added"
+    elif high > 255.5:
+        hint = f"divide them, such as by {np.ceil(high / 255):g}"
+    elif (
+        low < -0.5
+        or is_photo_of_0_and_1
+        or 0 < high <= MOST_FRACTIONS
+        and (images % 1).any()
+    ):
+        hint = (
+            "leave out the division, as they are standardized in training and in "
+            "evaluations; multiply drawings of 0 and 1 by 255"
+        )
+    if hint:
+        raise DataError(
+            f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
+            f"0 to 255: {hint}"
+        )
+    images = np.round(images) if is_float else images
+    return images.astype(np.uint8, copy=False)
+
+
+class Labels:
+    """The label of a file in a folder that has the name of a class.
+
+    It is the first such folder below the given path, as a folder inside the folder of a
+    class may have the name of another class; else the given folder or its parent.
+
+    Args:
+        class_names: in the order of the labels.
+        paths: the folders and files that were given.
+    """
+
+    def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
+        self._labels = {normalize("NFC", x): i for i, x in enumerate(class_names)}
+        self._given = set(map(pathlib.PurePath, paths))
+
+    def __call__(self, path: str) -> int:
+        """-1 where no folder has the name of a class."""
+        folder, *above = pathlib.PurePath(path).parents
+        given = next((x for x in (folder, *above) if x in self._given), folder)
+        below = folder.relative_to(given).parts
+        above = os.path.abspath(given).split(os.sep)[:-3:-1]
+        names = [x for x in map(class_name, (*below, *above)) if x in self._labels]
+        if names[1:] and names[:2] == [*below[:2]] and is_split(below[0]):
+            names = names[1:]  # a class is called train
+        return self._labels[names[0]] if names else -1

@@ -1,0 +1,235 @@
+"""Data sets of arrays in memory, as Keras' `fit` takes them."""
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from towers.config import factories
+from towers.data.files.unlabeled import fit_images, pixels, reading
+from towers.data.sources import ArraySource, DataSet, channel_moments, split_off_test
+from towers.errors import DataError, one_line
+
+ORIGIN = "given in Python"
+
+# Without class names there may be this many classes, and ten for each image.
+MOST_CLASSES = 1000
+
+if TYPE_CHECKING:
+    Array = np.typing.ArrayLike
+    Split = tuple[Array, Array] | tuple[Array, Array, Array] | tf.data.Dataset
+    Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
+else:  # other values are a DataError
+    Split = Data = Any
+
+
+def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
+    """Makes arrays a data set of `--dataset`; where no images are for testing, a tenth
+    is held out.
+
+    Args:
+        data: as of `towers.train`.
+        class_names: in the order of the labels; by default their numbers.
+
+    Returns:
+        The value of the option.
+
+    Raises:
+        DataError: they are no images and labels.
+    """
+    splits = _splits(data)
+    names = ("training", "validation", "test")
+    if len(splits) == 2:
+        names = "training", "test"
+    arrays = {name: _arrays(x, name) for x, name in zip(splits, names, strict=False)}
+    shapes = {images.shape[1:] for images, *_ in arrays.values()}
+    if len(shapes) > 1:
+        raise DataError(f"data: the images of its parts differ in shape: {shapes}")
+    return _give(arrays, class_names or getattr(splits[0], "class_names", None))
+
+
+def give_test_set(data: Any, class_names: Sequence[str], **fitted: Any) -> str:
+    """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
+    are arguments of `unlabeled.fit_images`."""
+    images, labels, _ = _arrays(data, "test")
+    if fitted:
+        images = np.stack(list(fit_images(images, **fitted)))
+    return _give({"test": (images, labels, None)}, class_names)
+
+
+def _give(arrays, class_names):
+    """Without TensorFlow, whose devices are chosen later."""
+    labels = np.concatenate([labels for _, labels, _ in arrays.values()])
+    class_names = _class_names(labels, tuple(map(str, class_names or ())))
+    crc = zlib.crc32(repr((class_names, list(arrays))).encode())
+    for name, (images, labels, weights) in arrays.items():
+        arrays[name] = images, labels.astype(np.int32), weights
+        crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
+        crc = crc if weights is None else zlib.crc32(weights, crc)
+    name = factories.given_name(crc)
+    factories.give("dataset", name, lambda: _data_set(arrays, class_names))
+    return name
+
+
+def _class_names(labels, class_names):
+    """The names, by default the numbers, of the classes of all labels."""
+    low, high = int(labels.min()), int(labels.max())
+    begin = f"data: the labels go from {low} to {high}"
+    if low > 0 and (not class_names or low == 1 and high == len(class_names)):
+        raise DataError(
+            f"{begin}, and none is 0; subtract {low}, or give class_names of all "
+            "classes, in the order of the labels"
+        )
+    most = len(class_names) or MOST_CLASSES + 10 * len(labels)
+    if low < 0 or high >= most:
+        raise DataError(
+            f"{begin}, of {len(labels)} images; they should be at least 0 and below "
+            f"{most}, as np.unique(labels, return_inverse=True)[1] gives them"
+        )
+    return class_names or tuple(map(str, range(high + 1)))
+
+
+def _data_set(arrays, class_names):
+    sources = {name: ArraySource(*values) for name, values in arrays.items()}
+    train, test = sources.get("training"), sources.get("test")
+    if test is None:
+        train, test = split_off_test(train, train.labels, "data")
+    mean, deviation = channel_moments(next(iter(arrays.values()))[0])
+    return DataSet(
+        name="arrays",
+        train=train,
+        test=test,
+        class_names=class_names,
+        mean=mean,
+        deviation=deviation,
+        origin=ORIGIN,
+        validation=sources.get("validation"),
+    )
+
+
+def _splits(data):
+    """(x, y), (x, y, weights) or a data set, as a part of its own; else the parts."""
+    if isinstance(data, tf.data.Dataset):
+        return [data]
+    if isinstance(data, Mapping) or not isinstance(data, Sequence):
+        kind = type(data).__name__
+    else:
+        parts = list(map(_is_part, data))
+        if len(data) == 2 and not all(parts) or len(data) == 3 and not parts[0]:
+            return [data]
+        if 1 <= len(data) <= 3 and all(parts):
+            return list(data)
+        kind = f"{len(data)} parts"
+    raise DataError(
+        f"data: {kind}; give (x, y), ((x, y), (x_test, y_test)) or ((x, y), "
+        "(x_validation, y_validation), (x_test, y_test)), each a pair of arrays or a "
+        "tf.data.Dataset; training images may have weights, (x, y, sample_weight)"
+    )
+
+
+def _is_part(value):
+    """Whether it is arrays in a row, or a data set, and no array or list of images."""
+    if isinstance(value, list) and len(value) in (2, 3) and hasattr(value[0], "dtype"):
+        return value[0].ndim != getattr(value[1], "ndim", 1)
+    return isinstance(value, (tuple, tf.data.Dataset))
+
+
+def _arrays(split, name):
+    """uint8 images [n, height, width, channels], integer labels [n], and the sample
+    weights, float32 [n] or None."""
+    is_data_set = isinstance(split, tf.data.Dataset)
+    if is_data_set:
+        split = _read(split, name)
+    try:
+        images, labels, *weights = split
+        [weights] = weights or [None]
+    except (TypeError, ValueError):
+        raise DataError(
+            f"data: the {name} part should be (images, labels), (images, labels, "
+            "sample_weight) or a tf.data.Dataset of them"
+        ) from None
+    images = pixels(images, f"data: the {name} images")
+    labels = _labels(labels, name)
+    if not len(images) or len(images) != len(labels):
+        raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
+    weights = None if weights is None else _weights(weights, len(images), name)
+    if is_data_set:  # it may shuffle: an order that the examples alone decide
+        digests = [
+            hashlib.blake2b(image.tobytes() + str(label).encode()).digest()
+            for image, label in zip(images, labels, strict=True)
+        ]
+        keys = digests if weights is None else list(zip(digests, weights, strict=True))
+        order = sorted(range(len(images)), key=keys.__getitem__)
+        images, labels = images[order], labels[order]
+        weights = None if weights is None else weights[order]
+    return np.ascontiguousarray(images), labels, weights
+
+
+def _read(dataset, name):
+    """All elements of a data set, batched or not, once."""
+    length = dataset.cardinality().numpy()
+    if length < 0:
+        which = "has no end" if length == tf.data.INFINITE_CARDINALITY else "is unknown"
+        raise DataError(
+            f"data: the length of the {name} part {which}; leave out repeat(), or add "
+            "apply(tf.data.experimental.assert_cardinality(n))"
+        )
+    spec = dataset.element_spec
+    is_tuple = isinstance(spec, tuple) and len(spec) in (2, 3)
+    if not is_tuple or not all(isinstance(x, tf.TensorSpec) for x in spec):
+        elements = "elements (image, label) or (image, label, weight)"
+        raise DataError(f"data: the {name} part should have {elements}")
+    if not length:
+        raise DataError(f"data: the {name} part is empty")
+    image, label = (x.shape for x in spec[:2])
+    is_one_hot = image.rank == 3 and label.rank == 1 and image[0] != label[0]
+    if label.rank == 0 or is_one_hot:  # not batched
+        dataset = dataset.batch(256)
+    with reading(f"data: the {name} part"):
+        return map(np.concatenate, zip(*dataset.as_numpy_iterator(), strict=True))
+
+
+def _labels(labels, name):
+    labels = _column(labels, f"{name} labels")
+    if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
+        if (labels.sum(1) == 1).all():
+            labels = labels.argmax(1)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
+            "should be integers [n], or one-hot [n, classes]"
+        )
+    return labels
+
+
+def _weights(weights, count, name):
+    """float32 [n], finite, at least 0 and not all 0."""
+    if name != "training":
+        raise DataError(
+            f"data: the {name} part has sample weights, and only training uses them; "
+            "give (x, y)"
+        )
+    weights = _column(weights, "sample weights")
+    begin = f"{weights.dtype} {list(weights.shape)}"
+    if weights.shape == (count,) and weights.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):
+            weights = weights.astype(np.float32)
+        if np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0:
+            return weights
+        begin += f" from {weights.min():g} to {weights.max():g}"
+    raise DataError(
+        f"data: the sample weights are {begin}; they should be finite numbers "
+        f"[{count}] of at least 0, and not all 0"
+    )
+
+
+def _column(values, what):
+    """An array, of a column [n, 1] its entries [n]."""
+    try:
+        values = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"data: the {what}: {one_line(error)}") from None
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

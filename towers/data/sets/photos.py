@@ -1,0 +1,109 @@
+"""Options for a folder of photos, from its number of images and their size."""
+
+import os
+import statistics
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from towers import quiet_imports
+from towers.data.files.class_folders import (
+    files_below,
+    find_folders,
+    folders_in,
+    misfit,
+    training_folder,
+)
+from towers.data.files.paths import data_folder, is_file, is_image
+from towers.errors import ConfigError, DataError
+
+SAMPLE = 100  # images whose size is read
+FINE_TUNED_SIZE = 160
+
+
+class Length(NamedTuple):
+    """Images to train on, all epochs together, and the bounds of the epochs."""
+
+    images: int
+    least_epochs: int
+    most_epochs: int
+
+    def epochs(self, num_images: int) -> float:
+        epochs = self.images // num_images
+        return float(min(max(epochs, self.least_epochs), self.most_epochs))
+
+
+FROM_SCRATCH = Length(10_000, 15, 100)
+FINE_TUNING = Length(15_000, 5, 30)
+
+
+def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
+    """Options for what is in a folder: the data set, and of images in class folders
+    their size and the number of epochs.
+
+    Args:
+        data_dir: the folder.
+        fine_tuning: whether a folder of images is trained from trained weights.
+
+    Raises:
+        DataError: there is no data set of a known kind; says what there is, and the
+            nearest folder with class folders.
+        ConfigError: there are several data sets.
+    """
+    root, names = data_folder(data_dir), []
+    try:
+        paths = _image_paths(root)
+    except DataError:
+        if os.path.isdir(root):
+            with quiet_imports():  # of TensorFlow
+                from towers.data.sets.published import data_sets_in
+            names = data_sets_in(root)
+        if not names:
+            raise
+        if names[1:]:
+            raise ConfigError(
+                f"--data_dir={root} holds {', '.join(names)}: name one, as in "
+                f"--dataset={names[0]}"
+            ) from None
+        return {"dataset": names[0]}
+    if fine_tuning:
+        image_size, length = FINE_TUNED_SIZE, FINE_TUNING
+    else:
+        sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
+        sides = [min(size) for size in sizes if size]
+        image_size = _image_size(statistics.median(sides or [64]), len(paths))
+        length = FROM_SCRATCH
+    return {
+        "dataset": "image_folder",
+        "image_size": image_size,
+        "num_epochs": length.epochs(len(paths)),
+    }
+
+
+def _image_paths(root):
+    """The images of all classes, sorted."""
+    train = training_folder(root, find_folders(root)[0])
+    classes = {x.name: _images(x.path) for x in folders_in(train)}
+    counts = {name: len(paths) for name, paths in classes.items() if paths}
+    if len(counts) < 2:
+        raise misfit(root, train, counts)
+    return sorted(sum(classes.values(), []))
+
+
+def _image_size(side: float, num_images: int) -> int:
+    """By the median of the shorter sides."""
+    if side < 48:
+        return 32
+    return 128 if side >= 128 and num_images >= 10_000 else 64
+
+
+def _images(folder):
+    return [x.path for x in files_below(folder) if is_file(x) and is_image(x)]
+
+
+def _size(path):
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None  # loading the data set names the file

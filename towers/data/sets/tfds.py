@@ -1,0 +1,465 @@
+"""Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
+
+`tfds:NAME` takes any with one image and one label, of any size, prepared as
+array_record or tfrecord; it is read in place, and images are decoded when they are
+read. Published data sets are read into memory.
+
+TFDS is imported inside the functions, since most runs do without it. Finding and
+reading a prepared folder needs no network.
+"""
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from towers.data import streams
+from towers.data.files.cached import (
+    CachedSource,
+    ImageCache,
+    leave_out_bad_images,
+    sampled_moments,
+    settle_size,
+)
+from towers.data.files.image import read_image
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.paths import class_name, data_folder, reason, shown
+from towers.data.sources import TEST_FRACTION, DataSet, split_off_test
+from towers.errors import DataError, TowersError, one_line
+
+PREFIX = "tfds:"
+TEST_SPLITS = ("test", "validation")
+
+# Of a record in a TFRecord file: its length and a checksum of that come before the
+# content, and the checksum of the content after it.
+LENGTH_BYTES, BEFORE, AFTER = 8, 12, 4
+
+# uint8 images [n, height, width, channels] and integer labels [n].
+Examples = tuple[np.ndarray, np.ndarray]
+
+
+def default_dir() -> str:
+    """The default folder of TFDS."""
+    from tensorflow_datasets.core import constants
+
+    return os.path.abspath(os.path.expanduser(constants.get_default_data_dir()))
+
+
+def find_prepared(name: str, data_dir: str) -> str | None:
+    """The newest prepared version `data_dir/name/1.2.3`, or None."""
+    folder = os.path.join(data_dir, name)
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return None
+    versions = [
+        tuple(map(int, entry.split(".")))
+        for entry in entries
+        if re.fullmatch(r"\d+\.\d+\.\d+", entry)
+        # TFDS writes it last, so an unfinished folder has none.
+        and os.path.exists(os.path.join(folder, entry, "dataset_info.json"))
+    ]
+    if not versions:
+        return None
+    return os.path.join(folder, ".".join(map(str, max(versions))))
+
+
+@contextlib.contextmanager
+def reading(folder: str) -> Iterator[Any]:
+    """The builder of a prepared folder, with the log of TFDS reduced to errors.
+
+    Raises:
+        DataError: the folder is damaged, or cannot be read for another reason.
+    """
+    import tensorflow_datasets as tfds
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with _only_own_features(folder):
+            builder = tfds.builder_from_directory(folder)
+        yield builder
+    except TowersError:
+        raise
+    except ImportError as error:  # array_record is not there for every system.
+        words = one_line(error)[:100]
+        raise DataError(f"{shown(folder)}: cannot be read here: {words}") from error
+    except Exception as error:  # TFDS lets those of TensorFlow, protobuf, json through.
+        raise DataError(
+            f"{shown(folder)}: tensorflow-datasets cannot read it: "
+            f"{one_line(error)[:100]}; "
+            f"delete the folder to have it prepared anew"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def _only_own_features(folder: str) -> Iterator[None]:
+    """Refuses features of other packages: TFDS imports the module of every class that
+    `features.json` names, which executes it.
+
+    The file is not searched instead, since TFDS reads several forms of it, nested in
+    each other and in strings.
+    """
+    from tensorflow_datasets.core.features.feature import FeatureConnector
+
+    original = vars(FeatureConnector)["cls_from_name"]
+    find = FeatureConnector.cls_from_name
+
+    def find_own(name):
+        if not name.startswith("tensorflow_datasets."):
+            raise DataError(
+                f"{folder}: features.json names the class {one_line(name, 100)}, which "
+                "is not one of tensorflow-datasets; it is not imported. Prepare the "
+                "data set without that feature"
+            )
+        return find(name)
+
+    FeatureConnector.cls_from_name = find_own
+    try:
+        yield
+    finally:
+        FeatureConnector.cls_from_name = original
+
+
+def load(
+    name: str, data_dir: str = "", image_options: ImageOptions | None = None
+) -> DataSet:
+    """Opens a prepared data set, without the network.
+
+    Without a split `test` or `validation` that has labels, a tenth of the split `train`
+    is held out for testing, drawn at random, the same in every run.
+
+    Args:
+        name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
+        data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
+            folder of tensorflow-datasets comes next.
+        image_options: size of the images, and their cache.
+
+    Returns:
+        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
+        deviation are those of a sample; see `cached.SAMPLE`.
+
+    Raises:
+        DataError: it is not there, is damaged, or has no image with a label.
+    """
+    options = (image_options or ImageOptions()).with_survey()
+    folder = _find(name, data_dir)
+    with reading(folder) as builder:
+        keys = _image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in keys)
+        train_images = Split(folder, builder, "train", keys)
+        channels = 1 if image.shape[-1] == 1 else 3
+        options, image_shape, note = settle_size(train_images, channels, options)
+        cache = ImageCache(options.image_cache_mb)
+        train = CachedSource(train_images, image_shape, options, cache)
+        for split in TEST_SPLITS:
+            if split not in builder.info.splits:
+                continue
+            images = Split(folder, builder, split, keys)
+            if images.is_labeled():
+                test = CachedSource(images, image_shape, options, cache)
+                origin = f"split {split} for testing"
+                break
+        else:
+            # The labels are not known before all images are read.
+            train, test = split_off_test(train, np.zeros(len(train_images)), folder)
+            origin = f"{TEST_FRACTION:.0%} held out for testing"
+        (train, test), bad_images = leave_out_bad_images([train, test], options)
+        origin += f"{'; ' if note else ''}{note}{bad_images}"
+    mean, deviation = sampled_moments(train)
+    return DataSet(
+        name=PREFIX + name,
+        train=train,
+        test=test,
+        class_names=tuple(map(class_name, label.names)),
+        mean=mean,
+        deviation=deviation,
+        origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
+    )
+
+
+def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
+    """The keys of the features to learn from: the supervised ones, else the only image
+    and the only label."""
+    import tensorflow_datasets as tfds
+
+    features = info.features
+    images, labels = (
+        [key for key, feature in features.items() if isinstance(feature, kind)]
+        for kind in (tfds.features.Image, tfds.features.ClassLabel)
+    )
+    supervised = info.supervised_keys
+    if supervised and supervised[0] in images and supervised[1] in labels:
+        images, labels = [supervised[0]], [supervised[1]]
+    if len(images) != 1 or len(labels) != 1:
+        raise DataError(
+            f"{folder}: one image with one class label is needed, but its features are "
+            + shown(", ".join(f"{k} ({type(v).__name__})" for k, v in features.items()))
+        )
+    image = features[images[0]]
+    if image.np_dtype not in (np.uint8, np.uint16):
+        raise DataError(
+            f"{folder}: {images[0]} is of type {np.dtype(image.np_dtype)}; only images "
+            "of 8 or 16 bits are read"
+        )
+    return images[0], labels[0]
+
+
+def _find(name: str, data_dir: str) -> str:
+    """The prepared folder, in `data_dir` or in the default one."""
+    root, shared = data_folder(data_dir), default_dir()
+    for place in (root, shared):
+        prepared = find_prepared(name, place)
+        if prepared:
+            return prepared
+    configs = [
+        f"{name}/{entry}"
+        for place in (root, shared)
+        for entry in _entries(os.path.join(place, name))
+        if find_prepared(f"{name}/{entry}", place)
+    ]
+    if configs:
+        raise DataError(
+            f"{PREFIX}{name} is prepared as {', '.join(configs)}; choose one of them: "
+            f"--dataset={PREFIX}{configs[0]}"
+        )
+    raise DataError(
+        f"{PREFIX}{name} was not found: no {name}/VERSION in {root} (--data_dir) or "
+        f"{shared}; to prepare it, on a machine with a network: tfds build {name} "
+        "--file_format=array_record"
+    )
+
+
+def _entries(folder):
+    """The names in a folder, sorted; none where there is no folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error
+
+
+class Split:
+    """The images of one split, in the order of its files; an `ImageFiles` that checks
+    the labels.
+
+    Args:
+        folder: of the data set, for messages.
+        builder: of it.
+        split: its name.
+        keys: features of each example: the encoded image, the label, and others.
+
+    Raises:
+        DataError: there is no such split, it is stored in another format, damaged, or
+            has another number of examples.
+    """
+
+    def __init__(self, folder: str, builder: Any, split: str, keys: Sequence[str]):
+        info, splits = builder.info, builder.info.splits
+        if split not in splits:
+            names = shown(", ".join(splits))
+            raise DataError(f"{folder}: has no split '{split}', only {names}")
+        self._place = f"{folder}: split '{split}'"
+        self._num_classes = info.features[keys[1]].num_classes
+        try:
+            self._length, self._values = _open_split(folder, builder, split, keys)
+        except (OSError, ValueError) as error:
+            path = getattr(error, "filename", None)
+            file = f"{path}: " if path else ""
+            raise DataError(f"{self._place}: {file}{reason(error)}") from error
+        expected = splits[split].num_examples
+        if self._length != expected or not expected:
+            raise DataError(
+                f"{self._place} should have {expected} examples, found {self._length}"
+            )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        return self.values(index)[:2]
+
+    def values(self, index: int) -> tuple:
+        """Those of all keys; errors as of `ImageFiles.read`."""
+        _, label, *_ = found = self._values(index)
+        if not 0 <= label < self._num_classes:
+            raise ValueError(
+                f"has the label {label}, expected 0 to {self._num_classes - 1}"
+            )
+        return found
+
+    def is_labeled(self) -> bool:
+        """True where the first image has a label; hidden labels are -1."""
+        try:
+            return self._values(0)[1] != -1
+        except (OSError, ValueError):
+            return True
+
+    def place(self, index: int) -> str:
+        return f"{self._place}, image {index} (counted from 0)"
+
+
+def _open_split(folder, builder, split, keys):
+    """The number of examples, and a function index -> values of the keys, bytes and
+    integers, which raises OSError or ValueError."""
+    import tensorflow_datasets as tfds
+
+    info = builder.info
+    if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
+        as_stored = {keys[0]: tfds.decode.SkipDecoding()}
+        examples = builder.as_data_source(split, decoders=as_stored)
+
+        def values(index):
+            try:
+                example = examples[index]
+                return tuple(example[key] for key in keys)
+            except Exception as error:  # Any error of array_record.
+                raise ValueError(f"cannot be read: {one_line(error)}") from error
+
+        return len(examples), values
+
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:
+        raise DataError(
+            f"{folder}: is prepared as {info.file_format.value}, and only array_record "
+            "and tfrecord are read: tfds build --file_format=array_record"
+        )
+    records = Records([os.fspath(x) for x in info.splits[split].filepaths])
+
+    def values(index):
+        content = records.read(index)
+        try:
+            features = tf.train.Example.FromString(content).features.feature
+            lists = (
+                features[key].bytes_list.value or features[key].int64_list.value
+                for key in keys
+            )
+            return tuple(value for [value] in lists)
+        except Exception as error:  # Any error of protobuf.
+            raise ValueError(f"is no record of an image: {one_line(error)}") from error
+
+    return len(records), values
+
+
+class Records:
+    """The records of some TFRecord files, one file after the other, read in any order
+    from where they are.
+
+    The lengths lead from one record to the next, so that all offsets are known after
+    reading 8 bytes for each. The checksums of the contents are not compared: TensorFlow
+    offers their kind (CRC-32C) to its own readers alone.
+
+    Args:
+        paths: of the files.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: one breaks off, or is no TFRecord file.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        self._paths = list(paths)
+        ends = [None] * len(self._paths)
+
+        def read_ends(number):
+            ends[number] = _record_ends(self._paths[number])
+
+        streams.call_in_readers(read_ends, len(self._paths))
+        self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
+        self._firsts = np.cumsum([0, *map(len, ends)])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def read(self, index: int) -> bytes:
+        """The content of a record; OSError or ValueError where it cannot be read."""
+        file = np.searchsorted(self._firsts, index, side="right") - 1
+        is_first = index == self._firsts[file]
+        begin = BEFORE + (0 if is_first else int(self._ends[index - 1]))
+        length = int(self._ends[index]) - AFTER - begin
+        with open(self._paths[file], "rb", buffering=0) as opened:
+            content = os.pread(opened.fileno(), length, begin)
+        if len(content) < length:
+            raise ValueError(f"{self._paths[file]} has become shorter")
+        return content
+
+
+def _record_ends(path):
+    """int64: where each record of a file ends."""
+    place, ends = 0, []
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        while place < size:
+            header = os.pread(file.fileno(), LENGTH_BYTES, place)
+            if len(header) == LENGTH_BYTES:
+                place += BEFORE + struct.unpack("<Q", header)[0] + AFTER
+            if len(header) < LENGTH_BYTES or place > size:
+                raise ValueError(
+                    f"{path}: record {len(ends)} (counted from 0) breaks off, or it is "
+                    "no TFRecord file"
+                )
+            ends.append(place)
+    return np.array(ends, np.int64)
+
+
+def read_arrays(
+    folder: str, image_shape: tuple[int, int, int]
+) -> tuple[Examples, Examples, str, tuple[str, ...]]:
+    """Reads the splits `train` and `test` of a prepared folder into memory.
+
+    The examples come in the order of their feature `id` where they have one, which in
+    TFDS's CIFAR-10 is the order of the official files, else in that of the folder's
+    files.
+
+    Args:
+        folder: as `find_prepared` gives it.
+        image_shape: that the images must have.
+
+    Returns:
+        uint8 images [n, *image_shape] and int32 labels [n] of either split, the origin,
+        and the names of the classes.
+
+    Raises:
+        DataError: the folder is damaged, or does not hold uint8 images of that shape
+            with one label.
+    """
+    with reading(folder) as builder:
+        keys = _image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in keys)
+        if image.np_dtype != np.uint8 or image.shape != image_shape:
+            raise DataError(
+                f"{folder}: expected uint8 images of {list(image_shape)}, found "
+                f"{np.dtype(image.np_dtype)} {list(image.shape)}"
+            )
+        if "id" in builder.info.features:
+            keys = (*keys, "id")
+        train, test = (
+            _read_split(Split(folder, builder, split, keys), image_shape)
+            for split in ("train", "test")
+        )
+        origin = f"tensorflow-datasets {builder.info.full_name} in {folder}"
+        return train, test, origin, tuple(label.names)
+
+
+def _read_split(split, image_shape):
+    images = np.empty((len(split), *image_shape), np.uint8)
+    labels, ids = np.empty(len(split), np.int32), [()] * len(split)
+
+    def read(index):
+        try:
+            content, labels[index], *ids[index] = split.values(index)
+            images[index] = read_image(content, image_shape, resize=False)
+        except (OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{split.place(index)}: {reason(error)}") from error
+
+    streams.call_in_readers(read, len(split))
+    order = sorted(range(len(split)), key=ids.__getitem__)
+    return images[order], labels[order]

@@ -1,0 +1,1 @@
+"""Networks of Keras: its applications, and those of users."""

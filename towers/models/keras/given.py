@@ -1,0 +1,217 @@
+"""Networks that a Python program gives as Keras models."""
+
+import collections
+import json
+import pathlib
+import re
+import warnings
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+
+from towers import console
+from towers.config import factories
+from towers.errors import ConfigError, one_line
+from towers.models.keras.applications import REGULARIZERS
+from towers.models.keras.networks import IMAGES, is_network
+
+# Names that Keras numbers through a process, of what `rebuild` takes apart.
+_NUMBERED = re.compile(r'"(functional|sequential|input_layer)(_[0-9]+)?"')
+
+# Values of --model whose weights are in checkpoints alone.
+_without_weights: set[str] = set()
+
+
+def give(model: keras.Model) -> tuple[str, str]:
+    """Makes a Keras model, Functional or Sequential, a network of `--model`.
+
+    The network has the weights of the model, which itself stays as it is.
+
+    Returns:
+        The value of the option, and the architecture in JSON, for `give_stored`.
+
+    Raises:
+        ConfigError: it is no such model, or a layer cannot be copied.
+    """
+    if not isinstance(model, keras.Model) or not is_network(model):
+        raise ConfigError(
+            f"model is {type(model).__name__}; give a Functional model, "
+            "keras.Model(inputs, outputs), or a keras.Sequential"
+        )
+    weights = {id(x): x.get_weights() for x in model._flatten_layers()}
+
+    def create(regularizer=None):
+        return _copy(model, regularizer, lambda layer: weights[id(layer)])
+
+    with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
+        network = thread.submit(create).result()
+    text = network.to_json()
+    architecture = _sorted(_NUMBERED.sub(r'"\1"', text))
+    try:
+        try:
+            _from_json(architecture)
+        except ValueError:  # two networks side by side need their numbers
+            architecture = _sorted(_numbered_anew(text))
+            _from_json(architecture)
+    except (KeyError, TypeError, ValueError) as error:
+        console.warn(
+            f"only this program can use the network: {_first_sentence(error)}; "
+            "register its class with keras.saving.register_keras_serializable"
+        )
+    name = factories.given_name(zlib.crc32(architecture.encode()))
+    factories.give("model", name, create)
+    _without_weights.discard(name)
+    return name, architecture
+
+
+def _from_json(text):
+    with warnings.catch_warnings():  # layers may create their variables when called
+        warnings.filterwarnings("ignore", ".*does not have a `build")
+        return keras.models.model_from_json(text)
+
+
+def _sorted(text):
+    return json.dumps(json.loads(text), sort_keys=True)
+
+
+def _numbered_anew(text):
+    """With automatic names numbered by the order in which they come."""
+    names, counts = {}, collections.Counter()
+    for match in _NUMBERED.finditer(text):
+        if match[0] not in names:
+            stem, count = match[1], counts[match[1]]
+            names[match[0]] = f'"{stem}_{count}"' if count else f'"{stem}"'
+            counts[stem] += 1
+    return _NUMBERED.sub(lambda match: names[match[0]], text)
+
+
+def give_stored(name: str, path: pathlib.Path) -> None:
+    """Makes an architecture in a file a network, without weights, where no model was
+    given by this name."""
+
+    def create(regularizer=None):
+        try:
+            model = _from_json(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"model={name}: {path}: {error.strerror}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: {_first_sentence(error)}. Import the module that registers "
+                "it before"
+            ) from None
+        return _copy(model, regularizer, lambda layer: [])
+
+    if not factories.is_given("model", name):
+        factories.give("model", name, create)
+        _without_weights.add(name)
+
+
+def has_weights(name: str) -> bool:
+    """Whether the model of this name was given in this process."""
+    return factories.is_given("model", name) and name not in _without_weights
+
+
+def _copy(
+    model: keras.Model,
+    regularizer: keras.Regularizer | None,
+    weights_of: Callable[[keras.Layer], list[np.ndarray]],
+) -> keras.Model:
+    """A copy whose layers take the regularizer for kernels that have none, the policy
+    of types of the process, and names without the numbers that Keras gives."""
+
+    copies = []
+
+    def copy(layer):
+        ours = _copy_layer(layer, regularizer)
+        if isinstance(layer, keras.Layer):
+            copies.append((layer, ours))
+        return ours
+
+    def images(x):
+        return keras.Input(x.shape[1:], dtype=x.dtype, name=IMAGES)
+
+    inputs = None
+    if getattr(model, "built", False) and len(model.inputs) == 1:
+        is_sequential = isinstance(model, keras.Sequential)
+        inputs = model.inputs[0] if is_sequential else model.input
+        inputs = keras.tree.map_structure(images, inputs)
+    ours = keras.models.clone_model(model, inputs, clone_function=copy, recursive=True)
+    for layer, its_copy in copies:  # some create their variables when they are called
+        values = weights_of(layer)
+        if values and not isinstance(layer, keras.layers.Normalization):
+            _set_weights(its_copy, layer, values)
+    return ours
+
+
+def _copy_layer(layer, regularizer):
+    """A layer or an operation without weights: from its configuration or, where that
+    does not fit its constructor, from the arguments that Keras has recorded."""
+    try:
+        return type(layer).from_config(
+            _settings(layer, layer.get_config(), regularizer)
+        )
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        recorded = getattr(layer, "_auto_config", None)
+        if recorded is None:
+            raise _refusal(layer, error) from None
+
+    settings = {"name": layer.name} | recorded.config
+    settings = _settings(layer, settings, regularizer)
+    try:
+        ours = type(layer)(**settings)
+    except (TypeError, ValueError) as error:
+        raise _refusal(layer, error) from None
+    ours.get_config = lambda: settings  # for the stored architecture
+    return ours
+
+
+def _refusal(layer, error):
+    hint = "give it a get_config with the arguments of its constructor"
+    if isinstance(layer, keras.layers.Lambda):
+        hint = "write the function as a layer of your own, or with keras.ops"
+    # Keras puts the whole configuration before the reason.
+    reason = str(error).rpartition("Exception encountered: ")[2]
+    return ConfigError(
+        f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
+        f"{_first_sentence(reason)}; {hint}"
+    )
+
+
+def _set_weights(ours, layer, values):
+    """Sets the weights of a layer's copy, which need not have been called."""
+    try:
+        if not ours.built:
+            ours.build_from_config(layer.get_build_config())
+        ours.set_weights(values)
+    except ValueError as error:
+        raise ConfigError(
+            f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
+            f"{_first_sentence(error)}; have its constructor or build create its "
+            "variables, and the same ones for the same arguments"
+        ) from None
+
+
+def _settings(layer, settings, regularizer):
+    """Those of a layer's copy."""
+    class_name = type(layer).__name__.lower()
+    automatic = re.sub(r"_[0-9]+$", "", layer.name).replace("_", "")
+    if automatic == class_name:
+        settings.pop("name", None)
+    policy = getattr(layer, "dtype_policy", None)  # an operation has none
+    if policy and policy.name == "float32":
+        settings.pop("dtype", None)
+    if isinstance(layer, keras.layers.Normalization) and layer.built:
+        if layer.input_mean is None:  # it was adapted
+            settings["mean"] = np.array(layer.adapt_mean)
+            settings["variance"] = np.array(layer.adapt_variance)
+    for key in REGULARIZERS:
+        if regularizer and key in settings and settings[key] is None:
+            settings[key] = regularizer
+    return settings
+
+
+def _first_sentence(error):
+    return one_line(error).partition(". ")[0]

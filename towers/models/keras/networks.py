@@ -1,0 +1,406 @@
+"""Networks as people write them with Keras, such that any strategy trains them.
+
+`rebuild` calls the layers of a network once more, in one flat graph. Names and
+variables stay, where names are unique. What breaks a rule is replaced: random layers,
+whose noise becomes an input that the trainer draws from (seed, step, position), batch
+normalization, and what has no gradient on a CPU.
+"""
+
+import re
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, tree
+
+from towers.errors import ConfigError
+from towers.models.layers.core import (
+    BatchNormalization,
+    Dropout,
+    GroupedConv2D,
+    Normalization,
+    dropped,
+)
+
+IMAGES = "images"
+
+# More images than other axes have by chance, in a trial call.
+_NUM_TRIAL_IMAGES = 3
+
+_local = threading.local()  # `draw`: (layer, its inputs) -> noise
+
+
+def rebuild(
+    source: str,
+    network: keras.Model,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    first_layer: keras.Layer | None = None,
+) -> keras.Model:
+    """The same network, from an input called `images` to logits.
+
+    Args:
+        source: option and value, for messages.
+        network: Functional or Sequential; it cannot be used any more.
+        first_layer: is put before it.
+
+    Returns:
+        A Functional model from images [n, *image_shape], and one noise tensor for each
+        random layer, to logits [n, num_classes].
+
+    Raises:
+        ConfigError: it cannot be trained; each reason is a line.
+    """
+    if not is_network(network):
+        raise ConfigError(
+            f"{source}: gave {type(network).__name__}; return a Functional model, "
+            "keras.Model(inputs, outputs), or a keras.Sequential"
+        )
+    rebuilding = _Rebuilding()
+    images, x = rebuilding.inputs(network, image_shape)
+    if first_layer:
+        x = [first_layer(x[0]), *x[1:]]
+    outputs = tree.flatten(rebuilding.run(network, x))
+    rebuilding.check_outputs(outputs, num_classes)
+    if rebuilding.complaints:
+        lines = tuple(f"{source}: {x}" for x in rebuilding.complaints)
+        error = ConfigError("\n".join(lines))
+        error.lines = lines
+        raise error
+    rebuilding.name_variables()
+    inputs = [images, *rebuilding.noises] if rebuilding.noises else images
+    return keras.Model(inputs, outputs[0], name=network.name)
+
+
+def is_network(operation: object) -> bool:
+    """True for Functional and Sequential models; others show no operations."""
+    names = {cls.__name__ for cls in type(operation).__mro__}
+    return not names.isdisjoint(("Functional", "Sequential"))
+
+
+class WithNoise(layers.Layer):
+    """A layer with random layers in it, whose noise is an input.
+
+    It is called with the tensors that the layer was called with, and one of noise for
+    each time that a random layer in it is called.
+
+    Args:
+        layer: the layer.
+        args, kwargs: with which it is called, with symbolic tensors in them.
+
+    Attributes:
+        noise_shapes: filled by a call without noise; None where a random layer does not
+            see one image beside the other.
+    """
+
+    def __init__(self, layer: layers.Layer, args: tuple, kwargs: dict, **settings):
+        super().__init__(autocast=False, **settings)
+        self.layer = layer
+        flat = tree.flatten((args, kwargs))
+        self.tensors = tuple(x for x in flat if isinstance(x, keras.KerasTensor))
+        self._arguments = lambda fill: tree.map_structure(fill, (args, kwargs))
+        self.noise_shapes = []
+
+    def call(self, tensors, training=False):
+        noises = list(tensors[len(self.tensors) :])
+
+        def draw(layer, x):
+            if noises:
+                return noises.pop(0)
+            is_apart = x.shape[0] == _NUM_TRIAL_IMAGES
+            self.noise_shapes.append(noise_shape(layer, x) if is_apart else None)
+            return tf.zeros_like(x, tf.float32)
+
+        _local.draw = draw
+        try:
+            return self.call_of(self.layer, tensors)
+        finally:
+            _local.draw = None
+
+    def call_of(self, layer, tensors):
+        """Calls a layer with the arguments of this one."""
+        values = dict(zip(map(id, self.tensors), tensors, strict=False))
+        args, kwargs = self._arguments(lambda x: values.get(id(x), x))
+        return layer(*args, **kwargs)
+
+    def find_noise_shapes(self) -> list:
+        """The shapes of noise for one image, by a call that is traced only."""
+
+        @tf.function(autograph=False)
+        def call():
+            shapes = [[_NUM_TRIAL_IMAGES, *x.shape[1:]] for x in self.tensors]
+            pairs = zip(shapes, self.tensors, strict=True)
+            self([tf.zeros(shape, x.dtype) for shape, x in pairs], training=True)
+
+        with keras.StatelessScope():
+            call.get_concrete_function()
+        return self.noise_shapes
+
+
+def noise_shape(layer: layers.Layer, x) -> tuple[int, ...]:
+    """The shape of the noise of a random layer of Keras for one image."""
+    shape = tuple(x.shape)[1:]
+    if _is_stochastic_depth(layer):
+        return (1,) * len(shape)
+    if hasattr(layer, "_get_noise_shape"):  # of SpatialDropout
+        return tuple(layer._get_noise_shape(x)[1:])
+    if getattr(layer, "noise_shape", None):
+        pairs = zip(layer.noise_shape[1:], shape, strict=True)
+        return tuple(size or whole for size, whole in pairs)
+    return shape
+
+
+class _Noisy:
+    """A random layer inside of a `WithNoise`, without its generator."""
+
+    variables = ()
+
+    def call(self, inputs, training=False):
+        if not training or not _draws(self):
+            return inputs
+        return self.change(inputs, _local.draw(self, inputs))
+
+
+class _Dropout(_Noisy, layers.Dropout):
+    def change(self, x, noise):
+        return dropped(x, noise, self.rate)
+
+
+class _GaussianNoise(_Noisy, layers.GaussianNoise):
+    def change(self, x, noise):
+        return x + tf.cast(self.stddev * _normal(noise), x.dtype)
+
+
+class _GaussianDropout(_Noisy, layers.GaussianDropout):
+    def change(self, x, noise):
+        stddev = (self.rate / (1 - self.rate)) ** 0.5
+        return x * tf.cast(1 + stddev * _normal(noise), x.dtype)
+
+
+def _normal(noise):
+    return tf.math.ndtri(noise + 2**-24)  # noise is a multiple of 2**-23, also 0
+
+
+_SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
+_DROPOUTS = {layers.Dropout: _Dropout} | {
+    kind: type(f"_{kind.__name__}", (_Dropout, kind), {}) for kind in _SPATIAL
+}
+_NOISY = _DROPOUTS | {
+    layers.GaussianNoise: _GaussianNoise,
+    layers.GaussianDropout: _GaussianDropout,
+}
+
+
+class _Rebuilding:
+    """One pass through a network.
+
+    Attributes:
+        noises: the inputs besides the images.
+        complaints: why the network cannot be trained.
+    """
+
+    def __init__(self):
+        self.noises, self.complaints = [], []
+        self._names = {IMAGES}
+        self._called = {}  # id -> (operation, its former name)
+        self._replaced = set()  # names
+
+    def inputs(self, network, image_shape):
+        """The images, and all inputs of the network: its others are noise."""
+        # A Sequential need not have an Input.
+        inputs = getattr(network, "inputs", None) or [keras.Input(image_shape)]
+        names = [x.name for x in inputs]
+        place = names.index(IMAGES) if IMAGES in names else 0
+        others = [x for x in names if x != names[place] and "noise" not in x]
+        if others or (len(names) > 1 and IMAGES not in names):
+            self.complaints.append(
+                f"has the inputs {', '.join(names)}, and is given images alone; keep "
+                f"one input (next to {IMAGES!r}, one of a name with 'noise' is drawn)"
+            )
+        shape = tuple(inputs[place].shape[1:])
+        if len(shape) == 3:
+            pairs = zip(shape, image_shape, strict=True)
+            shape = tuple(wanted if size is None else size for size, wanted in pairs)
+        if shape != image_shape:
+            self.complaints.append(f"takes images {shape}, and they are {image_shape}")
+        images = keras.Input(shape, name=IMAGES)
+        return images, [
+            images if i == place else self._noise(x.name, x.shape[1:])
+            for i, x in enumerate(inputs)
+        ]
+
+    def run(self, network, x):
+        """Calls all layers of a network."""
+
+        def visit(operation):
+            return lambda *args, **kwargs: self._call(operation, args, kwargs)
+
+        if isinstance(network, keras.Sequential):
+            [x] = tree.flatten(x)
+            for layer in network.layers:
+                x = visit(layer)(x)
+            return x
+        # Keras' own traversal: the same that runs the model.
+        return network._run_through_graph(x, operation_fn=visit)
+
+    def _call(self, operation, args, kwargs):
+        if is_network(operation):
+            return self.run(operation, args[0])
+        if id(operation) not in self._called:
+            self._take(operation)
+        # That of the graph is a default: a call of the whole model decides.
+        kwargs.pop("training", None)
+        if not isinstance(operation, layers.Layer):
+            return operation(*args, **kwargs)
+        inner = operation._flatten_layers()
+        if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
+            return self._drop(operation, args[0])
+        if isinstance(operation, layers.Normalization) and not operation.variables:
+            name, rank = self._name_of_call(operation), len(args[0].shape)
+            return _rescaling(operation, name, rank)(*args)
+        if any(isinstance(x, layers.SpectralNormalization) for x in inner):
+            self.complaints.append(
+                f"layer {operation.name!r} ({type(operation).__name__}): spectral "
+                "normalization changes parameters while the loss is computed; leave it "
+                "out, or write it as a layer that normalizes its kernel at each use"
+            )
+        if not _replace_inside(operation):
+            return operation(*args, **kwargs)
+        layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
+        shapes = layer.find_noise_shapes()
+        if None in shapes:
+            self.complaints.append(
+                f"layer {operation.name!r} ({type(operation).__name__}): a random layer"
+                " in it does not see one image beside the other"
+            )
+            return operation(*args, **kwargs)
+        noises = [self._noise(f"{layer.name}_noise", shape) for shape in shapes]
+        return layer([*layer.tensors, *noises])
+
+    def _take(self, operation):
+        """Takes an operation out of its former graph; its name is unique then."""
+        self._called[id(operation)] = operation, operation.name
+        operation.name = self._unique(operation.name)
+        operation._inbound_nodes.clear()
+        operation._outbound_nodes.clear()
+
+    def _name_of_call(self, operation):
+        """The name of the layer that is called in place of an operation."""
+        is_first = operation.name not in self._replaced
+        self._replaced.add(operation.name)
+        # A name with a number may be that of a layer that comes later.
+        return operation.name if is_first else self._unique(f"{operation.name}_again")
+
+    def _unique(self, name):
+        unique, number = name, 0
+        while unique in self._names:
+            number += 1
+            unique = f"{name}_{number}"
+        self._names.add(unique)
+        return unique
+
+    def _noise(self, name, shape):
+        self.noises.append(keras.Input(shape, name=self._unique(name)))
+        return self.noises[-1]
+
+    def _drop(self, layer, x):
+        rate = layer.drop_path_rate if _is_stochastic_depth(layer) else layer.rate
+        if not rate:
+            return x
+        dropout = Dropout(rate, name=self._name_of_call(layer))
+        noise = self._noise(f"{dropout.name}_noise", noise_shape(layer, x))
+        return dropout([x, noise])
+
+    def check_outputs(self, outputs, num_classes):
+        """Complains of outputs that are no logits, and of random layers that stay."""
+        for layer, name in self._called.values():
+            variables = getattr(layer, "variables", ())
+            if type(layer) not in _DROPOUTS and any(
+                "seed_generator" in variable.path for variable in variables
+            ):
+                hint = "and --augment changes images"
+                inner = layer._flatten_layers()
+                if any(hasattr(x, "recurrent_dropout") for x in inner):
+                    hint = "so set dropout and recurrent_dropout to 0"
+                self.complaints.append(
+                    f"layer {name!r} ({type(layer).__name__}) keeps a random generator;"
+                    f" only dropout and Gaussian noise are replaced, {hint}"
+                )
+        shapes = [tuple(x.shape) for x in outputs]
+        if shapes != [(None, num_classes)]:
+            self.complaints.append(
+                f"gives {shapes}; the data set needs [(None, {num_classes})], a logit "
+                "of each class"
+            )
+        last = outputs[0]._keras_history.operation
+        function = getattr(last, "activation", type(last))
+        kind = getattr(function, "__name__", "").lower().removesuffix("_v2")
+        if kind in ("softmax", "sigmoid"):
+            self.complaints.append(
+                f"layer {last.name!r} ({type(last).__name__}) gives probabilities; "
+                f"the loss takes logits: leave its {kind} out"
+            )
+
+    def name_variables(self):
+        """A variable's path begins with its layer, not with a network around it. One
+        without a name takes that of its attribute."""
+        for layer, name in self._called.values():
+            attributes = {id(value): key for key, value in vars(layer).items()}
+            for variable in getattr(layer, "variables", ()):
+                _, _, rest = f"/{variable.path}".partition(f"/{name}/")
+                rest = rest or variable.path
+                if re.fullmatch(r"variable(_\d+)?", rest):
+                    rest = attributes.get(id(variable), rest)
+                variable._path = f"{layer.name}/{rest}"
+
+
+def _is_stochastic_depth(layer):
+    return type(layer).__module__.startswith("keras.") and hasattr(
+        layer, "drop_path_rate"
+    )
+
+
+def _replace_inside(layer):
+    """Makes batch normalization, convolutions in groups and random layers in a layer,
+    or the layer itself, those of towers; True where there are random ones.
+
+    In place: names, variables and users stay.
+    """
+    has_noise = False
+    for inner in layer._flatten_layers():
+        kind = type(inner)
+        if kind is layers.BatchNormalization:
+            inner._momentum, inner.is_frozen = inner.momentum, False
+            inner.__class__ = BatchNormalization
+        elif kind is layers.Normalization and inner.variables:
+            inner.__class__ = Normalization
+        elif kind is layers.Conv2D and inner.groups > 1:
+            if inner.data_format == "channels_last":
+                inner.__class__ = GroupedConv2D
+        elif kind in _NOISY:
+            inner.__class__ = _NOISY[kind]
+        elif {getattr(inner, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
+            inner._seed_generators.clear()  # recurrent cells always have one
+        has_noise |= isinstance(inner, _Noisy) and _draws(inner) > 0
+    return has_noise
+
+
+def _draws(layer):
+    return layer.stddev if isinstance(layer, layers.GaussianNoise) else layer.rate
+
+
+def _rescaling(layer, name, rank):
+    """That of a `keras.layers.Normalization` with given moments, of tensors of a rank:
+    it keeps arrays on the CPU and can be adapted to other images."""
+    mean, variance = np.asarray(layer.input_mean), np.asarray(layer.input_variance)
+    deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
+    scale, offset = 1 / deviation, -mean / deviation
+    if layer.invert:
+        scale, offset = deviation, mean
+    # The last of the moments' axes is that of the last axis, and so on.
+    shape, axes = [1] * rank, sorted(axis % rank for axis in layer.axis)
+    for axis, size in zip(reversed(axes), reversed(mean.shape), strict=False):
+        shape[axis] = size
+    scale, offset = (x.reshape(shape).tolist() for x in (scale, offset))
+    return layers.Rescaling(scale, offset, dtype=layer.dtype_policy, name=name)

@@ -1,0 +1,1 @@
+"""Layers, blocks and the operations that they are made of."""

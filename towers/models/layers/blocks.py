@@ -1,0 +1,145 @@
+"""Building blocks of the networks, and their sizes."""
+
+import keras
+from keras import layers
+
+from towers.errors import ConfigError
+from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import BatchNormalization, Dropout
+
+# Below it, a product with `width` is exact to one channel.
+MOST_CHANNELS = 2**53
+
+
+def scaled(count: int, width: float, multiple_of: int = 1) -> int:
+    """A number of channels times `width`: a multiple, and not zero.
+
+    Raises:
+        ConfigError: there are more than a dimension can have.
+    """
+    if count * width >= MOST_CHANNELS:
+        raise ConfigError(
+            f"width={width:g}: a layer would have {count * width:.3g} channels, and "
+            f"{MOST_CHANNELS:.3g} can be counted; lower --width"
+        )
+    return multiple_of * max(1, round(count * width / multiple_of))
+
+
+def check_image_size(
+    model: str, image_shape: tuple[int, int, int], at_least: int
+) -> None:
+    """Raises ConfigError where pooling would leave nothing of an image."""
+    height, width, _ = image_shape
+    if min(height, width) < at_least:
+        raise ConfigError(
+            f"model={model} needs images of at least {at_least}x{at_least}, not "
+            f"{height}x{width}; choose another --model or --augment"
+        )
+
+
+def conv(
+    x: keras.KerasTensor,
+    filters: int,
+    size: int,
+    stride: int,
+    name: str,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.KerasTensor:
+    """A convolution without biases.
+
+    Its windows are centered on the pixels that a shortcut of the same stride takes;
+    with TensorFlow's own padding they would lie one pixel further.
+    """
+    settings = {
+        "use_bias": False,
+        "kernel_initializer": "he_normal",
+        "kernel_regularizer": regularizer,
+        "name": name,
+    }
+    if size == 3 and stride == 1:
+        return SameConv2D(filters, **settings)(x)
+    if size > 1:
+        x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+    return layers.Conv2D(filters, size, strides=stride, **settings)(x)
+
+
+def normalization(
+    x: keras.KerasTensor,
+    name: str,
+    gamma_initializer: str = "ones",
+    momentum: float = 0.9,
+    epsilon: float = 1.001e-5,
+) -> keras.KerasTensor:
+    """Batch normalization, with the smallest epsilon that its fast kernel takes."""
+    return BatchNormalization(
+        momentum=momentum,
+        epsilon=epsilon,
+        gamma_initializer=gamma_initializer,
+        name=name,
+    )(x)
+
+
+def dropout(
+    x: keras.KerasTensor,
+    rate: float,
+    name: str,
+    inputs: list[keras.KerasTensor],
+    per_image: bool = False,
+) -> keras.KerasTensor:
+    """Dropout, whose noise becomes one more input of the network; x where the rate is
+    0.
+
+    Args:
+        inputs: those of the network, to which the noise is added.
+        per_image: all elements of an image are dropped together. Of the branch of a
+            residual block that is stochastic depth.
+    """
+    if not rate:
+        return x
+    shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]
+    inputs.append(keras.Input(shape, name=f"{name}_noise"))
+    return Dropout(rate, name=name)([x, inputs[-1]])
+
+
+def network(
+    inputs: list[keras.KerasTensor], logits: keras.KerasTensor, name: str
+) -> keras.Model:
+    """The network of images, and of noise where it has dropout."""
+    return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
+
+
+def classifier(
+    x: keras.KerasTensor,
+    num_classes: int,
+    regularizer: keras.regularizers.Regularizer | None,
+    dropout_rate: float = 0.0,
+    inputs: list[keras.KerasTensor] | None = None,
+) -> keras.KerasTensor:
+    """Global average pooling, `dropout` and the logits."""
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return logits(dropout(x, dropout_rate, "dropout", inputs), num_classes, regularizer)
+
+
+def logits(
+    x: keras.KerasTensor,
+    num_classes: int,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.KerasTensor:
+    """The last dense layer.
+
+    No rectifier follows, so that He's initializer would make the first logits too
+    large.
+    """
+    return layers.Dense(
+        num_classes,
+        kernel_initializer=uniform(),
+        kernel_regularizer=regularizer,
+        name="logits",
+    )(x)
+
+
+def uniform(seed: int | None = None) -> keras.initializers.Initializer:
+    """Uniform within 1 / sqrt(inputs), the default of the authors' framework, Torch."""
+    return keras.initializers.VarianceScaling(
+        1 / 3, mode="fan_in", distribution="uniform", seed=seed
+    )

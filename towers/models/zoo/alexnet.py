@@ -1,0 +1,103 @@
+"""AlexNet (Krizhevsky et al. 2012), whole or in the two columns of its two GPUs."""
+
+import keras
+from keras import layers
+
+from towers.models.layers.blocks import check_image_size, scaled
+from towers.models.layers.core import Dropout, GroupedConv2D, LocalResponseNormalization
+
+# Sides of an image from which on the first convolution is that of the paper.
+LARGE = 64
+
+
+def create_model(
+    *,
+    columns: int,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.Model:
+    """Five convolutions and three dense layers; 60,965,224 parameters in two columns at
+    224x224x3 and 1000 classes.
+
+    In columns, the second, fourth and fifth convolution and the normalizations see only
+    the channels of their own column. The normalization's constants, overlapping pooling
+    and dropout are the paper's, and for images of 64 pixels and more also the first
+    convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
+    the initial standard deviation of 0.01 and the biases of 1. Smaller images go
+    through 5x5 with stride 1, and hidden layers begin as in He et al. 2015 with biases
+    of 0: from the paper's values the network does not begin to learn CIFAR-10. All
+    kernels are marked for decay.
+
+    Raises:
+        ConfigError: the images are smaller than 15x15.
+    """
+    name = "alexnet" if columns == 1 else "alexnet_two_columns"
+    check_image_size(name, image_shape, at_least=15)
+    is_large = min(image_shape[:2]) >= LARGE
+    settings = _settings_fn(width, is_large, regularizer)
+
+    def conv(x, number, count, size, bias, groups=1):
+        layer = GroupedConv2D(
+            scaled(count, width, columns),
+            size,
+            padding="same",
+            groups=groups,
+            **settings(f"conv{number}", bias),
+        )
+        return layers.ReLU(name=f"relu{number}")(layer(x))
+
+    def norm_pool(x, number):
+        x = LocalResponseNormalization(
+            2, 2.0, 1e-4, 0.75, columns, name=f"norm{number}"
+        )(x)
+        return layers.MaxPooling2D(3, strides=2, name=f"pool{number}")(x)
+
+    def dense(x, number):
+        units = scaled(4096, width, columns)
+        noise = keras.Input((units,), name=f"dropout{number}_noise")
+        x = layers.Dense(units, **settings(f"fc{number}", 1.0))(x)
+        x = layers.ReLU(name=f"relu{number}")(x)
+        return Dropout(0.5, name=f"dropout{number}")([x, noise]), noise
+
+    x = images = keras.Input(image_shape, name="images")
+    size, others = 5, {"padding": "same"}
+    if is_large:
+        x = layers.ZeroPadding2D(((1, 2), (1, 2)), name="pad1")(x)
+        size, others = 11, {"strides": 4}
+    x = layers.Conv2D(
+        scaled(96, width, columns), size, **others, **settings("conv1", 0.0, 0.01)
+    )(x)
+    x = layers.ReLU(name="relu1")(x)
+    x = norm_pool(x, 1)
+    x = norm_pool(conv(x, 2, 256, 5, 1.0, columns), 2)
+    x = conv(x, 3, 384, 3, 0.0)
+    x = conv(x, 4, 384, 3, 1.0, columns)
+    x = conv(x, 5, 256, 3, 1.0, columns)
+    x = layers.MaxPooling2D(3, strides=2, name="pool5")(x)
+    x = layers.Flatten(name="flatten")(x)
+    x, noise6 = dense(x, 6)
+    x, noise7 = dense(x, 7)
+    logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
+    return keras.Model([images, noise6, noise7], logits, name=name)
+
+
+def _settings_fn(width, is_large, regularizer):
+    """(name, the paper's bias, ...) -> initializers, regularizer and name of a
+    layer."""
+    # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
+    narrower = width**-0.5
+
+    def settings(name, bias, stddev=0.01 * narrower, rectified=True):
+        initial = keras.initializers.RandomNormal(stddev=stddev)
+        if rectified and not is_large:
+            initial = keras.initializers.HeNormal()
+        return {
+            "kernel_initializer": initial,
+            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
+            "kernel_regularizer": regularizer,
+            "name": name,
+        }
+
+    return settings

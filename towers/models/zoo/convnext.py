@@ -1,0 +1,96 @@
+"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545)."""
+
+import keras
+from keras import layers
+
+from towers.models.layers import blocks
+from towers.models.layers.blocks import check_image_size, network, scaled
+from towers.models.layers.core import Gelu, GroupedConv2D, LayerScale
+
+# Of timm.
+TORCH_NAMES = (
+    {
+        r"stem": "stem.0",
+        r"stem_norm": "stem.1",
+        r"stage(\d+)_reduce_norm": r"stages.{\1-1}.downsample.0",
+        r"stage(\d+)_reduce": r"stages.{\1-1}.downsample.1",
+        r"stage(\d+)_block(\d+)_depthwise": r"stages.{\1-1}.blocks.{\2-1}.conv_dw",
+        r"stage(\d+)_block(\d+)_norm": r"stages.{\1-1}.blocks.{\2-1}.norm",
+        r"stage(\d+)_block(\d+)_hidden": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc1",
+        r"stage(\d+)_block(\d+)_out": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc2",
+        r"stage(\d+)_block(\d+)_scale/gamma": r"stages.{\1-1}.blocks.{\2-1}.gamma",
+        r"last_norm": "head.norm",
+        r"logits": "head.fc",
+    },
+)
+
+
+def create_model(
+    *,
+    name: str,
+    channels: tuple[int, ...],
+    depths: tuple[int, ...],
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+) -> keras.Model:
+    """Depthwise convolutions of 7x7, each with a perceptron of one hidden layer at each
+    pixel; the tiny network has 28,589,128 parameters at 1000 classes.
+
+    Kernels begin normal with standard deviation 0.02, biases with 0. Every kernel is
+    marked for decay.
+
+    Args:
+        name: of the network.
+        channels, depths: of each stage: channels and blocks.
+        image_shape, num_classes, width, regularizer: see `models.create_model`.
+        dropout: its rate, before the logits.
+        stochastic_depth: rate of the last block.
+
+    Raises:
+        ConfigError: the images are smaller than a pixel of the last stage.
+    """
+    check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
+    settings = {
+        "kernel_initializer": keras.initializers.TruncatedNormal(stddev=0.02),
+        "kernel_regularizer": regularizer,
+    }
+    inputs = [keras.Input(image_shape, name="images")]
+
+    def patches(x, filters, size, name):
+        return layers.Conv2D(filters, size, strides=size, name=name, **settings)(x)
+
+    def norm(x, name):
+        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+
+    def block(x, hidden, scope, rate):
+        filters, shortcut = x.shape[-1], x
+        depthwise = {"groups": filters, "padding": "same", "name": f"{scope}_depthwise"}
+        x = GroupedConv2D(filters, 7, **depthwise, **settings)(x)
+        x = norm(x, f"{scope}_norm")
+        x = layers.Dense(hidden, name=f"{scope}_hidden", **settings)(x)
+        x = Gelu(name=f"{scope}_gelu")(x)
+        x = layers.Dense(filters, name=f"{scope}_out", **settings)(x)
+        x = LayerScale(name=f"{scope}_scale")(x)
+        x = blocks.dropout(x, rate, f"{scope}_depth", inputs, per_image=True)
+        return layers.Add(name=f"{scope}_add")([shortcut, x])
+
+    x, index = inputs[0], 0
+    for stage, (count, depth) in enumerate(zip(channels, depths, strict=True), start=1):
+        count, hidden = scaled(count, width), scaled(4 * count, width)
+        if stage == 1:
+            x = norm(patches(x, count, 4, "stem"), "stem_norm")
+        else:
+            x = norm(x, f"stage{stage}_reduce_norm")
+            x = patches(x, count, 2, f"stage{stage}_reduce")
+        for place in range(1, depth + 1):
+            index += 1
+            rate = stochastic_depth * index / sum(depths)
+            x = block(x, hidden, f"stage{stage}_block{place}", rate)
+    x = norm(layers.GlobalAveragePooling2D(name="pool")(x), "last_norm")
+    x = blocks.dropout(x, dropout, "dropout", inputs)
+    logits = layers.Dense(num_classes, name="logits", **settings)(x)
+    return network(inputs, logits, name)

@@ -1,0 +1,268 @@
+"""EfficientNet (Tan and Le 2019, arXiv:1905.11946) with its Lite form, and the inverted
+residuals (Sandler et al. 2018, arXiv:1801.04381) that it is made of.
+
+Every kernel is marked for decay. Initial kernels are normal, with a variance that keeps
+the variance of the gradients, as in the authors' code and in timm.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+from keras import layers
+
+from towers.models.layers import blocks
+from towers.models.layers.blocks import classifier, network, scaled
+from towers.models.layers.core import GroupedConv2D
+
+# Of B0: kernel size, stride of the first block, expansion, filters, number of blocks.
+STAGES = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
+STEM_FILTERS, HEAD_FILTERS = 32, 1280
+
+
+# Of timm, whose first stage has blocks without expansion.
+BLOCK_NAMES = {
+    r"stage1_block(\d+)_depthwise": r"blocks.0.{\1-1}.conv_dw",
+    r"stage1_block(\d+)_depthwise_norm": r"blocks.0.{\1-1}.bn1",
+    r"stage1_block(\d+)_project": r"blocks.0.{\1-1}.conv_pw",
+    r"stage1_block(\d+)_project_norm": r"blocks.0.{\1-1}.bn2",
+    r"stage(\d+)_block(\d+)_expand": r"blocks.{\1-1}.{\2-1}.conv_pw",
+    r"stage(\d+)_block(\d+)_expand_norm": r"blocks.{\1-1}.{\2-1}.bn1",
+    r"stage(\d+)_block(\d+)_depthwise": r"blocks.{\1-1}.{\2-1}.conv_dw",
+    r"stage(\d+)_block(\d+)_depthwise_norm": r"blocks.{\1-1}.{\2-1}.bn2",
+    r"stage(\d+)_block(\d+)_project": r"blocks.{\1-1}.{\2-1}.conv_pwl",
+    r"stage(\d+)_block(\d+)_project_norm": r"blocks.{\1-1}.{\2-1}.bn3",
+    r"stage(\d+)_block(\d+)_squeeze": r"blocks.{\1-1}.{\2-1}.se.conv_reduce",
+    r"stage(\d+)_block(\d+)_excite": r"blocks.{\1-1}.{\2-1}.se.conv_expand",
+    "stem": "conv_stem",
+    "stem_norm": "bn1",
+    "logits": "classifier",
+}
+
+
+def _num_blocks(deeper, is_lite):
+    counts = [math.ceil(count * deeper) for *_, count in STAGES]
+    return [1, *counts[1:-1], 1] if is_lite else counts
+
+
+def _names_of_port(counts):
+    """Of lukemelas/EfficientNet-PyTorch, where blocks are counted over all stages."""
+    rows = {"stem": "_conv_stem", "stem_norm": "_bn0", "logits": "_fc"}
+    rows |= {"head": "_conv_head", "head_norm": "_bn1"}
+    places = [(s, b) for s, n in enumerate(counts, 1) for b in range(1, n + 1)]
+    for number, (stage, block) in enumerate(places):
+        ours, theirs = f"stage{stage}_block{block}", f"_blocks.{number}"
+        rows[f"{ours}_(expand|depthwise|project)"] = rf"{theirs}._\1_conv"
+        for i, layer in enumerate(("expand", "depthwise", "project")):
+            rows[f"{ours}_{layer}_norm"] = f"{theirs}._bn{i}"
+        rows[f"{ours}_squeeze"] = f"{theirs}._se_reduce"
+        rows[f"{ours}_excite"] = f"{theirs}._se_expand"
+    return rows
+
+
+TORCH_NAMES = (
+    BLOCK_NAMES | {"head": "conv_head", "head_norm": "bn2"},
+    *(_names_of_port(_num_blocks(deeper, True)) for deeper in (1, 1.1, 1.4, 1.8)),
+)
+
+
+class Block(NamedTuple):
+    """An inverted residual: a 1x1 convolution expands the channels, a depthwise one
+    filters each of them, and a 1x1 one projects them. Channels are those at width 1.
+
+    Attributes:
+        size, stride: of the depthwise convolution.
+        inputs: channels of the input.
+        expanded: channels of the depthwise convolution; as many as `inputs` need no
+            expansion.
+        filters: channels of the output.
+        squeezed: channels within squeeze-and-excitation; 0 for none.
+        activation: its name in Keras.
+    """
+
+    size: int
+    stride: int
+    inputs: int
+    expanded: int
+    filters: int
+    squeezed: int
+    activation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Builder:
+    """Adds layers to a network.
+
+    Attributes:
+        inputs: of the network: images, and the noise that layers add.
+        width, regularizer, stochastic_depth: see `models.create_model`.
+        as_tensorflow: padding, epsilon and momentum of TensorFlow's code: convolutions
+            with strides pad the right and lower edges by more, normalization has 1e-3
+            and 0.99. Else those of PyTorch: equal edges, 1e-5 and 0.9.
+        gate: last activation of squeeze-and-excitation.
+        squeezed_activation: its first one; None for the activation of the block.
+    """
+
+    inputs: list[keras.KerasTensor]
+    width: float
+    regularizer: keras.regularizers.Regularizer | None
+    stochastic_depth: float
+    as_tensorflow: bool
+    gate: str = "sigmoid"
+    squeezed_activation: str | None = None
+
+    def conv(
+        self,
+        x: keras.KerasTensor,
+        filters: int,
+        name: str,
+        size: int = 1,
+        stride: int = 1,
+        is_depthwise: bool = False,
+        use_bias: bool = False,
+    ) -> keras.KerasTensor:
+        """A convolution with a number of filters at width 1."""
+        padding = "same"
+        if stride > 1 and not self.as_tensorflow:
+            x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+            padding = "valid"
+        settings = {
+            "filters": scaled(filters, self.width),
+            "kernel_size": size,
+            "strides": stride,
+            "padding": padding,
+            "use_bias": use_bias,
+            "kernel_regularizer": self.regularizer,
+            "name": name,
+        }
+        if is_depthwise:  # each input has one filter, whose inputs are its outputs
+            settings |= {"groups": x.shape[-1], "kernel_initializer": _normal("fan_in")}
+            return GroupedConv2D(**settings)(x)
+        return layers.Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
+
+    def normalized(
+        self, x: keras.KerasTensor, name: str, activation: str | None = None
+    ) -> keras.KerasTensor:
+        """Batch normalization and an activation."""
+        settings = {"momentum": 0.99, "epsilon": 1e-3} if self.as_tensorflow else {}
+        x = blocks.normalization(x, f"{name}_norm", **settings)
+        return self.active(x, activation, name) if activation else x
+
+    def active(
+        self, x: keras.KerasTensor, activation: str, name: str
+    ) -> keras.KerasTensor:
+        return layers.Activation(activation, name=f"{name}_{activation}")(x)
+
+    def stages(
+        self, x: keras.KerasTensor, stages: Sequence[Sequence[Block]]
+    ) -> keras.KerasTensor:
+        """Stages of inverted residuals; an image skips block l of L at l / L of the
+        rate of stochastic depth."""
+        num_blocks, index = sum(map(len, stages)), 0
+        for stage, stage_blocks in enumerate(stages, start=1):
+            for place, block in enumerate(stage_blocks, start=1):
+                index += 1
+                rate = self.stochastic_depth * index / num_blocks
+                x = self._block(x, block, f"stage{stage}_block{place}", rate)
+        return x
+
+    def _block(self, x, block, name, rate):
+        shortcut, activation = x, block.activation
+        if block.expanded != block.inputs:
+            x = self.conv(x, block.expanded, f"{name}_expand")
+            x = self.normalized(x, f"{name}_expand", activation)
+        kernel = {"size": block.size, "stride": block.stride, "is_depthwise": True}
+        x = self.conv(x, block.expanded, f"{name}_depthwise", **kernel)
+        x = self.normalized(x, f"{name}_depthwise", activation)
+        if block.squeezed:
+            gates = self._gates(x, block, name)
+            x = layers.Multiply(name=f"{name}_multiply")([x, gates])
+        x = self.conv(x, block.filters, f"{name}_project")
+        x = self.normalized(x, f"{name}_project")
+        if block.stride > 1 or block.filters != block.inputs:
+            return x
+        x = blocks.dropout(x, rate, f"{name}_depth", self.inputs, per_image=True)
+        return layers.Add(name=f"{name}_add")([shortcut, x])
+
+    def _gates(self, x, block, name):
+        """Squeeze-and-excitation, a factor for each channel of each image (Hu et al.
+        2018, arXiv:1709.01507)."""
+        x = layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}_pool")(x)
+        x = self.conv(x, block.squeezed, f"{name}_squeeze", use_bias=True)
+        activation = self.squeezed_activation or block.activation
+        x = self.active(x, activation, f"{name}_squeeze")
+        x = self.conv(x, block.expanded, f"{name}_excite", use_bias=True)
+        return self.active(x, self.gate, f"{name}_excite")
+
+
+def _normal(mode):
+    return keras.initializers.VarianceScaling(2.0, mode, "untruncated_normal")
+
+
+def multiple_of_8(count: float) -> int:
+    """The nearest one, or the next one where the nearest is more than 10 % below."""
+    nearest = int(count + 4) // 8 * 8
+    return nearest if nearest >= 0.9 * count else nearest + 8
+
+
+def create_model(
+    *,
+    name: str,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    wider: float = 1.0,
+    deeper: float = 1.0,
+    is_lite: bool = False,
+    as_tensorflow: bool = False,
+) -> keras.Model:
+    """EfficientNet; B0 has 5,288,548 parameters at 1000 classes, Lite0 4,652,008.
+
+    The Lite form has ReLU6 in place of SiLU and no squeeze-and-excitation, and its
+    scaling leaves the stem, the head and the number of blocks of the first and the last
+    stage.
+
+    Args:
+        name: of the network.
+        image_shape, num_classes, width, regularizer: see `models.create_model`.
+        dropout: its rate, before the logits.
+        stochastic_depth: rate of the last block.
+        wider, deeper: factors of the paper's scaling, on the channels, which become
+            multiples of 8, and on the blocks of a stage.
+        is_lite: whether it is the Lite form.
+        as_tensorflow: see `Builder`.
+    """
+    activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
+    before = stem = multiple_of_8(STEM_FILTERS * outer)
+    stages, counts = [], _num_blocks(deeper, is_lite)
+    for count, (size, stride, expansion, filters, _) in zip(
+        counts, STAGES, strict=True
+    ):
+        filters, stage = multiple_of_8(filters * wider), []
+        for step in [stride] + [1] * (count - 1):
+            squeezed, expanded = 0 if is_lite else before // 4, expansion * before
+            channels = before, expanded, filters, squeezed
+            stage.append(Block(size, step, *channels, activation))
+            before = filters
+        stages.append(stage)
+    inputs = [keras.Input(image_shape, name="images")]
+    builder = Builder(inputs, width, regularizer, stochastic_depth, as_tensorflow)
+    x = builder.conv(inputs[0], stem, "stem", size=3, stride=2)
+    x = builder.stages(builder.normalized(x, "stem", activation), stages)
+    x = builder.conv(x, multiple_of_8(HEAD_FILTERS * outer), "head")
+    x = builder.normalized(x, "head", activation)
+    logits = classifier(x, num_classes, regularizer, dropout, inputs)
+    return network(inputs, logits, name)

@@ -1,0 +1,182 @@
+"""Residual networks (He et al. 2015, arXiv:1512.03385).
+
+Normalization follows each convolution. All kernels are marked for decay; the scales and
+offsets of the normalizations are not. With stochastic depth (Huang et al. 2016,
+arXiv:1603.09382) an image skips the convolutions of block l of L at l / L of the rate.
+"""
+
+import keras
+from keras import layers
+
+from towers.models.layers.blocks import (
+    classifier,
+    conv,
+    dropout,
+    network,
+    normalization,
+    scaled,
+)
+from towers.models.layers.core import PadChannels
+
+# Of torchvision and timm.
+TORCH_NAMES = (
+    {
+        r"stem_conv": "conv1",
+        r"stem_norm": "bn1",
+        r"stage(\d+)_block(\d+)_conv(\d)": r"layer\1.{\2-1}.conv\3",
+        r"stage(\d+)_block(\d+)_norm(\d)": r"layer\1.{\2-1}.bn\3",
+        r"stage(\d+)_block(\d+)_shortcut_conv": r"layer\1.{\2-1}.downsample.0",
+        r"stage(\d+)_block(\d+)_shortcut_norm": r"layer\1.{\2-1}.downsample.1",
+        r"logits": "fc",
+    },
+)
+
+
+def create_resnet18(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    stochastic_depth: float = 0.0,
+) -> keras.Model:
+    """The 18-layer network with a stem for small images; 11,173,962 parameters.
+
+    A 3x3 convolution and no pooling in place of the stem for ImageNet, as in
+    "Concise Implementation for Multiple GPUs" of "Dive into Deep Learning"; where the
+    size changes, shortcuts are normalized 1x1 convolutions (option B of the paper).
+    """
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(64, width), 3, 1, regularizer)
+    stages = [(_basic(scaled(count, width)), 2) for count in (64, 128, 256, 512)]
+    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth)
+    logits = classifier(x, num_classes, regularizer)
+    return network(inputs, logits, "resnet18")
+
+
+def create_cifar_resnet(
+    *,
+    depth: int,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    stochastic_depth: float = 0.0,
+) -> keras.Model:
+    """The networks of the paper's section 4.2, of 6n + 2 layers.
+
+    Shortcuts have no parameters (option A): where the size changes they take every
+    other pixel and add as many channels of zeros before the existing ones as after
+    them. The paper does not say where the zeros are; this way each half of the channels
+    stays a half, and a network split in two needs no transfer for them.
+    """
+
+    def shortcut(x, filters, stride, name, _):
+        more = filters - x.shape[-1]
+        x = layers.AveragePooling2D(1, strides=stride, name=f"{name}_subsample")(x)
+        return PadChannels(more // 2, more - more // 2, name=f"{name}_zeros")(x)
+
+    blocks, rest = divmod(depth - 2, 6)
+    if rest:
+        raise ValueError(f"depth={depth}: must be 6n + 2")
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(16, width), 3, 1, regularizer)
+    stages = [(_basic(scaled(count, width)), blocks) for count in (16, 32, 64)]
+    x = _stages(x, inputs, stages, shortcut, regularizer, stochastic_depth)
+    logits = classifier(x, num_classes, regularizer)
+    return network(inputs, logits, f"resnet{depth}")
+
+
+def create_imagenet_resnet(
+    *,
+    blocks: tuple[int, ...],
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    has_bottlenecks: bool = True,
+    name: str = "",
+    stochastic_depth: float = 0.0,
+) -> keras.Model:
+    """The networks of the paper's table 1; with bottlenecks 25,557,032 parameters at
+    224x224x3, 1000 classes and blocks of (3, 4, 6, 3), all of them trainable.
+
+    The form called 1.5, of facebookarchive/fb.resnet.torch: the 3x3 convolution of a
+    bottleneck has the stride, not the first 1x1 as in the paper and in Keras. The last
+    scale of each block is initially zero, so that the block hands its input on (Goyal
+    et al. 2017, arXiv:1706.02677, section 5.1).
+
+    Args:
+        blocks: number of blocks of each stage.
+        has_bottlenecks: whether blocks have three convolutions, the last one with four
+            times the filters, or two of 3x3.
+        name: of the network; by default that of its number of layers.
+    """
+    stages = []
+    for stage, count in enumerate(blocks):
+        inner, outer = (scaled(factor * 64 * 2**stage, width) for factor in (1, 4))
+        convs = [(inner, 1), (inner, 3), (outer, 1)]
+        stages.append((convs if has_bottlenecks else _basic(inner), count))
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(64, width), 7, 2, regularizer)
+    x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+    x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth, "zeros")
+    logits = classifier(x, num_classes, regularizer)
+    name = name or f"resnet{len(stages[0][0]) * sum(blocks) + 2}"
+    return network(inputs, logits, name)
+
+
+def _basic(filters):
+    """Filters and kernel sizes of a block (figure 2)."""
+    return [(filters, 3), (filters, 3)]
+
+
+def _stem(x, filters, size, stride, regularizer):
+    x = conv(x, filters, size, stride, "stem_conv", regularizer)
+    x = normalization(x, "stem_norm")
+    return layers.ReLU(name="stem_relu")(x)
+
+
+def _projection(x, filters, stride, name, regularizer):
+    x = conv(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
+    return normalization(x, f"{name}_shortcut_norm")
+
+
+def _stages(
+    x, inputs, stages, shortcut_fn, regularizer, stochastic_depth, last_scale="ones"
+):
+    """Stages of blocks; the first 3x3 convolution of each but the first has stride 2.
+
+    Args:
+        stages: (filters and kernel sizes of the convolutions of a block, blocks).
+        shortcut_fn: gives the shortcut where the shape changes; that of the first block
+            of bottlenecks too at a `width` at which it does not.
+        last_scale: initializer of the last scale of each block.
+    """
+    num_blocks, index = sum(blocks for _, blocks in stages), 0
+    for stage, (convs, blocks) in enumerate(stages, start=1):
+        for block in range(1, blocks + 1):
+            name, index = f"stage{stage}_block{block}", index + 1
+            stride = 2 if stage > 1 and block == 1 else 1
+            outer, shortcut = convs[-1][0], x
+            if block == 1 and (stage > 1 or len(convs) == 3):
+                shortcut = shortcut_fn(x, outer, stride, name, regularizer)
+            x = _branch(x, convs, stride, name, regularizer, last_scale)
+            rate, place = stochastic_depth * index / num_blocks, f"{name}_depth"
+            x = dropout(x, rate, place, inputs, per_image=True)
+            x = layers.Add(name=f"{name}_add")([shortcut, x])
+            x = layers.ReLU(name=f"{name}_relu{len(convs)}")(x)
+    return x
+
+
+def _branch(x, convs, stride, name, regularizer, last_scale):
+    """Normalized convolutions with rectifiers between them."""
+    for place, (filters, size) in enumerate(convs, start=1):
+        if place > 1:
+            x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)
+        step, stride = (stride, 1) if size == 3 else (1, stride)
+        x = conv(x, filters, size, step, f"{name}_conv{place}", regularizer)
+        scale = last_scale if place == len(convs) else "ones"
+        x = normalization(x, f"{name}_norm{place}", scale)
+    return x

@@ -1,0 +1,204 @@
+"""The network of the fastest trainings on CIFAR-10 (Jordan 2024, arXiv:2404.00498)."""
+
+from collections.abc import Iterable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from towers.models.layers.blocks import check_image_size, scaled, uniform
+from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import BatchNormalization, Gelu
+from towers.models.layers.cpu_kernels import add_bias
+
+WHITENING_SIZE = 2
+# Of which patches are made at a time: they take 8 k bytes each.
+PIECE_PIXELS = 100 * 32 * 32
+SMALLEST_IMAGE = 9  # one pixel is left after the last pool
+
+
+def create_model(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    widths: tuple[int, int, int],
+    depth: int,
+    momentum: float,
+) -> keras.Model:
+    """Whitened patches, then three groups of convolutions.
+
+    A group is convolution, pool, normalization, GELU, convolution, normalization, GELU;
+    a third convolution and normalization follow in the deeper network, where a shortcut
+    leads from the first GELU to the last. Normalizations have offsets and no scales.
+    Marked for decay are the parameters that Muon leaves to momentum: offsets, the bias
+    of the whitening, and the head.
+
+    The author divides the logits of airbench94 by the number of features and begins
+    with a head of standard deviation 1; here the initial head is smaller by that
+    factor, in the deeper network as well. Epsilon is the smallest that the fast kernel
+    takes, and moving variances are the biased ones.
+
+    Args:
+        image_shape, num_classes, width, regularizer: see `models.create_model`.
+        widths: filters of the groups.
+        depth: convolutions of a group: 2, or 3 for `speedrun_deep`.
+        momentum: of the moving averages.
+
+    Raises:
+        ConfigError: the images are too small for three pools.
+    """
+    name = "speedrun" if depth == 2 else "speedrun_deep"
+    check_image_size(name, image_shape, at_least=SMALLEST_IMAGE)
+
+    def group(x, number, filters):
+        first = None
+        for place in range(1, depth + 1):
+            part = f"{number}_{place}"
+            x = SameConv2D(
+                filters,
+                before_pool=place == 1,
+                use_bias=False,
+                kernel_initializer=PartlyIdentity(),
+                name=f"conv{part}",
+            )(x)
+            if place == 1:
+                x = layers.MaxPooling2D(2, name=f"pool{number}")(x)
+            x = BatchNormalization(
+                momentum=momentum,
+                epsilon=1.001e-5,
+                scale=False,
+                beta_regularizer=regularizer,
+                name=f"norm{part}",
+            )(x)
+            if place == 3:
+                x = layers.Add(name=f"add{number}")([x, first])
+            x = Gelu(name=f"gelu{part}")(x)
+            first = x if place == 1 else first
+        return x
+
+    images = keras.Input(image_shape, name="images")
+    x = Whitening(WHITENING_SIZE, bias_regularizer=regularizer, name="whitening")(
+        images
+    )
+    x = Gelu(name="gelu0")(x)
+    for number, filters in enumerate(widths, start=1):
+        x = group(x, number, scaled(filters, width))
+    x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
+    stddev = 1 / x.shape[-1]
+    logits = layers.Dense(
+        num_classes,
+        use_bias=False,
+        kernel_initializer=keras.initializers.RandomUniform(
+            -(3**0.5) * stddev, 3**0.5 * stddev
+        ),
+        kernel_regularizer=regularizer,
+        name="logits",
+    )(x)
+    return keras.Model(images, logits, name=name)
+
+
+@keras.saving.register_keras_serializable("towers")
+class PartlyIdentity(keras.initializers.Initializer):
+    """Kernels [height, width, inputs, filters] whose first filters are the identity,
+    one per input (Dirac); the others are uniform within 1 / sqrt(fan in)."""
+
+    def __init__(self, seed: int | None = None):
+        self.seed = seed
+
+    def __call__(self, shape, dtype=None):
+        height, width, inputs, filters = shape
+        drawn = uniform(self.seed)(shape, dtype)
+        num_identity = min(inputs, filters)
+        center = tf.scatter_nd(
+            [[height // 2, width // 2, i, i] for i in range(num_identity)],
+            tf.ones([num_identity], drawn.dtype),
+            [height, width, inputs, num_identity],
+        )
+        return tf.concat([center, drawn[..., num_identity:]], axis=-1)
+
+    def get_config(self):
+        return {"seed": self.seed}
+
+
+class Whitening(keras.layers.Layer):
+    """Projects patches on the eigenvectors of their second moments, and on the negated
+    ones, each divided by the root of its eigenvalue; adds a bias, which is trained.
+
+    The filters are part of the model's state and not trained. They are zero until
+    `adapt` is called. After tysam-code's hlb-CIFAR10 and Jordan 2024,
+    arXiv:2404.00498, section 3.2.
+
+    Args:
+        size: height and width of a patch, in pixels.
+        epsilon: added to the eigenvalues.
+        bias_regularizer: of the bias.
+    """
+
+    def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+        self.epsilon = epsilon
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+
+    def build(self, input_shape):
+        channels = input_shape[-1]
+        filters = 2 * self.size**2 * channels
+        self.kernel = self.add_weight(
+            shape=(self.size, self.size, channels, filters),
+            initializer="zeros",
+            trainable=False,
+            name="kernel",
+        )
+        self.bias = self.add_weight(
+            shape=(filters,),
+            initializer="zeros",
+            regularizer=self.bias_regularizer,
+            name="bias",
+        )
+
+    def call(self, inputs):
+        whitened = tf.nn.conv2d(inputs, tf.convert_to_tensor(self.kernel), 1, "VALID")
+        return add_bias(whitened, tf.convert_to_tensor(self.bias))
+
+    def adapt(self, arrays: Iterable[np.ndarray]) -> None:
+        """Computes the filters from arrays of float images [n, height, width, c]."""
+        values, vectors = np.linalg.eigh(second_moments(arrays, self.size))
+        # The sign of an eigenvector is arbitrary: here its largest entry is positive.
+        largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
+        vectors = vectors * np.sign(largest) / np.sqrt(values + self.epsilon)
+        filters = np.concatenate([vectors, -vectors], axis=1)
+        self.kernel.assign(filters.reshape(self.kernel.shape))
+
+    def get_config(self):
+        return super().get_config() | {
+            "size": self.size,
+            "epsilon": self.epsilon,
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+        }
+
+
+def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
+    """The mean of the outer products of all patches of size x size pixels.
+
+    Args:
+        arrays: images [n, height, width, channels] each.
+
+    Returns:
+        float64 [k, k], k = size * size * channels, rows by row, column and channel.
+    """
+    total, count = 0.0, 0
+    for images in arrays:
+        height, width, channels = images.shape[1:]
+        piece = max(1, PIECE_PIXELS // (height * width))
+        for first in range(0, len(images), piece):
+            patches = np.lib.stride_tricks.sliding_window_view(
+                np.asarray(images[first : first + piece], np.float64),
+                (size, size),
+                axis=(1, 2),
+            )
+            flat = np.moveaxis(patches, 3, -1).reshape(-1, size * size * channels)
+            total, count = total + flat.T @ flat, count + len(flat)
+    return total / count

@@ -1,0 +1,124 @@
+"""Vision Transformers (Dosovitskiy et al. 2021, arXiv:2010.11929), in the plain form of
+Beyer et al. 2022, arXiv:2205.01580, and big_vision."""
+
+import keras
+from keras import layers
+
+from towers.models.layers import blocks
+from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.blocks import check_image_size, network, scaled
+from towers.models.layers.core import Gelu
+
+# Sides of an image from which on patches are those of the paper, 16x16; else 4x4.
+LARGE = 128
+
+# Of timm.
+TORCH_NAMES = (
+    {
+        r"patches": "patch_embed.proj",
+        r"tokens/class_token": "cls_token",
+        r"tokens/positions": "pos_embed",
+        r"block(\d+)_(norm\d)": r"blocks.{\1-1}.\2",
+        r"block(\d+)_query": r"blocks.{\1-1}.attn.qkv[0/3]",
+        r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
+        r"block(\d+)_value": r"blocks.{\1-1}.attn.qkv[2/3]",
+        r"block(\d+)_out": r"blocks.{\1-1}.attn.proj",
+        r"block(\d+)_hidden": r"blocks.{\1-1}.mlp.fc1",
+        r"block(\d+)_mlp": r"blocks.{\1-1}.mlp.fc2",
+        r"last_norm": "norm",
+        r"logits": "head",
+    },
+)
+
+
+def create_model(
+    *,
+    name: str,
+    channels: int,
+    depth: int,
+    heads: int,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    has_class_token: bool = False,
+) -> keras.Model:
+    """Patches as tokens, and blocks of attention and a perceptron of one hidden layer,
+    each behind a normalization and within a shortcut.
+
+    With a class token it is DeiT (Touvron et al. 2021, arXiv:2012.12877) without
+    distillation, and has the parameters of timm's `vit_*_patch16_224`. Kernels begin as
+    in big_vision: patches as LeCun's, those of the blocks as Glorot's, the last one
+    zero; biases are all 0. Every kernel is marked for decay. GELU is exact, where
+    big_vision approximates it. What remains of an image at its right and lower edge is
+    not seen. With a smaller `width` there are fewer heads, of 64 channels or more, down
+    to a single one of any size.
+
+    Args:
+        name: of the network.
+        channels, depth, heads: of a token, blocks, heads of each.
+        image_shape, num_classes, width, regularizer: see `models.create_model`.
+        dropout: its rate, of the tokens, of the hidden units and of each branch.
+        stochastic_depth: that of both branches of the last block.
+        has_class_token: whether the logits are those of a class token, and positions
+            learned; else of the mean of the tokens, and positions fixed.
+
+    Raises:
+        ConfigError: the images are smaller than two by two patches.
+    """
+    patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
+    check_image_size(name, image_shape, at_least=2 * patch_size)
+    num_heads = max(1, int(heads * width))
+    units, hidden = scaled(channels, width, num_heads), scaled(4 * channels, width)
+    inputs = [keras.Input(image_shape, name="images")]
+
+    def dense(x, units, name):
+        return layers.Dense(units, kernel_regularizer=regularizer, name=name)(x)
+
+    def norm(x, name):
+        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+
+    def attention(x, name):
+        kinds = ("query", "key", "value")
+        parts = [dense(x, units, f"{name}_{kind}") for kind in kinds]
+        x = Attention(num_heads, name=f"{name}_attention")(parts)
+        return dense(x, units, f"{name}_out")
+
+    def perceptron(x, name):
+        x = Gelu(name=f"{name}_gelu")(dense(x, hidden, f"{name}_hidden"))
+        x = blocks.dropout(x, dropout, f"{name}_hidden_dropout", inputs)
+        return dense(x, units, f"{name}_mlp")
+
+    x = layers.Conv2D(
+        units,
+        patch_size,
+        strides=patch_size,
+        kernel_initializer="lecun_normal",
+        kernel_regularizer=regularizer,
+        name="patches",
+    )(inputs[0])
+    x = Tokens(has_class_token, name="tokens")(x)
+    x = blocks.dropout(x, dropout, "tokens_dropout", inputs)
+    for block in range(1, depth + 1):
+        scope, rate = f"block{block}", stochastic_depth * block / depth
+        for place, branch in enumerate((attention, perceptron), 1):
+            y = branch(norm(x, f"{scope}_norm{place}"), scope)
+            y = blocks.dropout(y, dropout, f"{scope}_dropout{place}", inputs)
+            depth_name = f"{scope}_depth{place}"
+            y = blocks.dropout(y, rate, depth_name, inputs, per_image=True)
+            x = layers.Add(name=f"{scope}_add{place}")([x, y])
+    x = norm(x, "last_norm")
+    if has_class_token:
+        x = layers.Cropping1D((0, x.shape[1] - 1), name="class_token")(x)
+        x = layers.Flatten(name="flatten")(x)
+    else:
+        x = layers.GlobalAveragePooling1D(name="pool")(x)
+    logits = layers.Dense(
+        num_classes,
+        kernel_initializer="zeros",
+        kernel_regularizer=regularizer,
+        name="logits",
+    )(x)
+    return network(inputs, logits, name)

@@ -1,0 +1,1 @@
+"""Figures as charts, pages, pictures, summaries and lines of progress."""

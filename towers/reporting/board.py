@@ -1,0 +1,239 @@
+"""TensorBoard event files."""
+
+import contextlib
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+from tensorboard.plugins.histogram import metadata as histogram
+from tensorboard.plugins.hparams import api_pb2, summary, summary_v2
+from tensorboard.plugins.image import metadata as image
+from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.plugins.text import metadata as text
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from towers import store
+from towers.reporting import pictures
+
+NUM_BUCKETS = 30  # of a histogram
+
+MOST_IMAGES = 16  # of a picture
+
+# A tag, how TensorBoard shows it, and its value.
+Value = tuple[str, SummaryMetadata, np.ndarray]
+
+# Name of a metric -> its tag and description. TensorBoard opens the first groups of the
+# alphabet. A suffix of a name stays: accuracy_ema, of the moving averages.
+TAGS = {
+    "accuracy": ("curves/accuracy", "Share of correct predictions"),
+    "loss": ("curves/loss", "Mean loss, without weight decay"),
+    "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
+    "gradient_norm": (
+        "optimizer/gradient_norm",
+        "Global norm of the mean gradient, before clipping",
+    ),
+    "update_ratio": (
+        "optimizer/update_ratio",
+        "Norm of an update over that of the parameters; about 0.001 is usual",
+    ),
+    "total_loss": ("optimizer/total_loss", "Loss of the batch with weight decay"),
+    "loss_scale": ("optimizer/loss_scale", "Factor on the loss in float16"),
+    "skipped_steps": ("optimizer/skipped_steps", "Steps so far that were not finite"),
+    "images_per_sec": ("speed/images_per_sec", "Images trained on a second"),
+    "input_wait_percent": (
+        "speed/input_wait_percent",
+        "Share of the time in which the towers waited for their batches",
+    ),
+    "tower_losses": ("towers/loss", "Loss of the images of one tower"),
+    "staleness_mean": (
+        "towers/staleness_mean",
+        "Updates by others between the fetch and the update of a tower, mean",
+    ),
+    "staleness_max": ("towers/staleness_max", "The same, the most"),
+}
+_SUFFIXES = {
+    "_tta_ema": ", with test-time augmentation and moving averages",
+    "_tta": ", with test-time augmentation",
+    "_ema": ", with the moving averages of the parameters",
+    "": "",
+}
+
+
+def tag_of(name: str) -> tuple[str, str] | None:
+    """Tag and description of a metric; None where the board does not show it."""
+    for suffix, about in _SUFFIXES.items():
+        if name.endswith(suffix) and name.removesuffix(suffix) in TAGS:
+            tag, description = TAGS[name.removesuffix(suffix)]
+            return f"{tag}{suffix}", description + about
+    return None
+
+
+class Board:
+    """A TensorBoard event file of one writer: "train", or "test", "validation" or
+    "eval" for evaluations, so that curves of the same tag share a chart.
+
+    All methods raise an OSError where an event cannot be written; then nothing of it
+    is.
+
+    Args:
+        folder: TensorBoard's `--logdir`, in a run's folder.
+        kind: the name of the writer.
+        first_step: from which on earlier events of this writer are dropped by readers:
+            a run that is continued writes these steps again. By default none are.
+    """
+
+    def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
+        host = platform.node().replace(".", "-")  # of an address; see `folder`
+        name = f"events.out.tfevents.{time.time():.0f}.{host}.{os.getpid()}"
+        self._path = folder / kind / name
+        self._first_step, self._is_new = first_step, True
+
+    def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
+        """A curve per value that has a tag; a vector gives one per element,
+        "towers/loss_2"."""
+        curves = []
+        for name, value in values.items():
+            if tag := tag_of(name):
+                tag, description = tag
+                about = scalar.create_summary_metadata(None, description)
+                each = {tag: value}
+                if np.ndim(value):
+                    each = {f"{tag}_{i}": x for i, x in enumerate(value)}
+                for name, x in each.items():
+                    curves.append((name, about, np.asarray(x, np.float32)))
+        if curves:
+            self._append(step, curves)
+
+    def histograms(
+        self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
+    ) -> None:
+        about = histogram.create_summary_metadata(None, None)
+        self._append(
+            step,
+            (
+                (f"tensors/{group}/{name}", about, _buckets(value))
+                for name, value in values.items()
+            ),
+        )
+
+    def picture(self, step: int, name: str, pixels: np.ndarray, about: str) -> None:
+        """A picture, uint8 [height, width, 3], with a description."""
+        height, width, _ = pixels.shape
+        png = tf.io.encode_png(pixels).numpy()
+        value = np.array([str(width).encode(), str(height).encode(), png], object)
+        metadata = image.create_summary_metadata(None, about)
+        self._append(step, [(f"pictures/{name}", metadata, value)])
+
+    def begin(self, options: Mapping[str, Any], hparams: Sequence[str]) -> None:
+        """The options of a run, as text and some as hyperparameters."""
+        rows = [f"| {name} | {value} |" for name, value in options.items()]
+        table = "\n".join(["| option | value |", "| --- | --- |", *rows])
+        about = text.create_summary_metadata(None, "Options of the run")
+        self._append(0, [("config", about, np.array([table.encode()], object))])
+        self._append_summary(summary_v2.hparams_pb({n: options[n] for n in hparams}))
+
+    def end(self) -> None:
+        """Says that the run of these hyperparameters is complete."""
+        self._append_summary(summary.session_end_pb(api_pb2.STATUS_SUCCESS))
+
+    def _append_summary(self, content):
+        event = Event(wall_time=time.time(), step=0)
+        event.summary.MergeFromString(content.SerializeToString())
+        self._append_event(event)
+
+    def _append(self, step: int, values: Iterable[Value]) -> None:
+        """Appends an event with some values."""
+        event = Event(wall_time=time.time(), step=step)
+        for name, about, value in values:
+            event.summary.value.add(
+                tag=name, metadata=about, tensor=make_tensor_proto(value)
+            )
+        self._append_event(event)
+
+    def _append_event(self, event):
+        events = [event]
+        if self._is_new:
+            first = Event(wall_time=time.time(), file_version="brain.Event:2")
+            events.insert(0, first)
+            if self._first_step is not None:
+                start = SessionLog(status=SessionLog.START)
+                events.insert(1, Event(step=self._first_step, session_log=start))
+            # Not with all folders above: a run's folder that was removed stays so.
+            for folder in (self._path.parent.parent, self._path.parent):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder)
+        store.append(self._path, _as_records(events))
+        self._is_new = False
+
+
+def _as_records(events):
+    """The bytes of a TFRecord file, with lengths and checksums."""
+    path = "ram://board"  # a file in memory
+    with tf.io.TFRecordWriter(path) as writer:
+        for event in events:
+            writer.write(event.SerializeToString())
+    with tf.io.gfile.GFile(path, "rb") as file:
+        records = file.read()
+    tf.io.gfile.remove(path)
+    return records
+
+
+def _buckets(values):
+    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite values;
+    zeros where there is none."""
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return np.zeros((NUM_BUCKETS, 3))
+    counts, edges = np.histogram(values, NUM_BUCKETS)
+    return np.stack([edges[:-1], edges[1:], counts], 1)
+
+
+def mistakes_picture(
+    images: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
+    """Images with their classes and what is predicted for them.
+
+    Args:
+        images: [n, height, width, channels].
+        predictions: rows of label, predicted class and loss.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    captions = [
+        [class_names[int(label)], f"as {class_names[int(other)]}"]
+        for label, other, _ in predictions
+    ]
+    return pictures.captioned_images(images, captions)
+
+
+def batch_picture(
+    images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
+    """The first images of a batch, as the network gets them, with their classes.
+
+    Args:
+        images: floats [n, height, width, channels], each stretched to the whole range.
+        labels: int [n], or shares of the classes [n, classes], of mixed images.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
+    captions = []
+    for label in labels:
+        if np.ndim(label):
+            best = np.argsort(-label, kind="stable")[:2]
+            best = [c for c in best if label[c] > 0.01]
+            captions.append([f"{label[c]:.0%} {class_names[c]}" for c in best])
+        else:
+            captions.append([class_names[label]])
+    return pictures.captioned_images(images, captions)

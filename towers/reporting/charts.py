@@ -1,0 +1,232 @@
+"""Charts of a report, by Matplotlib: SVG images on white. Texts stay texts."""
+
+import base64
+import functools
+import html
+import io
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from towers.data.files.paths import shown
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font cache"
+
+# Colors of series; further ones are dashed.
+COLORS = "#1f5fbf", "#c2540a", "#1a7f4b", "#8b3fa8", "#8a6d00", "#c02670"
+
+# Most classes of a confusion matrix, and of one with counts in its cells.
+MOST_CONFUSED, MOST_COUNTED = 120, 20
+
+# Classes of the chart of accuracies, and characters of their names.
+MOST_CLASSES, _MOST_CHARACTERS = 25, 22
+
+# Pixels of an inch, and the width of a chart.
+_DPI, _WIDTH = 96, 380
+
+_MUTED, _GRID = "#59636e", "#d8dee4"
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+
+
+class Series(NamedTuple):
+    """A curve: its points, and how it is drawn.
+
+    Attributes:
+        name: in the legend.
+        x, y: floats [n]; NaN leaves a gap.
+        color: number of a color; from len(COLORS) on the curve is dashed.
+        is_faint: for values of single steps.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: int = 0
+    is_faint: bool = False
+
+
+def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
+    """Makes an element of HTML of the figure and the description that a function
+    returns."""
+
+    @functools.wraps(draw)
+    def draw_svg(*args, **options):
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # glyphs that only the browser has
+            figure, about = draw(*args, **options)
+            about_file = dict.fromkeys(["Creator", "Date", "Format", "Type"])
+            figure.savefig(buffer, format="svg", metadata=about_file)
+        data = base64.b64encode(buffer.getvalue()).decode()
+        source = f"data:image/svg+xml;base64,{data}"
+        return f'<img alt="{html.escape(about)}" src="{source}">'
+
+    return draw_svg
+
+
+def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
+    figure = Figure((width / _DPI, height / _DPI), layout="constrained")
+    return figure, figure.subplots(**options)
+
+
+@_chart
+def curves(title: str, series: Sequence[Series]) -> tuple[Figure, str]:
+    """Curves over the epochs, from zero up."""
+    figure, axes = _figure()
+    for x, y, color, is_faint in (s[1:] for s in series):
+        few = len(x) <= 40 and not is_faint
+        axes.plot(
+            x,
+            y,
+            color=COLORS[color % len(COLORS)],
+            linestyle="--" if color >= len(COLORS) else "-",
+            linewidth=0.9 if is_faint else None,
+            alpha=0.45 if is_faint else None,
+            marker="o" if few else None,
+            markersize=3.5,
+        )
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=2))
+    axes.set_ylim(bottom=0)
+    axes.ticklabel_format(axis="y", scilimits=(-3, 5))
+    axes.grid(axis="x", visible=False)
+    return figure, f"{title}: {', '.join(s.name for s in series)}"
+
+
+@_chart
+def confusion(
+    counts: np.ndarray, images: np.ndarray, names: Sequence[str]
+) -> tuple[Figure, str]:
+    """A confusion matrix, a row per label: the larger the share of the label's images
+    the darker, on the diagonal and off it in two colors.
+
+    Args:
+        counts: int [n, n], n at most MOST_CONFUSED.
+        images: int [n], of the labels.
+        names: of the classes.
+    """
+    count = len(counts)
+    is_counted = count <= MOST_COUNTED
+    shares = counts / np.maximum(images[:, np.newaxis], 1)
+    # Small shares are seen too.
+    opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)
+    pixels = np.empty([count, count, 4])
+    pixels[:] = np.array([192, 57, 43, 0]) / 255
+    pixels[np.arange(count), np.arange(count), :3] = np.array([31, 95, 191]) / 255
+    pixels[..., 3] = opacities
+    side = 34 if is_counted else max(10, 640 // count)
+    margin = 12 + 6 * max(len(_short(x)) for x in names)
+    figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
+    axes.imshow(pixels, interpolation="none")
+    axes.set(xlabel="predicted class", ylabel="class")
+    axes.xaxis.set_label_position("top")
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    size = None if is_counted else 7
+    places, labels = range(count), [_short(x) for x in names]
+    axes.set_xticks(places, labels, rotation=90, fontsize=size)
+    axes.set_yticks(places, labels, fontsize=size)
+    axes.tick_params(labelcolor="black")
+    edges, style = np.arange(1, count) - 0.5, {"color": _GRID}
+    axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+    axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=_GRID)
+    if is_counted:
+        for row, column in np.argwhere(counts):
+            color = "white" if opacities[row, column] > 0.85 else "black"
+            text = str(counts[row, column])
+            size = 8 if len(text) < 5 else 6.5
+            axes.text(
+                column, row, text, ha="center", va="center", color=color, size=size
+            )
+    return figure, f"confusion matrix of {count} classes"
+
+
+@_chart
+def class_accuracies(
+    rows: Sequence[Mapping[str, Any]], accuracy: float
+) -> tuple[Figure, str]:
+    """The accuracy of each class with its interval, and of all images as a line.
+
+    Args:
+        rows: of `figures`, those to be drawn, from the top.
+    """
+    figure, axes = _figure(height=70 + 20 * len(rows))
+    places = np.arange(len(rows))
+    values = np.array([row["recall"] for row in rows])
+    low, high = np.array([row["recall_interval"] for row in rows]).T
+    axes.axvline(accuracy, color=_MUTED, linewidth=1, linestyle=":")
+    axes.hlines(places, low, high, color=COLORS[0], linewidth=2.5, alpha=0.45)
+    dots = {"color": COLORS[0], "markersize": 5, "clip_on": False}
+    axes.plot(values, places, "o", **dots)
+    axes.set_yticks(places, [_short(row["name"]) for row in rows])
+    axes.tick_params(axis="y", length=0, labelcolor="black")
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(max(0, np.floor(10 * low.min()) / 10), 1.01)
+    axes.set_xlabel("accuracy, with 95 % interval; dotted: all classes")
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    return figure, f"accuracy of {len(rows)} classes"
+
+
+@_chart
+def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
+    """The reliability diagram, over the numbers of images in its bins.
+
+    Args:
+        rows: of `figures.reliability`.
+    """
+    figure, (axes, below) = _figure(
+        height=360, nrows=2, sharex=True, height_ratios=[4, 1]
+    )
+    filled = [row for row in rows if row["images"]]
+    color, probabilities = COLORS[0], [row["probability"] for row in filled]
+    low, high = np.array([row["accuracy_interval"] for row in filled]).T
+    axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
+    axes.vlines(probabilities, low, high, color=color, linewidth=2.5, alpha=0.45)
+    dots = {"color": color, "markersize": 5, "clip_on": False}
+    axes.plot(probabilities, [row["accuracy"] for row in filled], "o", **dots)
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02), ylabel="accuracy")
+    below.bar(
+        [row["low"] for row in rows],
+        [row["images"] for row in rows],
+        [0.9 * (row["high"] - row["low"]) for row in rows],
+        align="edge",
+        color=color,
+        alpha=0.6,
+    )
+    below.set(xlabel="probability of the prediction", ylabel="images")
+    below.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    below.grid(axis="x", visible=False)
+    return (figure, "reliability diagram: accuracy over probability")
+
+
+def _short(name):
+    text = shown(name, 10**6)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[: _MOST_CHARACTERS - 1]}…"
