@@ -160,6 +160,7 @@ later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY
 towers.train = train
+command.define_flags()
 flags.run(command.main)
 """
 

@@ -14,40 +14,45 @@ from towers.cli import flags as config_flags
 from towers.data.files.paths import check_paths
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-STEP = config_flags.define_step_flag()
-USE_EMA = flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
-TOP = flags.DEFINE_integer(
-    "top", 5, "Classes of each image; 0 for all, in the order of the classes.", 0
-)
-JSON = flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
-CSV = flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
-flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
-FEATURES = flags.DEFINE_string("features", "", "Layer whose activations are written.")
-OUTPUT = flags.DEFINE_string(
-    "output", "", "File of the results; default: standard output, or features.npz."
-)
-config_flags.define_config_flags(
-    ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],
-    batch_size=EVALUATION_BATCH_SIZE,
-)
+
+def define_flags() -> None:
+    """Defines the program's flags."""
+    flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+    config_flags.define_step_flag()
+    flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
+    flags.DEFINE_integer(
+        "top", 5, "Classes of each image; 0 for all, in the order of the classes.", 0
+    )
+    flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
+    flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
+    flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
+    flags.DEFINE_string("features", "", "Layer whose activations are written.")
+    flags.DEFINE_string(
+        "output", "", "File of the results; default: standard output, or features.npz."
+    )
+    config_flags.define_config_flags(
+        ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],
+        batch_size=EVALUATION_BATCH_SIZE,
+    )
 
 
 def main(argv):
-    paths, folder = argv[1:], RunFolder(WORKDIR.value)
+    values = flags.FLAGS
+    paths, folder = argv[1:], RunFolder(values.workdir)
     check_paths(paths)
     towers.predict(
         folder.path,
         paths,
-        folder.prediction_config(STEP.value, **config_flags.given_flags()),
-        step=STEP.value,
-        use_ema=USE_EMA.value,
-        top=TOP.value,
-        form="json" if JSON.value else "csv" if CSV.value else "table",
-        features=FEATURES.value,
-        output=OUTPUT.value,
+        folder.prediction_config(values.step, **config_flags.given_flags()),
+        step=values.step,
+        use_ema=values.use_ema,
+        top=values.top,
+        form="json" if values.json else "csv" if values.csv else "table",
+        features=values.features,
+        output=values.output,
     )
 
 
 def run() -> None:
+    define_flags()
     config_flags.run(main, functools.partial(config_flags.parse, takes_paths=True))

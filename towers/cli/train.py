@@ -21,28 +21,31 @@ from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
 from towers.run.folder import config_to_continue
 
-FLAGS = flags.FLAGS
-train_flags.define_train_flags()
-cluster_spec.define_cluster_flags()
-config_flags.define_config_flags()
+
+def define_flags() -> None:
+    """Defines the program's flags."""
+    train_flags.define_train_flags()
+    cluster_spec.define_cluster_flags()
+    config_flags.define_config_flags()
 
 
 def main(_):
+    values = flags.FLAGS
     arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
     trackers, cluster = [], arguments["cluster"]
     if cluster is None or cluster.index == 0:
-        trackers = [tracker(text) for text in FLAGS.track]
-    stored = functools.partial(config_to_continue, overwrite=FLAGS.overwrite)
+        trackers = [tracker(text) for text in values.track]
+    stored = functools.partial(config_to_continue, overwrite=values.overwrite)
     given = config_flags.given_flags()
     config, workdir, origins, remark = config_of_flags(
-        FLAGS.config, RECIPES, given, FLAGS.workdir, stored, photo_options
+        values.config, RECIPES, given, values.workdir, stored, photo_options
     )
     if remark:
         console.line(remark)
     arguments["origins"] = origins
-    if FLAGS.dry_run:
+    if values.dry_run:
         towers.dry_run(workdir, config, **arguments)
-    elif FLAGS.lr_range_test:
+    elif values.lr_range_test:
         rate = towers.lr_range_test(workdir, config, **arguments).suggestion
         if rate:
             command = train_flags.command_to_train(rate, __name__)
@@ -52,4 +55,5 @@ def main(_):
 
 
 def run() -> None:
+    define_flags()
     config_flags.run(main)
