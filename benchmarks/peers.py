@@ -41,14 +41,16 @@ from towers.config import Config
 from towers.models.create import POLICIES
 from towers.models.layers.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers.core import (
-    BatchNormalization,
     Conv2D,
     Dense,
     DepthwiseConv2D,
     FusedActivation,
-    FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
+)
+from towers.models.layers.normalization import (
+    BatchNormalization,
+    FusedLayerNormalization,
     LocalResponseNormalization,
 )
 from towers.models.variables import keras_settings

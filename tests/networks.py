@@ -12,9 +12,9 @@ from keras import layers
 
 from towers.data.streams import without_tuning
 from towers.models.create import create_model, noise_shapes
-from towers.models.layers.core import (
+from towers.models.layers.core import Dropout
+from towers.models.layers.normalization import (
     BatchNormalization,
-    Dropout,
     LocalResponseNormalization,
 )
 from towers.models.variables import build_network, keras_settings

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from small_runs import CLASS_NAMES, small_config, small_data, use
 
 from towers.data.sources import ArraySource
-from towers.models.layers.core import BatchNormalization
+from towers.models.layers.normalization import BatchNormalization
 from towers.training import linear_probe
 from towers.training.train import train
 

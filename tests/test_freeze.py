@@ -16,7 +16,7 @@ from small_runs import small_config, use
 from towers import build
 from towers.errors import ConfigError
 from towers.models.create import freeze_normalization
-from towers.models.layers.core import BatchNormalization
+from towers.models.layers.normalization import BatchNormalization
 from towers.models.variables import build_network
 from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase

@@ -8,12 +8,10 @@ from engines import oracle_layers
 
 from towers.models.layers.attention import Tokens
 from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import (
+from towers.models.layers.core import Dropout, GroupedConv2D, PadChannels
+from towers.models.layers.normalization import (
     BatchNormalization,
-    Dropout,
-    GroupedConv2D,
     LocalResponseNormalization,
-    PadChannels,
     ramping,
 )
 from towers.optim.update import ramp

@@ -11,11 +11,10 @@ from recipes import Recipe, create_trainer
 from benchmarks.graphs.executed import partition_graphs
 from towers.errors import ConfigError
 from towers.models.layers.convolution import PointwiseConv2D
-from towers.models.layers.core import (
+from towers.models.layers.core import GroupedConv2D, PadChannels
+from towers.models.layers.normalization import (
     BatchNormalization,
-    GroupedConv2D,
     LocalResponseNormalization,
-    PadChannels,
 )
 from towers.optim import losses
 from towers.optim.phases import phases_of

@@ -15,15 +15,9 @@ from towers.evaluation.restored import RestoredRun
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES, WithNoise
 from towers.models.layers.attention import Attention, Tokens, attention
-from towers.models.layers.core import (
-    Dropout,
-    Gelu,
-    GroupedConv2D,
-    LocalResponseNormalization,
-    PadChannels,
-    is_frozen,
-)
+from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands
+from towers.models.layers.normalization import LocalResponseNormalization, is_frozen
 from towers.models.variables import keras_settings
 from towers.models.zoo.speedrun import Whitening
 

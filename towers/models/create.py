@@ -15,7 +15,7 @@ from towers.errors import ConfigError
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.layers.convolution import set_device_kind
-from towers.models.layers.core import BatchNormalization
+from towers.models.layers.normalization import BatchNormalization
 from towers.models.variables import build_network
 
 POLICIES = {

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
-from towers.models.layers.core import Moment, ramped
+from towers.models.layers.normalization import Moment, ramped
 from towers.models.variables import variable_names
 from towers.optim.update import Update, ramp
 from towers.optim.vector import Layout

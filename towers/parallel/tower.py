@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.models.layers.core import ramping, taking_moments
+from towers.models.layers.normalization import ramping, taking_moments
 from towers.optim.losses import LossFn
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu

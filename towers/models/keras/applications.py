@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.config.preprocessing import IMAGENET_STD
 from towers.errors import ConfigError, nearest, one_line
 from towers.models.keras.networks import rebuild
-from towers.models.layers.core import BatchNormalization, Normalization
+from towers.models.layers.normalization import BatchNormalization, Normalization
 from towers.models.variables import keras_settings
 
 REGULARIZERS = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")

@@ -15,13 +15,8 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
-from towers.models.layers.core import (
-    BatchNormalization,
-    Dropout,
-    GroupedConv2D,
-    Normalization,
-    dropped,
-)
+from towers.models.layers.core import Dropout, GroupedConv2D, dropped
+from towers.models.layers.normalization import BatchNormalization, Normalization
 
 IMAGES = "images"
 

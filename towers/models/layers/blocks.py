@@ -5,7 +5,8 @@ from keras import layers
 
 from towers.errors import ConfigError
 from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import BatchNormalization, Dropout
+from towers.models.layers.core import Dropout
+from towers.models.layers.normalization import BatchNormalization
 
 # Below it, a product with `width` is exact to one channel.
 MOST_CHANNELS = 2**53

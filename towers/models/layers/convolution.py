@@ -5,12 +5,10 @@ import tensorflow as tf
 
 from towers.models.layers.attention import Attention
 from towers.models.layers.core import (
-    BatchNormalization,
     Conv2D,
     Dense,
     DepthwiseConv2D,
     FusedActivation,
-    FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
 )
@@ -18,6 +16,10 @@ from towers.models.layers.cpu_kernels import (
     FUSED_ACTIVATIONS,
     conv2d_cpu,
     strided_pixels,
+)
+from towers.models.layers.normalization import (
+    BatchNormalization,
+    FusedLayerNormalization,
 )
 from towers.models.layers.winograd import MANY_IMAGES, winograd_conv2d
 

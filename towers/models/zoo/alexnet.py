@@ -4,7 +4,8 @@ import keras
 from keras import layers
 
 from towers.models.layers.blocks import check_image_size, scaled
-from towers.models.layers.core import Dropout, GroupedConv2D, LocalResponseNormalization
+from towers.models.layers.core import Dropout, GroupedConv2D
+from towers.models.layers.normalization import LocalResponseNormalization
 
 # Sides of an image from which on the first convolution is that of the paper.
 LARGE = 64

@@ -5,7 +5,7 @@ from keras import layers
 
 from towers.models.layers.blocks import scaled
 from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import LocalResponseNormalization
+from towers.models.layers.normalization import LocalResponseNormalization
 
 
 def create_model(

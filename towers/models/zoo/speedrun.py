@@ -9,8 +9,9 @@ from keras import layers
 
 from towers.models.layers.blocks import check_image_size, scaled, uniform
 from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import BatchNormalization, Gelu
+from towers.models.layers.core import Gelu
 from towers.models.layers.cpu_kernels import add_bias
+from towers.models.layers.normalization import BatchNormalization
 
 WHITENING_SIZE = 2
 # Of which patches are made at a time: they take 8 k bytes each.

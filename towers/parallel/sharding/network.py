@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from towers.cluster.workers import ALONE, Workers
-from towers.models.layers.core import is_frozen, ramping
+from towers.models.layers.normalization import is_frozen, ramping
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.models.layers import core, cpu_kernels
+from towers.models.layers import core, cpu_kernels, normalization
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.sync_batch_norm import of_union, wide_moments
 
 
 def local_response_normalization(
-    tape: DeviceTape, layer: core.LocalResponseNormalization, values: Sequence[Value]
+    tape: DeviceTape,
+    layer: normalization.LocalResponseNormalization,
+    values: Sequence[Value],
 ) -> list[Value]:
     """Each device fetches the channels within the radius of its own.
 

@@ -18,12 +18,14 @@ from towers.models.layers.core import (
     Conv2D,
     Dense,
     Dropout,
-    FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
     LayerScale,
-    LocalResponseNormalization,
     PadChannels,
+)
+from towers.models.layers.normalization import (
+    FusedLayerNormalization,
+    LocalResponseNormalization,
 )
 from towers.parallel.reduce import shares
 

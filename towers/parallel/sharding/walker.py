@@ -9,12 +9,8 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.models.layers.core import (
-    Dropout,
-    LocalResponseNormalization,
-    PadChannels,
-    is_frozen,
-)
+from towers.models.layers.core import Dropout, PadChannels
+from towers.models.layers.normalization import LocalResponseNormalization, is_frozen
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.tower import model_input

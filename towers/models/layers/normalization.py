@@ -1,0 +1,245 @@
+"""Normalization, and the moving averages of batch normalization in a step."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.models.layers.cpu_kernels import (
+    layer_normalization,
+    local_response_normalization,
+)
+
+
+class LocalResponseNormalization(keras.layers.Layer):
+    """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta.
+
+    Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`.
+
+    With `groups`, channels have no neighbors beyond their own group: this is
+    the normalization of the two columns of that paper, one on each GPU.
+    """
+
+    def __init__(
+        self,
+        depth_radius: int = 5,
+        bias: float = 1.0,
+        alpha: float = 1.0,
+        beta: float = 0.5,
+        groups: int = 1,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.depth_radius = depth_radius
+        self.bias = bias
+        self.alpha = alpha
+        self.beta = beta
+        self.groups = groups
+
+    def call(self, inputs):
+        return local_response_normalization(
+            inputs, self.depth_radius, self.bias, self.alpha, self.beta, self.groups
+        )
+
+    def get_config(self):
+        return super().get_config() | {
+            "depth_radius": self.depth_radius,
+            "bias": self.bias,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "groups": self.groups,
+        }
+
+
+class FusedLayerNormalization(keras.layers.LayerNormalization):
+    """That of Keras over the last axis, with the kernels for a CPU."""
+
+    def call(self, inputs):
+        scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
+        return layer_normalization(inputs, scale, offset, self.epsilon)
+
+
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Keras' layer, trained through TensorFlow's fused kernel where that applies.
+
+    It applies to images [n, height, width, channels] in float32 or 16 bits. The
+    kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
+    large, so that what goes into the moving variance is turned back: variables and
+    their values are those of Keras.
+
+    Args:
+        is_frozen: normalize with the moving averages in training too, and leave them.
+
+    Attributes:
+        device_kind: CPU or GPU; on a GPU an evaluation takes the fused kernel too.
+    """
+
+    device_kind = "CPU"
+
+    def __init__(self, is_frozen: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.is_frozen = is_frozen
+
+    @property
+    def momentum(self) -> float | tf.Tensor:
+        """The momentum of the moving averages, see `ramped`."""
+        return self._moving_weights()[0]
+
+    @momentum.setter
+    def momentum(self, value: float):
+        self._momentum = value
+
+    def get_config(self):
+        return super().get_config() | {"is_frozen": self.is_frozen}
+
+    def call(self, inputs, training=None, mask=None):
+        evaluates, training = not training, training and not self.is_frozen
+        # The kernel silently raises an epsilon that is smaller than cuDNN's.
+        is_fused = (
+            (training and self.trainable or evaluates and self.device_kind == "GPU")
+            and mask is None
+            and not (self.synchronized or self.renorm)
+            and len(inputs.shape) == 4
+            and self.axis in (-1, 3)
+            and inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
+            and self.variable_dtype == "float32"
+            and self.epsilon >= 1.001e-5
+        )
+        if not is_fused:
+            return super().call(inputs, training=training, mask=mask)
+        shape, moving = inputs.shape[-1:], (self.moving_mean, self.moving_variance)
+        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs,
+            tf.convert_to_tensor(self.gamma) if self.scale else tf.ones(shape),
+            tf.convert_to_tensor(self.beta) if self.center else tf.zeros(shape),
+            *map(tf.convert_to_tensor, moving if evaluates else ()),
+            epsilon=self.epsilon,
+            is_training=not evaluates,
+        )
+        if evaluates:
+            return outputs
+        count = inputs.shape[:-1].num_elements()
+        if count is None:
+            count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), variance.dtype)
+        self._move(self.moving_mean, mean, 1.0)
+        self._move(self.moving_variance, variance, (count - 1) / count)
+        return outputs
+
+    def _moving_weights(self):
+        ramp = getattr(_local, "ramp", None)
+        return ramped(self._momentum, ramp, self.variable_dtype)
+
+    def _move(self, moving, moment, factor):
+        moment = tf.stop_gradient(moment)
+        taken = getattr(_local, "taken", None)
+        if taken is None or isinstance(factor, tf.Tensor):
+            moment = self._moved(moving, moment * factor)
+        elif moving.path not in taken:
+            average = tf.convert_to_tensor(moving)
+            taken[moving.path] = Moment(self._momentum, factor, average)
+        else:  # called again: the average moves here, once for each call
+            before = taken[moving.path]
+            average = tf.convert_to_tensor(moving)
+            if before.average is not None:
+                average = self._moved(before.average, average * before.factor)
+            moment = self._moved(average, moment * factor)
+            taken[moving.path] = Moment()
+        moving.assign(moment)
+
+    def _moved(self, average, moment):
+        stays, rest = self._moving_weights()
+        return average * stays + moment * rest
+
+
+def ramped(
+    momentum: float | np.ndarray, ramp: tf.Tensor | None, dtype: tf.DType | str
+) -> tuple:
+    """The weights of moving averages and of new moments in a step.
+
+    A momentum above 0.9, as in Keras' networks, is at most the ramp: after a few steps
+    nothing is left of the initial 0 and 1. A momentum of 1 keeps them.
+
+    Args:
+        momentum: of a layer, or of many as a column.
+        ramp: `optim.update.ramp` of the step; None for no ramp.
+        dtype: of the averages.
+
+    Returns:
+        The momentum and 1 - momentum; tensors where the ramp concerns them.
+    """
+    stays, rest = momentum, 1.0 - momentum
+    is_ramped = (momentum > 0.9) & (momentum < 1)
+    if ramp is None or not np.any(is_ramped):
+        return stays, rest
+    limit, least = tf.cast(ramp, dtype), tf.cast(1 - ramp, dtype)
+    stays, rest = tf.constant(stays, dtype), tf.constant(rest, dtype)
+    return (
+        tf.where(is_ramped, tf.minimum(stays, limit), stays),
+        tf.where(is_ramped, tf.maximum(rest, least), rest),
+    )
+
+
+class Normalization(keras.layers.Normalization):
+    """Keras' layer with adapted moments, which are read from its variables at each
+    call: Keras computes with copies, which loading by name would leave behind."""
+
+    def call(self, inputs):
+        mean, variance = (
+            keras.ops.reshape(keras.ops.cast(x, inputs.dtype), self._broadcast_shape)
+            for x in (self.adapt_mean, self.adapt_variance)
+        )
+        deviation = keras.ops.maximum(keras.ops.sqrt(variance), keras.config.epsilon())
+        if self.invert:
+            return mean + inputs * deviation
+        return (inputs - mean) / deviation
+
+
+def is_frozen(layer: keras.layers.Layer) -> bool:
+    """Whether training leaves a layer as it is; batch normalization then works as in
+    inference."""
+    return getattr(layer, "is_frozen", False) or not layer.trainable
+
+
+class Moment(NamedTuple):
+    """A moment of a batch that is yet to move its moving average; by default a new
+    value of the average itself.
+
+    Attributes:
+        momentum: of the layer, without the ramp.
+        factor: on the moment.
+        average: before it moves.
+    """
+
+    momentum: float = 0.0
+    factor: float = 1.0
+    average: tf.Tensor | None = None
+
+
+# `taken`: path of a moving average -> Moment; `ramp`: as in `ramped`.
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
+    """Inside, the momentum of `BatchNormalization` is that of a step, see `ramped`."""
+    _local.ramp = ramp
+    try:
+        yield
+    finally:
+        _local.ramp = None
+
+
+@contextlib.contextmanager
+def taking_moments() -> Iterator[dict[str, Moment]]:
+    """Inside, `BatchNormalization` gives the moments of the batch themselves as new
+    values of its moving averages, and lists them: the averages of all layers can then
+    be moved at once, where that takes eight operations for each layer."""
+    _local.taken = {}
+    try:
+        yield _local.taken
+    finally:
+        _local.taken = None
