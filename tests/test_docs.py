@@ -10,7 +10,6 @@ from absl import flags
 
 from towers.cli import train_flags
 from towers.cli.flags import define_config_flags, given_flags
-from towers.cluster import cluster_spec
 from towers.config import FIELDS
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.recipes import config_of_flags
@@ -78,9 +77,8 @@ def flags_of(script):
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
         elif kind in ("define_cluster_flags", "define_train_flags"):
-            module = cluster_spec if "cluster" in kind else train_flags
             values = flags.FlagValues()
-            getattr(module, kind)(values=values)
+            getattr(train_flags, kind)(values=values)
             found |= set(values)
         elif kind == "define_step_flag":
             found.add("step")

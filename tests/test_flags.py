@@ -16,7 +16,6 @@ import towers
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
 from towers.cli.help import COMMON
-from towers.cluster import cluster_spec
 from towers.config import FIELDS, Config, synonyms
 from towers.config.choices import TABLES
 from towers.config.installation import RECIPES
@@ -356,7 +355,7 @@ def test_the_help_of_a_training_has_each_flag_once_with_its_default():
     values = flags.FlagValues()
     config_flags.define_config_flags(values=values)
     train_flags.define_train_flags(values=values)
-    cluster_spec.define_cluster_flags(values=values)
+    train_flags.define_cluster_flags(values=values)
     done = run("run_train.py", "--help")
     entry = re.compile(r"^  --(?:\[no\])?(\w+)(?:=(\S*))?((?:.*\n(?!  -|\n))*.*)", re.M)
     entries = entry.findall(done.stdout)

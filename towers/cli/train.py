@@ -15,7 +15,6 @@ from towers import console
 from towers.callbacks import tracker
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.cluster import cluster_spec
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
@@ -25,13 +24,13 @@ from towers.run.folder import config_to_continue
 def define_flags() -> None:
     """Defines the program's flags."""
     train_flags.define_train_flags()
-    cluster_spec.define_cluster_flags()
+    train_flags.define_cluster_flags()
     config_flags.define_config_flags()
 
 
 def main(_):
     values = flags.FLAGS
-    arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
+    arguments = train_flags.arguments_of_flags() | train_flags.cluster_of_flags()
     trackers, cluster = [], arguments["cluster"]
     if cluster is None or cluster.index == 0:
         trackers = [tracker(text) for text in values.track]

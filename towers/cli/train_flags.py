@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from towers import console
+from towers.cluster.cluster_spec import find_cluster
 from towers.config.installation import command_of
 from towers.errors import ConfigError
 
@@ -77,6 +78,29 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     )
 
 
+def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags that say which worker of which cluster this process is."""
+    flags.DEFINE_string(
+        "cluster",
+        "",
+        "Addresses of all workers, host:port with commas between; without it those of "
+        "TF_CONFIG or Slurm, if any.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "task_index",
+        None,
+        "Which of --cluster this worker is; 0 is the chief.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "allow_public_address",
+        False,
+        "Let workers have public addresses; they know no passwords.",
+        flag_values=values,
+    )
+
+
 def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     """The keyword arguments of the function that is called: `towers.train`, `dry_run`
     or `lr_range_test`. ConfigError where the flags do not fit each other."""
@@ -95,6 +119,16 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
         arguments["report"] = values.report
         arguments["profile_steps"] = tuple(map(int, profiled))
     return arguments
+
+
+def cluster_of_flags() -> dict[str, Any]:
+    """The arguments of `towers.train` about the cluster; ConfigError where its
+    description is wrong."""
+    values = flags.FLAGS
+    return {
+        "cluster": find_cluster(values.cluster, values.task_index),
+        "allow_public_address": values.allow_public_address,
+    }
 
 
 def command_to_train(learning_rate: float, module: str) -> str:

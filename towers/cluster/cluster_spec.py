@@ -15,8 +15,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import flags
-
 from towers import quiet_imports
 from towers.config.installation import program
 from towers.errors import ConfigError
@@ -35,7 +33,6 @@ SLURM = "Slurm"
 # Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
 _IPV6_TABLE = "/proc/net/if_inet6"
 
-flags.disclaim_key_flags()  # they are of the program that defines them
 
 _PRIVATE_WAY_OUT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
@@ -65,39 +62,6 @@ class Cluster:
     def address(self) -> str:
         """That of this worker."""
         return self.addresses[self.index]
-
-
-def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags that say which worker of which cluster this process is."""
-    flags.DEFINE_string(
-        "cluster",
-        "",
-        "Addresses of all workers, host:port with commas between; without it those of "
-        "TF_CONFIG or Slurm, if any.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "task_index",
-        None,
-        "Which of --cluster this worker is; 0 is the chief.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "allow_public_address",
-        False,
-        "Let workers have public addresses; they know no passwords.",
-        flag_values=values,
-    )
-
-
-def cluster_of_flags() -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster; ConfigError where its
-    description is wrong."""
-    values = flags.FLAGS
-    return {
-        "cluster": find_cluster(values.cluster, values.task_index),
-        "allow_public_address": values.allow_public_address,
-    }
 
 
 def find_cluster(

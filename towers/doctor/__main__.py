@@ -19,7 +19,6 @@ from absl import flags
 from towers import console, quiet_imports
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.cluster import cluster_spec
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
@@ -30,7 +29,7 @@ PROGRAM = "towers.doctor"
 
 def main(_):
     values = flags.FLAGS
-    cluster = cluster_spec.cluster_of_flags()["cluster"]
+    cluster = train_flags.cluster_of_flags()["cluster"]
     stored = functools.partial(config_to_continue, overwrite=values.overwrite)
     config, workdir, origins, remark = config_of_flags(
         values.config,
@@ -50,7 +49,7 @@ def main(_):
 
 if __name__ == "__main__":
     train_flags.define_run_flags()
-    cluster_spec.define_cluster_flags()
+    train_flags.define_cluster_flags()
     config_flags.define_config_flags()
     flags.DEFINE_float(
         "measure_secs", 40.0, "Time for measuring, after the step is traced.", 1.0
