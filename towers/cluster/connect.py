@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from towers import tf_internals
 from towers.cluster.workers import Workers
 from towers.errors import ConfigError, WorkerLostError, one_line
 
@@ -76,16 +76,7 @@ def connect(
             communication.upper()
         ]
     )
-    jobs = context.coordination_config_pb2.CoordinatedJob(
-        name="worker", num_tasks=len(addresses)
-    )
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
-        shutdown_barrier_timeout_in_ms=1000,
-        coordinated_jobs=[jobs],
-    )
+    tf_internals.configure_coordination_service(len(addresses), heartbeat_secs)
     # TensorFlow takes SIGTERM for itself.
     handler = signal.getsignal(signal.SIGTERM)
     # Where one ends at this very moment, TensorFlow would wait for it for ever. In a

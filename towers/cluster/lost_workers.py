@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from towers import tf_internals
 from towers.errors import one_line, out_of_memory
 
 # What a worker tells the others of one that is lost.
@@ -78,13 +78,13 @@ def lost_worker(
 
 def announce_chief() -> None:
     """The chief does so at its start, for `lost_worker` of the others."""
-    context.context().set_config_key_value(_CHIEF, "")
+    tf_internals.set_cluster_value(_CHIEF, "")
 
 
 def _chief_answers():
     """Whether its service does, which a worker asks that cannot reach another."""
     try:
-        context.context().get_config_key_value(_CHIEF, 2000)
+        tf_internals.cluster_value(_CHIEF, 2000)
     except tf.errors.OpError:
         return False
     return True
@@ -95,6 +95,6 @@ def tell_others(lost: LostWorker) -> None:
     if lost.number == 0 or not _chief_answers():
         return  # the chief's service is gone: to tell it would wait, for ever
     with contextlib.suppress(tf.errors.OpError):
-        context.context().report_error_to_cluster(
+        tf_internals.report_error_to_cluster(
             tf.errors.UNAVAILABLE, f"lost: {lost.text}."
         )

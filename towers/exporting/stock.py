@@ -12,6 +12,7 @@ from towers.config import choices
 from towers.data.augment.augmentation import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
+from towers.keras_internals import layers_of
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES, WithNoise
 from towers.models.layers.attention import Attention, Tokens, attention
@@ -204,7 +205,7 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"
-        for layer in network._flatten_layers()
+        for layer in layers_of(network)
         if _package(type(layer)) != "keras" or isinstance(layer, layers.Lambda)
     ]
     if choices.find("augment", augment).is_in_a_file:

@@ -12,6 +12,7 @@ import numpy as np
 
 from towers.config import choices, factories
 from towers.errors import ConfigError
+from towers.keras_internals import layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.layers.convolution import set_device_kind
@@ -97,7 +98,7 @@ def normalization_parameters(model: keras.Model) -> frozenset[str]:
     """Names of the scales and offsets of batch normalization."""
     return frozenset(
         variable.path
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         for variable in layer.trainable_variables
     )
@@ -113,7 +114,7 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
     Raises:
         ConfigError: a layer is of another class and would go on moving.
     """
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if not isinstance(layer, keras.layers.BatchNormalization):
             continue
         names = {variable.path for variable in layer.trainable_variables}

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import tensorflow as tf
 
+from towers.keras_internals import initialize
+
 
 def variable_names(variables: list[keras.Variable]) -> list[str]:
     """The paths of a model's variables, such as "conv1/kernel".
@@ -100,14 +102,14 @@ def _in_new_thread(function):
 
 def _initialize(variable, value, seed):
     """Gives a variable its first value: the assigned one, or one that is drawn."""
-    if variable._initializer is None:  # of a network that was built before
-        return
-    if value is not None:
-        variable._initializer = lambda shape, dtype: value
-    else:
+
+    def replace(initializer):
+        if value is not None:
+            return lambda shape, dtype: value
         number = _seed(seed, variable.path.removesuffix("/kernel"))
-        variable._initializer = _with_seed(variable._initializer, number)
-    variable._deferred_initialize()
+        return _with_seed(initializer, number)
+
+    initialize(variable, replace)
 
 
 def _with_seed(initializer, number):

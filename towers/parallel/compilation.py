@@ -20,8 +20,8 @@ import keras
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
-from tensorflow.python.grappler import tf_optimizer
 
+from towers import tf_internals
 from towers.errors import one_line
 from towers.models.layers.cpu_kernels import xla_fault
 
@@ -162,7 +162,7 @@ def optimized_for_cpu(
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     options.min_graph_nodes = -1  # however small it is
     options.function_optimization = OFF
-    optimized = tf_optimizer.OptimizeGraph(config, graph, verbose=False)
+    optimized = tf_internals.optimize_graph(config, graph)
     for node in optimized.node:
         node.device = ""
     return optimized
@@ -228,8 +228,7 @@ class TracedOnce:
             for placeholder, value in zip(function.inputs, inputs, strict=True)
         }
         # The import would make other objects of them, which have no graph.
-        for called in function.graph._functions.values():
-            graph._add_function_recursive(called)
+        tf_internals.copy_functions(function.graph, graph)
         read = {x for node in definition.node for x in node.input}
         copies = tf.graph_util.import_graph_def(
             definition,

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.keras_internals import layers_of
 
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
@@ -279,7 +280,7 @@ def normalize_in_nhwc(model: keras.Model) -> None:
     in a step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode takes multiples of
     four channels, and is read once, before the first of these kernels.
     """
-    layers = model._flatten_layers()
+    layers = layers_of(model)
     norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     if norms and all(x.moving_mean.shape[0] % 4 == 0 for x in norms):
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config
-from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 
+from towers import tf_internals
 from towers.parallel.compilation import Compilation
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed, add_on_each, make_batches
@@ -207,26 +206,20 @@ def while_loop(
         # A device function in scope would be copied into every function that the body
         # traces, with the devices around it; two towers may share such a function.
         graph = tf.compat.v1.get_default_graph()
-        devices = graph._device_function_stack
-        graph._device_function_stack = type(devices)()
-        try:
-            with AutomaticControlDependencies() as dependencies:
-                results = body(*values)
-            graph.control_outputs.extend(dependencies.ops_which_must_run)
-            return results
-        finally:
-            graph._device_function_stack = devices
+        with (
+            tf_internals.without_outer_devices(graph),
+            tf_internals.ordered_effects(graph),
+        ):
+            return body(*values)
 
     outer = tf.compat.v1.get_default_graph()
-    adds_dependencies = outer._add_control_dependencies
-    outer._add_control_dependencies = False
-    try:
-        with tf.compat.v1.device(_device_of_identity):
-            return tf.while_loop(
-                condition, without_outer_devices, variables, parallel_iterations=1
-            )
-    finally:
-        outer._add_control_dependencies = adds_dependencies
+    with (
+        tf_internals.without_control_dependencies(outer),
+        tf.compat.v1.device(_device_of_identity),
+    ):
+        return tf.while_loop(
+            condition, without_outer_devices, variables, parallel_iterations=1
+        )
 
 
 def _device_of_identity(op):
@@ -245,6 +238,6 @@ def colocated_identity(x):
 def _clock():
     """Seconds, read while the graph runs; TensorFlow's operation for that is an error
     where everything has to be deterministic."""
-    if config.is_op_determinism_enabled():
+    if tf_internals.is_op_determinism_enabled():
         return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
     return tf.timestamp()

@@ -15,6 +15,7 @@ from towers import console
 from towers.config import Config
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.errors import CheckpointError
+from towers.keras_internals import layers_of
 from towers.models import torch_names
 from towers.models.create import pretrained
 from towers.models.keras import applications
@@ -175,7 +176,7 @@ def _with_our_names(weights, model, network):
             )
     grids = {
         layer.table.path: tuple(layer.input.shape[1:3])
-        for layer in network._flatten_layers()
+        for layer in layers_of(network)
         if isinstance(layer, Tokens) and layer.has_class_token
     }
     used = {place.name for place in places.values()}

@@ -17,6 +17,7 @@ from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sources import Subset
 from towers.errors import ConfigError
+from towers.keras_internals import last_operation
 from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
 from towers.parallel.tower import model_inputs
@@ -73,7 +74,7 @@ def fit_head(
 
 def _head(model):
     """The last layer, whose outputs are the logits."""
-    layer = model.outputs[0]._keras_history.operation
+    layer = last_operation(model.outputs[0])
     if not isinstance(layer, keras.layers.Dense) or not layer.use_bias:
         raise ConfigError(
             f"linear_probe: the last layer, {layer.name!r}, is no Dense layer with a "

@@ -15,6 +15,7 @@ import numpy as np
 from towers import console
 from towers.config import factories
 from towers.errors import ConfigError, one_line
+from towers.keras_internals import layers_of
 from towers.models.keras.applications import REGULARIZERS
 from towers.models.keras.networks import IMAGES, is_network
 
@@ -41,7 +42,7 @@ def give(model: keras.Model) -> tuple[str, str]:
             f"model is {type(model).__name__}; give a Functional model, "
             "keras.Model(inputs, outputs), or a keras.Sequential"
         )
-    weights = {id(x): x.get_weights() for x in model._flatten_layers()}
+    weights = {id(x): x.get_weights() for x in layers_of(model)}
 
     def create(regularizer=None):
         return _copy(model, regularizer, lambda layer: weights[id(layer)])

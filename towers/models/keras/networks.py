@@ -15,6 +15,15 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
+from towers.keras_internals import (
+    detach,
+    drop_seed_generators,
+    last_operation,
+    layers_of,
+    rename,
+    run_through_graph,
+    spatial_noise_shape,
+)
 from towers.models.layers.core import Dropout, GroupedConv2D, dropped
 from towers.models.layers.normalization import BatchNormalization, Normalization
 
@@ -138,8 +147,8 @@ def noise_shape(layer: layers.Layer, x) -> tuple[int, ...]:
     shape = tuple(x.shape)[1:]
     if _is_stochastic_depth(layer):
         return (1,) * len(shape)
-    if hasattr(layer, "_get_noise_shape"):  # of SpatialDropout
-        return tuple(layer._get_noise_shape(x)[1:])
+    if spatial := spatial_noise_shape(layer, x):
+        return spatial[1:]
     if getattr(layer, "noise_shape", None):
         pairs = zip(layer.noise_shape[1:], shape, strict=True)
         return tuple(size or whole for size, whole in pairs)
@@ -237,7 +246,7 @@ class _Rebuilding:
                 x = visit(layer)(x)
             return x
         # Keras' own traversal: the same that runs the model.
-        return network._run_through_graph(x, operation_fn=visit)
+        return run_through_graph(network, x, visit)
 
     def _call(self, operation, args, kwargs):
         if is_network(operation):
@@ -248,7 +257,7 @@ class _Rebuilding:
         kwargs.pop("training", None)
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
-        inner = operation._flatten_layers()
+        inner = layers_of(operation)
         if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
             return self._drop(operation, args[0])
         if isinstance(operation, layers.Normalization) and not operation.variables:
@@ -277,8 +286,7 @@ class _Rebuilding:
         """Takes an operation out of its former graph; its name is unique then."""
         self._called[id(operation)] = operation, operation.name
         operation.name = self._unique(operation.name)
-        operation._inbound_nodes.clear()
-        operation._outbound_nodes.clear()
+        detach(operation)
 
     def _name_of_call(self, operation):
         """The name of the layer that is called in place of an operation."""
@@ -315,7 +323,7 @@ class _Rebuilding:
                 "seed_generator" in variable.path for variable in variables
             ):
                 hint = "and --augment changes images"
-                inner = layer._flatten_layers()
+                inner = layers_of(layer)
                 if any(hasattr(x, "recurrent_dropout") for x in inner):
                     hint = "so set dropout and recurrent_dropout to 0"
                 self.complaints.append(
@@ -328,7 +336,7 @@ class _Rebuilding:
                 f"gives {shapes}; the data set needs [(None, {num_classes})], a logit "
                 "of each class"
             )
-        last = outputs[0]._keras_history.operation
+        last = last_operation(outputs[0])
         function = getattr(last, "activation", type(last))
         kind = getattr(function, "__name__", "").lower().removesuffix("_v2")
         if kind in ("softmax", "sigmoid"):
@@ -347,7 +355,7 @@ class _Rebuilding:
                 rest = rest or variable.path
                 if re.fullmatch(r"variable(_\d+)?", rest):
                     rest = attributes.get(id(variable), rest)
-                variable._path = f"{layer.name}/{rest}"
+                rename(variable, f"{layer.name}/{rest}")
 
 
 def _is_stochastic_depth(layer):
@@ -363,7 +371,7 @@ def _replace_inside(layer):
     In place: names, variables and users stay.
     """
     has_noise = False
-    for inner in layer._flatten_layers():
+    for inner in layers_of(layer):
         kind = type(inner)
         if kind is layers.BatchNormalization:
             inner._momentum, inner.is_frozen = inner.momentum, False
@@ -376,7 +384,7 @@ def _replace_inside(layer):
         elif kind in _NOISY:
             inner.__class__ = _NOISY[kind]
         elif {getattr(inner, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
-            inner._seed_generators.clear()  # recurrent cells always have one
+            drop_seed_generators(inner)  # recurrent cells always have one
         has_noise |= isinstance(inner, _Noisy) and _draws(inner) > 0
     return has_noise
 

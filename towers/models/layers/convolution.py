@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from towers.keras_internals import layers_of
 from towers.models.layers.attention import Attention
 from towers.models.layers.core import (
     Conv2D,
@@ -122,7 +123,7 @@ class PointwiseConv2D(Conv2D):
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network compute in the way that suits a kind of device, CPU or GPU."""
     with_kind = SameConv2D, GroupedConv2D, Gelu, Attention, BatchNormalization
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, with_kind):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):

@@ -1,0 +1,96 @@
+"""Private parts of TensorFlow 2.21, each in one function; `tests/test_internals.py`
+names those that another version lacks."""
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.framework import config
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
+from tensorflow.python.grappler import tf_optimizer
+
+
+def configure_coordination_service(num_workers: int, heartbeat_secs: float) -> None:
+    """Has the first worker run the service that notices lost workers.
+
+    Args:
+        num_workers: of the cluster.
+        heartbeat_secs: a worker that is not heard for so long is lost.
+    """
+    jobs = context.coordination_config_pb2.CoordinatedJob(
+        name="worker", num_tasks=num_workers
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
+        shutdown_barrier_timeout_in_ms=1000,
+        coordinated_jobs=[jobs],
+    )
+
+
+def set_cluster_value(key: str, value: str) -> None:
+    """Stores a value in the coordination service."""
+    context.context().set_config_key_value(key, value)
+
+
+def cluster_value(key: str, timeout_ms: int) -> str:
+    """A value in the coordination service, awaited for a while; OpError without it."""
+    return context.context().get_config_key_value(key, timeout_ms)
+
+
+def report_error_to_cluster(code: int, message: str) -> None:
+    """Ends the operations of the other workers with an error."""
+    context.context().report_error_to_cluster(code, message)
+
+
+def is_op_determinism_enabled() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    return config.is_op_determinism_enabled()
+
+
+def optimize_graph(
+    options: config_pb2.ConfigProto, graph: meta_graph_pb2.MetaGraphDef
+) -> graph_pb2.GraphDef:
+    """The graph after Grappler."""
+    return tf_optimizer.OptimizeGraph(options, graph, verbose=False)
+
+
+def copy_functions(source: tf.Graph, target: tf.Graph) -> None:
+    """Makes the functions that a graph calls known to another: the same objects, with
+    their graphs, which `tf.graph_util.import_graph_def` would lose."""
+    for function in source._functions.values():
+        target._add_function_recursive(function)
+
+
+@contextlib.contextmanager
+def without_outer_devices(graph: tf.Graph) -> Iterator[None]:
+    """Inside, no device and no device function of outside is in scope."""
+    devices = graph._device_function_stack
+    graph._device_function_stack = type(devices)()
+    try:
+        yield
+    finally:
+        graph._device_function_stack = devices
+
+
+@contextlib.contextmanager
+def without_control_dependencies(graph: tf.Graph) -> Iterator[None]:
+    """Inside, the body of a loop does not make its results wait for its effects."""
+    adds = graph._add_control_dependencies
+    graph._add_control_dependencies = False
+    try:
+        yield
+    finally:
+        graph._add_control_dependencies = adds
+
+
+@contextlib.contextmanager
+def ordered_effects(graph: tf.Graph) -> Iterator[None]:
+    """Inside, operations on a variable keep their order, and all of them run."""
+    with AutomaticControlDependencies() as dependencies:
+        yield
+    graph.control_outputs.extend(dependencies.ops_which_must_run)
