@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -17,16 +18,10 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.data.sources import ArraySource
+from towers.evaluation.calibration import reliability, wilson_interval
 from towers.evaluation.evaluate import evaluate
-from towers.evaluation.figures import (
-    Predictions,
-    confusion_entries,
-    figures,
-    predictions_of,
-    reliability,
-    wilson_interval,
-    worst_confusion,
-)
+from towers.evaluation.figures import confusion_entries, figures, worst_confusion
+from towers.evaluation.predictions import Predictions, predictions_of
 from towers.evaluation.report import mistakes_csv, result_of, table, to_json
 from towers.evaluation.run_page import report_page
 from towers.parallel.copies import Weights
@@ -78,6 +73,10 @@ def compare_with_sklearn(found, labels, logits, suffix="", prefix=""):
         np.testing.assert_allclose(ours, column, rtol=1e-12, err_msg=name)
     mean_f1 = metrics.f1_score(labels, predictions, average="macro", zero_division=0)
     assert value("macro_f1") == pytest.approx(mean_f1, rel=1e-12)
+    with warnings.catch_warnings():  # of classes without images
+        warnings.simplefilter("ignore")
+        mean_recall = metrics.balanced_accuracy_score(labels, predictions)
+    assert value("balanced_accuracy") == pytest.approx(mean_recall, rel=1e-12)
     accuracy = metrics.accuracy_score(labels, predictions)
     assert value("accuracy") == pytest.approx(accuracy, rel=1e-12)
     losses = metrics.log_loss(labels, probabilities_of(logits), labels=classes)

@@ -434,16 +434,27 @@ def create_trainer(
         **options,
     )
     batches, class_names = parts.train_batches, parts.data.class_names
-    plain = {"class_weights": None, "logit_adjustment": None}
+    multi_label = parts.data.multi_label
+    plain = {"class_weights": None, "pos_weights": None, "logit_adjustment": None}
     plain, by_class = config.options_of("loss") | plain, {}
-    if batches is not None and config.class_weights:
-        weights = class_weights(config.class_weights, batches.source, class_names)
-        by_class["class_weights"] = weights
+    for name in ("class_weights", "pos_weights"):
+        if batches is not None and (value := getattr(config, name)):
+            weights = class_weights(value, batches.source, class_names, name)
+            by_class[name] = weights
     if batches is not None and config.logit_adjustment:
         by_class["logit_adjustment"] = logit_offsets(
             config.logit_adjustment, batches.source, len(class_names)
         )
-    loss_fn = losses.create_loss(config.loss, **plain | by_class)
+    create_loss = functools.partial(
+        losses.create_loss, config.loss, multi_label=multi_label
+    )
+    loss_fn = create_loss(**plain | by_class)
+    if multi_label and (config.linear_probe or teacher is not None):
+        name = "linear_probe" if config.linear_probe else "teacher"
+        raise ConfigError(
+            f"{name}={getattr(config, name)}: it is of one label an image, and these "
+            "have several; leave it out"
+        )
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
@@ -460,7 +471,7 @@ def create_trainer(
     task = Task(
         model=parts.model,
         loss_fn=loss_fn,
-        eval_loss_fn=losses.create_loss(config.loss, **plain),
+        eval_loss_fn=create_loss(**plain),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
@@ -489,7 +500,7 @@ def _why_not_xla(config, parts, loss_fn, device, teacher):
         return "layers transfer activations between GPUs"
     num_classes = len(parts.data.class_names)
     labels = tf.TensorSpec([], tf.int64)
-    if parts.train_batches.mix is not None:
+    if parts.train_batches.mix is not None or parts.data.multi_label:
         labels = tf.TensorSpec([num_classes], tf.float32)
     if teacher is not None:  # whose logits are the third argument
         with_teacher = loss_fn

@@ -500,7 +500,10 @@ OPTIMIZERS = {
 }
 
 LOSSES = {
-    "cross_entropy": Choice("optim.losses:cross_entropy", "of the softmax"),
+    "cross_entropy": Choice(
+        "optim.losses:cross_entropy",
+        "of the softmax; of images with several labels binary_cross_entropy",
+    ),
     "focal": Choice("optim.losses:focal", "less of images that are classified well"),
     "binary_cross_entropy": Choice(
         "optim.losses:binary_cross_entropy", "of a sigmoid per class, their mean"

@@ -300,6 +300,13 @@ class Config:
         "dict of names or numbers of classes and weights); empty for none.",
         read_by="loss",
     )
+    pos_weights: str = option(
+        "",
+        "With binary_cross_entropy, factors on the terms of the images that have a "
+        "class: balanced for the number of images without it over those with it, or a "
+        "JSON file (in Python a dict) as of --class_weights; empty for none.",
+        read_by="loss",
+    )
     logit_adjustment: float = option(
         0.0,
         "Margin for classes with few images: the training loss takes the logits plus "

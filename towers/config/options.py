@@ -85,7 +85,8 @@ free_option = functools.partial(option, free=True)
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:
     """The value in the field's own type, or a ConfigError that names the field."""
-    if field.name == "class_weights" and isinstance(value, Mapping):
+    of_classes = ("class_weights", "pos_weights")
+    if field.name in of_classes and isinstance(value, Mapping):
         pairs = sorted(map(list, value.items()), key=repr)
         value = json.dumps(pairs, default=_plain) if pairs else ""
     value, choices = _with_type(field, value), field.metadata["choices"]

@@ -21,7 +21,14 @@ from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import draw_numbers
 from towers.data.augment.mixing import Mix
 from towers.data.share import Share, shares
-from towers.data.sources import Source, Subset, known_labels, place_of
+from towers.data.sources import (
+    Source,
+    Subset,
+    known_labels,
+    label_shape,
+    place_of,
+    strata,
+)
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
@@ -83,9 +90,9 @@ class TrainBatches:
 
         Returns:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
-            float32 [n, num_classes] of mixed images; "sample_weights" float32 [n] where
-            the source has them; the noise of each dropout layer, float32 [n, ...]. n is
-            G, or the number of images of the share.
+            float32 [n, num_classes] of mixed images and of label sets; "sample_weights"
+            float32 [n] where the source has them; the noise of each dropout layer,
+            float32 [n, ...]. n is G, or the number of images of the share.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
 
@@ -220,7 +227,7 @@ class TrainBatches:
         stored = {
             "indices": tf.ensure_shape(indices, [size]),
             "images": tf.ensure_shape(images, [size, *self.source.image_shape]),
-            "labels": tf.ensure_shape(labels, [size]),
+            "labels": tf.ensure_shape(labels, [size, *label_shape(self.source)]),
         }
         weights = getattr(self.source, "sample_weights", None)
         if weights is not None:
@@ -338,7 +345,7 @@ class EvalBatches:
         images = tf.ensure_shape(images, [size, *self.source.image_shape])
         return {
             "images": self.augment.evaluate(images),
-            "labels": tf.ensure_shape(labels, [size]),
+            "labels": tf.ensure_shape(labels, [size, *label_shape(self.source)]),
             "weights": tf.cast(counts, tf.float32),
             "positions": positions,
         }
@@ -383,7 +390,7 @@ def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
         digest = hashlib.blake2b(name, digest_size=8).digest()
         hashes[index] = int.from_bytes(digest, "little")
     labels = known_labels(source)
-    labels = np.zeros(num_examples, int) if labels is None else labels
+    labels = np.zeros(num_examples, int) if labels is None else strata(labels)
     by_class = np.lexsort([hashes, labels])
     _, counts = np.unique(labels, return_counts=True)
     ranks = np.empty(num_examples)  # places in the classes, from 0 to 1

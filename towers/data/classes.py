@@ -30,7 +30,7 @@ def few_images(data_set: DataSet) -> list[str]:
         labels = known_labels(source)
         if labels is None:
             continue
-        counts = np.bincount(labels, minlength=num_classes)
+        counts = images_of_classes(labels, num_classes)
         few = np.flatnonzero(counts < FEW * counts.max())
         names = [f"{shown(data_set.class_names[i], 40)} {counts[i]:,}" for i in few]
         if names[MOST_NAMED:]:
@@ -45,18 +45,32 @@ def few_images(data_set: DataSet) -> list[str]:
     ]
 
 
+def images_of_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """int64 [num_classes]: the images of each class, from integers [n] or label sets
+    [n, num_classes]."""
+    if labels.ndim == 2:
+        return labels.sum(0, dtype=np.int64)
+    return np.bincount(labels, minlength=num_classes)
+
+
 def class_weights(
-    text: str, source: Source, class_names: tuple[str, ...]
+    text: str,
+    source: Source,
+    class_names: tuple[str, ...],
+    option: str = "class_weights",
 ) -> tuple[float, ...]:
     """The weights of the classes in the loss.
 
     Args:
         text: "balanced" for weights that are inverse to the number of images and whose
-            mean over the images is 1; or a JSON file, an object of names of classes and
+            mean over the images (label sets: over their labels) is 1, or in
+            `pos_weights` for the images without a class over those with it, 1 where
+            there are no such; or a JSON file, an object of names of classes and
             numbers, 1 for a class that it lacks; or pairs in JSON of a class, its name
             or its number, and a weight.
         source: the training images.
         class_names: in the order of the labels.
+        option: "class_weights" or "pos_weights".
 
     Returns:
         A weight for each class, at least 0.
@@ -65,11 +79,14 @@ def class_weights(
         ConfigError: the labels are not known, or the file is none of weights.
     """
     if text == BALANCED:
-        labels = labels_for(source, f"class_weights={BALANCED}")
-        counts = np.bincount(labels, minlength=len(class_names))
-        weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        labels = labels_for(source, f"{option}={BALANCED}")
+        counts = images_of_classes(labels, len(class_names))
+        weights = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        if option == "pos_weights":
+            rest = len(labels) - counts
+            weights = np.where(counts * rest > 0, rest / np.maximum(counts, 1), 1.0)
         return tuple(weights.tolist())
-    option = f"class_weights={shown(text)}"
+    option = f"{option}={shown(text)}"
     try:
         is_json = text.startswith("[[")  # of a dict, see `options.check_option`
         content = text if is_json else read_data_file(text, MOST_FILE_BYTES)
@@ -111,7 +128,7 @@ def logit_offsets(
     the logarithm of the class's share of the images, so that a rare class is only right
     with a larger logit. A class without images counts as one image."""
     labels = labels_for(source, f"logit_adjustment={adjustment}")
-    counts = np.maximum(np.bincount(labels, minlength=num_classes), 1)
+    counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())
 
 
@@ -133,19 +150,26 @@ class BalancedOrder:
     class drawn at random, and an example of it, with replacement.
 
     Args:
-        labels: of all examples; a class without any is left out.
+        labels: of all examples, integers [n] or label sets [n, classes], where images
+            without a label are one more class; a class without any is left out.
     """
 
     def __init__(self, labels: np.ndarray):
+        self._num_examples = len(labels)
+        if labels.ndim == 2:
+            labels = np.column_stack([labels, ~labels.any(1)])
+            labels, by_class = np.nonzero(labels.T)
+        else:
+            by_class = np.argsort(labels, kind="stable")
         _, counts = np.unique(labels, return_counts=True)
         with tf.device("CPU:0"):
-            self._by_class = tf.constant(np.argsort(labels, kind="stable"), tf.int64)
+            self._by_class = tf.constant(by_class, tf.int64)
             self._firsts = tf.constant(np.cumsum(counts) - counts, tf.int64)
             self._counts = tf.constant(counts, tf.int64)
 
     def __call__(self, seed: int, epoch: tf.Tensor) -> tf.Tensor:
         """int64 [num_examples]: a function of the seed and the epoch."""
-        shape = [*self._by_class.shape, 2]
+        shape = [self._num_examples, 2]
         bits = tf.cast(random_bits(seed, "balanced order", epoch, shape), tf.int64)
         classes = bits[:, 0] % len(self._counts)
         places = bits[:, 1] % tf.gather(self._counts, classes)

@@ -26,8 +26,9 @@ class Source(Protocol):
         reads_crops: whether `read` takes `crop_numbers`, which is so where images are
             only the middle of what is in the files.
 
-    A source may also have `labels`, integers [num_examples], where they are known
-    without reading the images; None says that `read` refuses a label that is out of
+    A source may also have `labels`, integers [num_examples], or of images with several
+    labels [num_examples, classes] of 0 and 1, where they are known without reading the
+    images; None says that `read` refuses a label that is out of
     range, and that `read_labels` takes an array of indices and gives their labels. It
     may have `sample_weights`, float32 [num_examples] or None: factors on the losses.
     """
@@ -39,7 +40,8 @@ class Source(Protocol):
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """uint8 images [n, height, width, channels] and int32 labels [n].
+        """uint8 images [n, height, width, channels] and int32 labels [n], or of label
+        sets float32 [n, classes] of 0 and 1.
 
         Args:
             indices: int64 [n].
@@ -54,7 +56,8 @@ class ArraySource:
 
     Args:
         images: uint8 [num_examples, height, width, channels].
-        labels: integers [num_examples].
+        labels: integers [num_examples], or of label sets [num_examples, classes] of 0
+            and 1.
         weights: the `sample_weights`, float32 [num_examples].
     """
 
@@ -69,14 +72,15 @@ class ArraySource:
         labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
-        if labels.ndim != 1:
+        if labels.ndim not in (1, 2):
             raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
         self.sample_weights = weights
         with tf.device("CPU:0"):
             self._images = tf.constant(images)
-            self._labels = tf.constant(labels, tf.int32)
+            dtype = tf.int32 if labels.ndim == 1 else tf.uint8
+            self._labels = tf.constant(labels, dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -85,24 +89,28 @@ class ArraySource:
 
     @property
     def labels(self) -> np.ndarray:
-        """int32 [num_examples]."""
+        """int32 [num_examples], or uint8 [num_examples, classes]."""
         return self._labels.numpy()
 
     @property
     def checksum(self) -> int:
         """As `checksum`: of the labels and the sample weights."""
-        crc, weights = zlib.crc32(self.labels.astype("<i4")), self.sample_weights
+        labels, weights = self.labels, self.sample_weights
+        crc = zlib.crc32(labels.astype(labels.dtype.newbyteorder("<")))
         return crc if weights is None else zlib.crc32(weights.astype("<f4"), crc)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.gather(self._images, indices), tf.gather(self._labels, indices)
+        labels = tf.gather(self._labels, indices)
+        if labels.dtype == tf.uint8:
+            labels = tf.cast(labels, tf.float32)
+        return tf.gather(self._images, indices), labels
 
 
 class DeviceSource:
     """A copy of a source in the memory of a device.
 
     The images are a variable: of the gathers of a GPU that of variables alone takes
-    uint8. The labels are int64: int32 tensors of a GPU are in host memory.
+    uint8. Integers of labels are int64: int32 tensors of a GPU are in host memory.
 
     Args:
         source: lies in host memory.
@@ -116,9 +124,11 @@ class DeviceSource:
         self.num_examples = source.num_examples
         self.image_shape = source.image_shape
         self.sample_weights = getattr(source, "sample_weights", None)
+        self.labels = known_labels(source)
         with tf.device("CPU:0"):
             images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
-            labels = tf.cast(labels, tf.int64)
+            if labels.dtype.is_integer:
+                labels = tf.cast(labels, tf.int64)
         self._device = device
         with tf.device(device):
             self._images = tf.Variable(images, trainable=False, name="images")
@@ -154,7 +164,7 @@ class Subset:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """int32 [num_examples]; None where they are not known before they are read."""
+        """As of the source; None where they are not known before they are read."""
         labels = self._source.labels
         return None if labels is None else labels[self._places]
 
@@ -195,6 +205,25 @@ def checksum(source: Source) -> int | None:
 def known_labels(source: Source) -> np.ndarray | None:
     """The labels of all examples; None where the images would have to be read."""
     return getattr(source, "labels", None)
+
+
+def label_shape(source: Source) -> tuple[int, ...]:
+    """(), or of label sets (classes,)."""
+    labels = known_labels(source)
+    return () if labels is None else tuple(labels.shape[1:])
+
+
+def strata(labels: np.ndarray) -> np.ndarray:
+    """Integers [n] of labels, by which images are held out; of a label set the class
+    that fewest images have, so that every class has its share.
+
+    Args:
+        labels: integers [n], or [n, classes] of 0 and 1.
+    """
+    if labels.ndim == 1:
+        return labels
+    counts = np.where(labels, labels.sum(0, dtype=np.int64), len(labels) + 1)
+    return np.where(labels.any(1), counts.argmin(1), labels.shape[1])
 
 
 def place_of(source: Source, index: int) -> str:
@@ -246,6 +275,11 @@ class DataSet:
         return (self.test if self.train is None else self.train).image_shape
 
     @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels, or none."""
+        return bool(label_shape(self.test))
+
+    @property
     def sources(self) -> dict[str, Source]:
         """Split -> source; no "validation" where the test images are used for it."""
         validation = None if self.validation is self.test else self.validation
@@ -270,7 +304,7 @@ def split_off_test(
     Raises:
         DataError: there are too few images.
     """
-    rng = np.random.Generator(np.random.Philox(0))
+    rng, labels = np.random.Generator(np.random.Philox(0)), strata(labels)
     is_test = np.zeros(len(labels), bool)
     # Of each class, from one sort: a pass for each would take seconds of a million.
     _, counts = np.unique(labels, return_counts=True)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.files.paths import shown
-from towers.data.sources import DataSet, known_labels, place_of
+from towers.data.sources import DataSet, known_labels, label_shape, place_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
 
@@ -54,8 +54,22 @@ def _problems(data_set: DataSet) -> Iterator[str]:
             )
         labels = known_labels(source)
         kind = getattr(getattr(labels, "dtype", None), "kind", "")
-        if labels is not None and (kind not in ("i", "u") or labels.shape != (count,)):
+        shapes = (count,), (count, len(data_set.class_names))
+        if labels is not None and (
+            kind not in ("i", "u") or labels.shape not in shapes
+        ):
             yield f"the {split} labels should be a NumPy array of {count} integers"
+    if (
+        len(
+            {
+                known_labels(x).ndim
+                for x in data_set.sources.values()
+                if known_labels(x) is not None
+            }
+        )
+        > 1
+    ):
+        yield "some images have one label and others label sets"
     for name in ("mean", "deviation"):
         moments = getattr(data_set, name)
         moments = moments.tolist() if isinstance(moments, np.ndarray) else moments
@@ -83,12 +97,14 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
         except Exception as error:
             yield f"{begin}, in operations of TensorFlow, fails: {cause(error)}"
         shape = [2, *source.image_shape]
-        is_right = images.dtype == tf.uint8 and labels.dtype.is_integer
-        if not is_right or [*images.shape] != shape or [*labels.shape] != [2]:
+        of_labels = [2, *label_shape(source)]
+        is_right = images.dtype == tf.uint8
+        is_right &= labels.dtype.is_integer or len(of_labels) == 2
+        if not is_right or [*images.shape] != shape or [*labels.shape] != of_labels:
             yield (
                 f"{begin} gives {images.dtype.name} {[*images.shape]} and "
                 f"{labels.dtype.name} {[*labels.shape]} for 2 indices; expected are "
-                f"uint8 {shape} and integers [2]"
+                f"uint8 {shape} and integers {of_labels}"
             )
 
 
@@ -110,6 +126,9 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
                 continue
             indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
             labels = _read_labels(source, indices)
+        if labels.ndim == 2:
+            num_classes = 2
+            labels = labels.max(1, initial=0)
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
         if wrong.size:
             index, label = int(indices[wrong[0]]), labels[wrong[0]]
@@ -117,7 +136,8 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
             raise DataError(
                 f"{data_set.name}: {split} image {index} (counted from 0"
                 f"{f', {shown(place)}' if place else ''}) has the label {label}, "
-                f"expected 0 to {num_classes - 1} for {num_classes} classes"
+                f"expected 0 to {num_classes - 1}"
+                + ("" if label_shape(source) else f" for {num_classes} classes")
                 + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
             )
 

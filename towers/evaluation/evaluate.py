@@ -15,7 +15,9 @@ from towers.data.batches import EvalBatches
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.evaluation.figures import Predictions, figures, predictions_of
+from towers.evaluation.figures import figures
+from towers.evaluation.label_sets import read_thresholds
+from towers.evaluation.predictions import Predictions, predictions_of
 from towers.evaluation.report import (
     accuracy_line,
     mistakes_csv,
@@ -125,7 +127,10 @@ def evaluate(
             reports = stack.enter_context(Reports(folder, "eval"))
         for checkpoint in checkpoints:
             predictions = evaluate_checkpoint(trainer, checkpoint, stream, weights)
-            evaluation = predictions.map(lambda x: figures(x, class_names))
+            thresholds = read_thresholds(folder.thresholds, class_names)
+            evaluation = predictions.map(
+                lambda x, thresholds=thresholds: figures(x, class_names, thresholds)
+            )
             result = _write_result(reports, folder, evaluation, checkpoint)
             mistakes = mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
@@ -167,7 +172,8 @@ def _with_test_set(config, data, info, is_of_run):
             "max_pixels": config.max_image_pixels,
             "center_crop": config.center_crop,
         }
-    name = arrays.give_test_set(data, class_names, **fitted)
+    multi_label = info is not None and info.multi_label
+    name = arrays.give_test_set(data, class_names, multi_label=multi_label, **fitted)
     return replace(config, dataset=name)
 
 

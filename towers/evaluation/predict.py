@@ -23,7 +23,7 @@ from towers.data.files.paths import shown
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, place_of
 from towers.errors import ConfigError, DataError
-from towers.evaluation.figures import softmax
+from towers.evaluation.predictions import sigmoid, softmax
 from towers.evaluation.restored import (
     RestoredRun,
     evaluation_devices,
@@ -47,6 +47,8 @@ class Predicted:
         probabilities: float [n, classes].
         class_names: in the order of the probabilities.
         failed: path -> why an image cannot be read.
+        thresholds: float64 [classes], of a network of several labels an image the
+            probabilities from which classes are predicted; None of other networks.
     """
 
     paths: list[str]
@@ -54,6 +56,17 @@ class Predicted:
     probabilities: np.ndarray = dataclasses.field(repr=False)
     class_names: Sequence[str] = dataclasses.field(repr=False)
     failed: dict[str, str]
+    thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
+
+    def present(self) -> list[list[str]]:
+        """Per image the names of the classes whose probability reaches the threshold;
+        of a network of one label an image the likeliest class."""
+        if self.thresholds is None:
+            return [[name] for [(name, _)] in self.top()]
+        return [
+            [self.class_names[c] for c in np.flatnonzero(row >= self.thresholds)]
+            for row in self.probabilities
+        ]
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
         """Per image the names and probabilities of its k most likely classes."""
@@ -107,7 +120,8 @@ def predict(
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float
         [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
-        `top(k)`, the names and probabilities of the best classes of each image.
+        `top(k)`, the names and probabilities of the best classes of each image;
+        `present()`, the names of the predicted classes.
 
     Raises:
         TowersError: such as a DataError where no file can be read; and where results
@@ -164,11 +178,19 @@ def predict(
             else:
                 yield file
 
+    probabilities_fn = sigmoid if run.dataset_info.multi_label else softmax
     gathered = ([], [], [])
     if features:
         results = create_features_file(output)
     elif form or output:
-        results = create_table(output, form or "table", run.class_names, top)
+        results = create_table(
+            output,
+            form or "table",
+            run.class_names,
+            top,
+            probabilities_fn,
+            run.thresholds,
+        )
     else:
         results = contextlib.nullcontext(
             lambda *batch: [x.extend(y) for x, y in zip(gathered, batch, strict=True)]
@@ -192,8 +214,10 @@ def predict(
     _report(counts, 0 if gathered[0] else len(failed), paths)
     names, labels, logits = gathered
     labels = [run.class_names[x] if x >= 0 else None for x in labels]
-    probabilities = softmax(np.array(logits))
-    return Predicted(names, labels, probabilities, run.class_names, failed)
+    probabilities = probabilities_fn(np.array(logits))
+    return Predicted(
+        names, labels, probabilities, run.class_names, failed, run.thresholds
+    )
 
 
 def _outputs(batch, size, run, predictor):

@@ -12,7 +12,13 @@ import numpy as np
 from towers.config import Config
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
-from towers.evaluation.figures import Predictions, frequent_mistakes, present
+from towers.evaluation.figures import frequent_mistakes, present
+from towers.evaluation.label_sets import macro_f1, mean_average_precision
+from towers.evaluation.predictions import (
+    LabelSets,
+    Predictions,
+    predictions_of_counts,
+)
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
@@ -22,9 +28,10 @@ Figures = Mapping[str, Any]  # see `figures.figures`
 
 # The figures in `result.json`, in their order.
 NAMES = (
-    *("accuracy", "accuracy_interval", "accuracy_tta"),
+    *("map", "map_micro", "accuracy", "accuracy_interval", "accuracy_tta"),
     *("top5_accuracy", "top5_accuracy_interval"),
-    *("loss", "correct", "macro_f1", "calibration_error"),
+    *("loss", "correct", "balanced_accuracy", "macro_f1", "micro_f1"),
+    *("macro_f1_at_thresholds", "micro_f1_at_thresholds", "calibration_error"),
 )
 TABLES = ("classes", "confusion_matrix")
 
@@ -33,31 +40,40 @@ MOST_LISTED = 5
 
 _TITLES = {Weights.RAW: "parameters", Weights.EMA: "moving averages"}
 _ROWS = {
+    "map": "mean AP",
+    "map_micro": "AP of all pairs",
     "accuracy": "accuracy",
     "accuracy_tta": "accuracy with TTA",
     "top5_accuracy": "top-5 accuracy",
     "loss": "loss",
     "macro_f1": "mean F1",
+    "macro_f1_at_thresholds": "mean F1, thresholds",
+    "micro_f1": "F1 of all pairs",
     "calibration_error": "calibration error",
 }
 
 
 def accuracies(counts: Mapping[str, Any]) -> Figures:
     """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
-    "accuracy_tta" where it uses test-time augmentation, "predictions" and
-    "probabilities"."""
+    "accuracy_tta" where it uses test-time augmentation, and "predictions"; of label
+    sets also "map" and "macro_f1"."""
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
+    predictions = predictions_of_counts(counts)
+    values = {"predictions": predictions}
+    if isinstance(predictions, LabelSets):
+        values["map"] = mean_average_precision(predictions)
+        values["macro_f1"] = macro_f1(predictions)
     return (
         {"correct": int(counts["correct"]), "images": int(counts["images"])}
         | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
-        | {name: counts[name] for name in ("predictions", "probabilities")}
+        | values
     )
 
 
 def record_of(
     evaluation: Evaluation[Figures],
     split: str,
-    names: Sequence[str] = ("accuracy", "accuracy_tta", "loss"),
+    names: Sequence[str] = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1"),
 ) -> dict[str, Any]:
     """Results of an evaluation under their names in `metrics.jsonl`, `result.json` and
     TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
@@ -83,11 +99,13 @@ def accuracy_line(
         at: begins it, such as "step 100".
     """
     figures = evaluation.reported
-    line = f"{at}: {split} accuracy "
+    name, line = "accuracy", f"{at}: {split} accuracy "
     line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
+    if "map" in figures:
+        name, line = "map", f"{at}: {split} mAP {figures['map']:.4f}"
     if len(evaluation.by_weights) > 1:
         raw = evaluation.by_weights[Weights.RAW]
-        line += f", {raw['accuracy']:.4f} without moving averages"
+        line += f", {raw[name]:.4f} without moving averages"
     if "accuracy_tta" in figures:
         line += f", {figures['accuracy_tta']:.4f} with tta={config.tta}"
     return line
@@ -101,7 +119,10 @@ def table(evaluation: Evaluation[Figures]) -> list[str]:
     if len(titles) > 1:
         titles[evaluation.reported_weights] += ", reported"
     rows = [["", *titles.values()]]
-    for name, title in _ROWS.items():
+    names = dict(_ROWS)
+    if "map" in reported:
+        names["accuracy"] = "all labels correct"
+    for name, title in names.items():
         if name in reported:
             rows.append([title, *(_cell(x, name) for x in by_weights.values())])
     row_format = "  {:18}" + "  {:25}" * len(titles)
@@ -129,7 +150,7 @@ def _class_lines(figures, kind):
     for name, row in zip(shortened, lowest, strict=True):
         cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
         yield f"  {name:{width}}  {cells.format(**row)}"
-    entries = np.array(figures["confusion_matrix"])
+    entries = np.array(figures.get("confusion_matrix", np.zeros((0, 3), np.int64)))
     mistakes = [
         f"{names[label]} as {names[other]} {count}"
         for label, other, count in frequent_mistakes(entries, MOST_LISTED)
@@ -199,20 +220,20 @@ def to_json(result: Mapping[str, Any]) -> str:
 
 
 def mistakes_csv(
-    predictions: Predictions, source: Source, class_names: Sequence[str]
+    predictions: Predictions | LabelSets, source: Source, class_names: Sequence[str]
 ) -> str:
     """The text of `mistakes.csv`: every test image that is predicted wrongly.
 
     Columns: index, the number of the image among those for testing; path, of the file
     where the image has one, or its place in the data set; label and prediction, names
-    of classes; probability, of the prediction.
+    of classes; probability, of the prediction (label sets: of the least certain class).
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "path", "label", "prediction", "probability"])
+    confidences = predictions.confidences
     for index in np.flatnonzero(~predictions.correct).tolist():
         path = shown(place_of(source, index), most=4096)
-        classes = predictions.labels[index], predictions.classes[index]
-        probability = f"{predictions.probabilities[index]:.6f}"
-        writer.writerow([index, path, *(class_names[x] for x in classes), probability])
+        texts = predictions.texts(index, class_names)
+        writer.writerow([index, path, *texts, f"{confidences[index]:.6f}"])
     return text.getvalue()

@@ -16,6 +16,7 @@ from towers.config import Config, checks
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.errors import CheckpointError, ConfigError
+from towers.evaluation.label_sets import read_thresholds
 from towers.models.inference import without_noise
 from towers.models.keras import given
 from towers.parallel import devices
@@ -125,6 +126,16 @@ class RestoredRun:
             raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
         inputs = self._augment.evaluate(images)
         return tf.ensure_shape(inputs, [None, *self.input_shape])
+
+    @functools.cached_property
+    def thresholds(self) -> np.ndarray | None:
+        """float64 [classes]: of a network of several labels an image the probabilities
+        from which classes are predicted, chosen on held-out images (`thresholds.json`),
+        or 1/2; None of other networks."""
+        if not self.dataset_info.multi_label:
+            return None
+        chosen = read_thresholds(RunFolder(self.path).thresholds, self.class_names)
+        return np.full(len(self.class_names), 0.5) if chosen is None else chosen
 
     @functools.cached_property
     def _augment(self) -> Augment:

@@ -89,10 +89,13 @@ def _tiles(content):
     result = content["result"]
     tiles = []
     for name, title in (
+        ("map", "mean AP"),
+        ("map_micro", "AP of all pairs"),
         ("loss", "loss"),
         ("accuracy_tta", "accuracy with TTA"),
         ("top5_accuracy", "top-5 accuracy"),
         ("macro_f1", "mean F1"),
+        ("macro_f1_at_thresholds", "mean F1, thresholds"),
         ("calibration_error", "calibration error"),
     ):
         if (value := of_reported(result, name)) is not None:
@@ -126,7 +129,7 @@ def _curves(content):
     if not curves:
         return [page.paragraph("metrics.jsonl has no records, so there are no curves.")]
     found = []
-    for name in ("loss", "accuracy"):
+    for name in ("loss", "accuracy", "map"):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):
@@ -149,7 +152,9 @@ def curve_chart(title: str, series: Sequence[Series]) -> str:
 
 
 def _confusion(result, classes):
-    entries = np.array(of_reported(result, "confusion_matrix"))
+    if (entries := of_reported(result, "confusion_matrix")) is None:
+        return []
+    entries = np.array(entries)
     worst, counts, images = worst_confusion(entries, len(classes), charts.MOST_CONFUSED)
     names = [row["name"] for row in classes]
     svg = charts.confusion(counts, images, [names[label] for label in worst])
@@ -181,6 +186,7 @@ def _classes(classes, accuracy):
 
 
 def _class_table(classes):
+    has_curves = "average_precision" in classes[0]
     rows = [
         (
             row["name"],
@@ -189,6 +195,7 @@ def _class_table(classes):
             "{:.4f} to {:.4f}".format(*row["recall_interval"]),
             row["precision"],
             row["f1"],
+            *([row["average_precision"]] if has_curves else []),
         )
         for row in sorted(classes, key=lambda row: (not row["images"], row["recall"]))
     ]
@@ -196,6 +203,7 @@ def _class_table(classes):
     if len(rows) > MOST_ROWS:
         title = f"The {MOST_ROWS} least accurate of {len(rows)} classes"
     head = ["class", "images", "accuracy (recall)", "95 % interval", "precision", "F1"]
+    head += ["average precision"] if has_curves else []
     return page.details(title, page.table(head, rows[:MOST_ROWS]))
 
 

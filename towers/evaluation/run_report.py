@@ -16,7 +16,9 @@ from towers.config.installation import command_of, program
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.figures import Predictions, figures, reliability, worst_mistakes
+from towers.evaluation.calibration import reliability
+from towers.evaluation.figures import figures
+from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import result_of, to_json
 from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, num_cores, processor_name
@@ -45,7 +47,7 @@ class Evaluated(NamedTuple):
 
     split: str
     source: Source
-    predictions: Evaluation[Predictions]
+    predictions: Evaluation[Predictions | LabelSets]
     accuracy_tta: Mapping[Weights, float] = {}
 
     @classmethod
@@ -53,24 +55,12 @@ class Evaluated(NamedTuple):
         cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
         """Of the `accuracies` of an evaluation during training."""
-
-        def predictions_of(figures):
-            labels, classes, losses = figures["predictions"].T
-            return Predictions(
-                labels=labels.astype(np.int64),
-                classes=classes.astype(np.int64),
-                probabilities=figures["probabilities"],
-                losses=losses,
-                in_top=np.zeros(0, bool),
-                correct_tta=np.zeros(0, bool),
-            )
-
         tta = {
             weights: figures["accuracy_tta"]
             for weights, figures in evaluation.by_weights.items()
             if "accuracy_tta" in figures
         }
-        return cls(split, source, evaluation.map(predictions_of), tta)
+        return cls(split, source, evaluation.map(lambda x: x["predictions"]), tta)
 
 
 def try_to_write(write: Callable[[], None]) -> None:
@@ -190,12 +180,11 @@ def _predictions(evaluated, class_names):
     if evaluated is None:
         return {"reliability": [], "mistakes": [], "most_confident": []}
     predictions = evaluated.predictions.reported
-    worst = worst_mistakes(
-        predictions.labels, predictions.classes, predictions.losses, MOST_MISTAKES
-    )
+    worst = worst_mistakes(predictions, MOST_MISTAKES)
     right = np.flatnonzero(predictions.correct)
-    right = right[np.argsort(-predictions.probabilities[right], kind="stable")]
-    _, first = np.unique(predictions.labels[right], return_index=True)
+    right = right[np.argsort(-predictions.confidences[right], kind="stable")]
+    labels = [predictions.texts(index, class_names)[0] for index in right]
+    _, first = np.unique(labels, return_index=True)
     confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
     return {
         "reliability": reliability(predictions),
@@ -205,17 +194,19 @@ def _predictions(evaluated, class_names):
 
 
 def _rows(source, predictions, indices, class_names):
-    return [
-        {
+    rows, confidences = [], predictions.confidences
+    for index in indices.tolist():
+        label, prediction = predictions.texts(index, class_names)
+        row = {
             "index": index,
             "path": shown(place_of(source, index), most=4096),
-            "label": class_names[predictions.labels[index]],
-            "prediction": class_names[predictions.classes[index]],
-            "probability": float(predictions.probabilities[index]),
+            "label": label,
+            "prediction": prediction,
+            "probability": float(confidences[index]),
             "loss": float(predictions.losses[index]),
         }
-        for index in indices.tolist()
-    ]
+        rows.append(row)
+    return rows
 
 
 def _process():

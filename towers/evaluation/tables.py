@@ -15,7 +15,7 @@ import numpy as np
 from towers import store
 from towers.data.files.paths import shown
 from towers.errors import printable
-from towers.evaluation.figures import softmax
+from towers.evaluation.predictions import softmax
 
 FORMS = ("table", "csv", "json")
 
@@ -29,7 +29,12 @@ Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 
 @contextlib.contextmanager
 def create_table(
-    path: str, form: str, class_names: Sequence[str], top: int
+    path: str,
+    form: str,
+    class_names: Sequence[str],
+    top: int,
+    probabilities_fn: Callable[[np.ndarray], np.ndarray] = softmax,
+    thresholds: np.ndarray | None = None,
 ) -> Iterator[Write]:
     """The function that writes a line for each image, from logits [n, num_classes].
 
@@ -40,12 +45,15 @@ def create_table(
         class_names: in the order of the logits.
         top: how many classes of an image, those with the largest logits; 0 for all, in
             the order of `class_names`, which are then the columns of "csv".
+        probabilities_fn: logits [n, classes] -> probabilities.
+        thresholds: of several labels an image, [classes]; "json" then has "present",
+            the classes that reach them.
     """
     digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
     in_order, top = not top, min(top or len(class_names), len(class_names))
     width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
 
-    def write_line(path, label, best):
+    def write_line(path, label, best, present):
         if form == "csv":
             cells = (x for name, p in best for x in (name, digits.format(p)))
             cells = (digits.format(p) for _, p in best) if in_order else cells
@@ -57,6 +65,8 @@ def create_table(
                 for x in [float(digits.format(p))]
             ]
             row = {"path": path, "label": label, "predictions": predictions}
+            if thresholds is not None:
+                row["present"] = [class_names[c] for c in np.flatnonzero(present)]
             stream.write(f"{json.dumps(row)}\n")
         else:
             cells = [f"{shown(x, MOST_CHARACTERS):{width}} {p:.4f}" for x, p in best]
@@ -66,12 +76,14 @@ def create_table(
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         if in_order:
             order = np.broadcast_to(np.arange(top), order.shape)
-        probabilities = np.take_along_axis(softmax(logits), order, 1)
-        for path, label, classes, values in zip(
-            paths, labels, order.tolist(), probabilities.tolist(), strict=True
+        probabilities = probabilities_fn(logits)
+        is_present = probabilities >= (1.0 if thresholds is None else thresholds)
+        probabilities = np.take_along_axis(probabilities, order, 1).tolist()
+        for path, label, classes, values, present in zip(
+            paths, labels, order.tolist(), probabilities, is_present, strict=True
         ):
             best = [(class_names[c], p) for c, p in zip(classes, values, strict=True)]
-            write_line(path, class_names[label] if label >= 0 else None, best)
+            write_line(path, class_names[label] if label >= 0 else None, best, present)
         stream.flush()
 
     with _open_output(path) as stream:

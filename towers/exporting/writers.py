@@ -24,7 +24,10 @@ ONNX_OPSET = 18
 
 def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
     """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes]."""
+    "probabilities", float32 [n, classes], by a softmax, or of a network of several
+    labels an image by a sigmoid per class; then also "present", bool [n, classes],
+    whether a probability reaches the threshold that held-out images have chosen."""
+    to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
     @tf.function(input_signature=[images_spec], autograph=False)
@@ -32,7 +35,13 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         with tf.name_scope(PREPROCESSING):
             images = run.preprocess(images)
         logits = network(images, training=False)
-        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+        probabilities = to_probabilities(logits)
+        results = {"logits": logits, "probabilities": probabilities}
+        if run.thresholds is not None:
+            results["present"] = probabilities >= tf.constant(
+                run.thresholds, probabilities.dtype
+            )
+        return results
 
     return predict
 

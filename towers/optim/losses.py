@@ -1,5 +1,6 @@
 """Loss functions of images, distillation, and weight decay."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,20 +12,46 @@ from towers.errors import ConfigError
 from towers.optim.vector import Layout
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
-# of mixed images floats [n, num_classes].
+# floats [n, num_classes] of mixed images and of images with several labels.
 LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def create_loss(name: str, **options: Any) -> LossFn:
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss function.
+
+    Attributes:
+        function: (logits, labels) -> loss of each image.
+        multi_label: whether an image may have several labels, or none.
+    """
+
+    function: Callable[..., tf.Tensor]
+    multi_label: bool = False
+
+    def __call__(self, *args: tf.Tensor) -> tf.Tensor:
+        return self.function(*args)
+
+
+def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss:
     """The named loss.
 
     Args:
         name: in `towers.config.choices.LOSSES`, or FILE.py:FUNCTION.
-        **options: label_smoothing, class_weights, logit_adjustment, focal_gamma,
-            target_threshold; a loss gets those that its signature names.
+        multi_label: whether labels are sets, floats [n, num_classes] of 0 and 1;
+            "cross_entropy" is then that of sigmoids.
+        **options: label_smoothing, class_weights, pos_weights, logit_adjustment,
+            focal_gamma, target_threshold; a loss gets those that its signature names.
+
+    Raises:
+        ConfigError: the loss is of one label an image, and there are several.
     """
     function = factories.resolve("loss", name)
-    options = factories.named_by(function, options)
+    if multi_label and name == "focal":
+        raise ConfigError(
+            f"loss={name}: it is of one label an image, and these have several; set "
+            "--loss=binary_cross_entropy"
+        )
+    options = factories.named_by(function, options | {"multi_label": multi_label})
 
     def loss_fn(logits, labels):
         losses, images = function(logits, labels, **options), logits.shape[:1]
@@ -36,7 +63,7 @@ def create_loss(name: str, **options: Any) -> LossFn:
             )
         return losses
 
-    return loss_fn
+    return Loss(loss_fn, multi_label)
 
 
 def cross_entropy(
@@ -45,8 +72,11 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     class_weights: Sequence[float] | None = None,
     logit_adjustment: Sequence[float] | None = None,
+    *,
+    pos_weights: Sequence[float] | None = None,
+    multi_label: bool = False,
 ) -> tf.Tensor:
-    """Softmax cross-entropy of each image.
+    """Softmax cross-entropy of each image; of label sets `binary_cross_entropy`.
 
     The target is (1 - label_smoothing) times the label plus label_smoothing spread
     evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
@@ -59,10 +89,29 @@ def cross_entropy(
         class_weights: per class a factor on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
         logit_adjustment: per class what is added to its logit.
+        pos_weights, multi_label: as of `binary_cross_entropy`.
 
     Returns:
         float32 (or float64) [n].
+
+    Raises:
+        ConfigError: pos_weights of images with one label.
     """
+    if multi_label:
+        return binary_cross_entropy(
+            logits,
+            labels,
+            label_smoothing,
+            class_weights,
+            logit_adjustment,
+            pos_weights=pos_weights,
+            multi_label=True,
+        )
+    if pos_weights is not None:
+        raise ConfigError(
+            "pos_weights with loss=cross_entropy: each image has one label; set "
+            "--class_weights or --loss=binary_cross_entropy"
+        )
     logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
     if not (labels.dtype.is_floating or label_smoothing or class_weights is not None):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -107,12 +156,18 @@ def binary_cross_entropy(
     logit_adjustment: Sequence[float] | None = None,
     *,
     target_threshold: float = 0.0,
+    pos_weights: Sequence[float] | None = None,
+    multi_label: bool = False,
 ) -> tf.Tensor:
     """Mean over the classes of the sigmoid cross-entropy of each with its target, as in
     timm and "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476).
 
     Args:
         target_threshold: above 0, targets above it become 1 and others 0.
+        pos_weights: per class a factor on the term of its positive images, as
+            `pos_weight` of PyTorch's `BCEWithLogitsLoss`.
+        multi_label: labels are sets, and smoothing moves each target towards 1/2, as in
+            Keras' `BinaryCrossentropy`.
 
     Other arguments and the result are as of `cross_entropy`.
 
@@ -120,9 +175,10 @@ def binary_cross_entropy(
         ConfigError: all smoothed labels would be on one side of the threshold.
     """
     logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
-    targets = _targets(logits, labels, label_smoothing)
+    num_targets = 2 if multi_label else logits.shape[-1]
+    targets = _targets(logits, labels, label_smoothing, num_targets)
     if target_threshold:
-        least = label_smoothing / logits.shape[-1]
+        least = label_smoothing / num_targets
         most = 1 - label_smoothing + least
         if not least <= target_threshold < most:
             raise ConfigError(
@@ -131,15 +187,17 @@ def binary_cross_entropy(
                 "threshold between them"
             )
         targets = tf.cast(targets > target_threshold, logits.dtype)
-    terms = tf.nn.sigmoid_cross_entropy_with_logits(targets, logits)
+    if pos_weights is None:
+        terms = tf.nn.sigmoid_cross_entropy_with_logits(targets, logits)
+    else:
+        factors = tf.constant(pos_weights, logits.dtype)
+        terms = tf.nn.weighted_cross_entropy_with_logits(targets, logits, factors)
     if class_weights is not None:
         terms *= tf.constant(class_weights, logits.dtype)
     return tf.reduce_mean(terms, axis=-1)
 
 
-def distillation(
-    loss_fn: LossFn, temperature: float, weight: float
-) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+def distillation(loss_fn: LossFn, temperature: float, weight: float) -> Loss:
     """A loss and, `weight` times, that of a teacher (Hinton et al. 2015,
     arXiv:1503.02531).
 
@@ -159,7 +217,7 @@ def distillation(
         divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
         return loss + weight * temperature**2 * divergence
 
-    return taught_loss
+    return Loss(taught_loss)
 
 
 def _adjusted(logits, adjustment):
@@ -171,13 +229,14 @@ def _adjusted(logits, adjustment):
     return logits
 
 
-def _targets(logits, labels, label_smoothing):
-    """The labels as floats [n, num_classes], smoothed."""
+def _targets(logits, labels, label_smoothing, num_targets=None):
+    """The labels as floats [n, num_classes], smoothed evenly over a number of targets,
+    by default the classes."""
     num_classes = logits.shape[-1]
     if not labels.dtype.is_floating:
         labels = tf.one_hot(labels, num_classes, dtype=logits.dtype)
     targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
-    return targets + label_smoothing / num_classes
+    return targets + label_smoothing / (num_targets or num_classes)
 
 
 class WeightDecay:

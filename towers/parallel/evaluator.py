@@ -63,6 +63,8 @@ class Evaluator:
             images alone.
         workers: each of them has its part of every batch.
         num_shards: devices of a tower.
+        keeps_logits: whether `counts` returns all logits; those of a loss of several
+            labels an image always do.
     """
 
     def __init__(
@@ -74,11 +76,14 @@ class Evaluator:
         transforms: Sequence[Transform],
         workers: Workers = ALONE,
         num_shards: int = 1,
+        keeps_logits: bool = False,
     ):
         self._fetch, self._network, self._loss_fn = fetch, network, loss_fn
         self._devices, self._workers = devices, workers
         self._transforms = tuple(transforms)
         self._num_shards = num_shards
+        self._multi_label = getattr(loss_fn, "multi_label", False)
+        self._keeps_logits = keeps_logits or self._multi_label
         self._calls = functools.cache(self._compile)
         self._predict_batch = tf.function(self._predict, autograph=False)
 
@@ -104,7 +109,9 @@ class Evaluator:
             with test-time augmentation also "correct_tta". And "predictions", float64
             [images, 3]: label, class of the largest logit, and loss of each image in
             the order of their positions; "probabilities", float64 [images], of these
-            classes.
+            classes. Where logits are kept, "logits", float32 [images, num_classes]. Of
+            label sets "labels", bool [images, num_classes]; the first column of
+            "predictions" is then 0.
         """
         feed.restart()
         iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(weights))
@@ -129,15 +136,28 @@ class Evaluator:
             values = self._workers.add(np.array(list(of_kind.values())))
             results[kind] = dict(zip(of_kind, values.tolist(), strict=True))
         rows = np.concatenate(rows)  # of the images of this worker
-        position, weight, label, *of_kinds = rows.reshape(-1, rows.shape[-1]).T
-        position = position[weight > 0].astype(np.int64)
-        for number, kind in enumerate(weights):
-            values = np.stack([label, *of_kinds[3 * number : 3 * number + 3]], 1)
-            predictions = np.zeros([int(results[kind]["images"]), 4])
-            predictions[position] = values[weight > 0]
-            predictions = self._workers.add(predictions)
-            results[kind]["predictions"] = predictions[:, :3]
-            results[kind]["probabilities"] = predictions[:, 3]
+        rows = rows.reshape(-1, rows.shape[-1])
+        rows = rows[rows[:, 1] > 0]
+        ordered = np.zeros([int(results[weights[0]]["images"]), rows.shape[1]])
+        ordered[rows[:, 0].astype(np.int64)] = rows
+        ordered = self._workers.add(ordered)
+        num_kept = 0
+        if self._keeps_logits:  # the columns are position, weight, label and per kind
+            sets = len(weights) + self._multi_label
+            num_kept = (rows.shape[1] - 3 - 3 * len(weights)) // sets
+        *_, label = ordered[:, :3].T
+        columns = ordered[:, 3:]
+        if self._multi_label:
+            labels, columns = np.split(columns, [num_kept], 1)
+        of_kinds = np.split(columns, len(weights), 1)
+        for kind, values in zip(weights, of_kinds, strict=True):
+            result = results[kind]
+            result["predictions"] = np.column_stack([label, values[:, :2]])
+            result["probabilities"] = values[:, 2]
+            if self._keeps_logits:
+                result["logits"] = values[:, 3:].astype(np.float32)
+            if self._multi_label:
+                result["labels"] = labels > 0
         return Evaluation(results)
 
     def _compile(self, feed, weights):
@@ -149,8 +169,12 @@ class Evaluator:
             with tf.device(HOST):
                 names = ["positions", "weights", "labels"]
                 of_batch = [tf.concat([p[k] for p in pieces], 0) for k in names]
+                if self._multi_label:
+                    of_batch.insert(2, tf.zeros_like(of_batch[1]))
                 of_batch += [x for _, of_kind in counted for x in of_kind]
-                rows = tf.stack([tf.cast(x, tf.float64) for x in of_batch], 1)
+                of_batch = [tf.cast(x, tf.float64) for x in of_batch]
+                size = of_batch[0].shape[0]
+                rows = tf.concat([tf.reshape(x, [size, -1]) for x in of_batch], 1)
             return [counts for counts, _ in counted], rows
 
         count = tf.function(
@@ -260,15 +284,18 @@ class Evaluator:
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
     def _predictions(self, logits, pieces):
-        classes, losses, probabilities = [], [], []
+        classes, losses, probabilities, kept = [], [], [], []
         for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
             with tf.device(device):
                 classes.append(tf.argmax(of_tower, 1))
                 losses.append(self._loss_fn(of_tower, piece["labels"]))
                 softmax = tf.nn.softmax(tf.cast(of_tower, losses[-1].dtype))
                 probabilities.append(tf.reduce_max(softmax, 1))
+                if self._keeps_logits:
+                    kept.append(tf.cast(of_tower, losses[-1].dtype))
         with tf.device(HOST):
-            return [tf.concat(x, 0) for x in (classes, losses, probabilities)]
+            columns = filter(None, (classes, losses, probabilities, kept))
+            return [tf.concat(x, 0) for x in columns]
 
     def _mean_logits(self, fetched, pieces, plain):
         """Per tower the mean logits over the transforms, given those of the images."""

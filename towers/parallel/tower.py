@@ -28,7 +28,7 @@ class TowerResult(NamedTuple):
         integers: its entries that are not floats.
         loss: mean loss over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
-        correct: number of images whose largest logit is the label's, float scalar.
+        correct: number of images that are predicted correctly, float scalar.
     """
 
     gradients: list[tf.Tensor]
@@ -66,7 +66,7 @@ def tower_loss(
         params, state, model_inputs(model, batch), training=True
     )
     loss = mean_loss(loss_fn, logits, batch)
-    correct = count_correct(logits, batch["labels"])
+    correct = count_correct(loss_fn, logits, batch["labels"])
     return loss, correct, [tf.convert_to_tensor(s) for s in new_state]
 
 
@@ -179,7 +179,7 @@ def tower_counts(
         return tf.reduce_sum(weights * tf.cast(values, tf.float64))
 
     return {
-        "correct": count(_is_correct(logits, batch["labels"])),
+        "correct": count(_is_correct(loss_fn, logits, batch["labels"])),
         "images": tf.reduce_sum(weights),
         "loss": count(loss_fn(logits, batch["labels"])),
     }
@@ -201,15 +201,20 @@ def model_inputs(
     return inputs if len(inputs) > 1 else inputs[0]
 
 
-def count_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def count_correct(loss_fn: LossFn, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Number of correct predictions, a float32 scalar.
 
-    The label of a mixed image is that which has the largest share.
+    The largest logit is the label's, of a mixed image the label with the largest share.
+    With a loss of several labels an image: the logits of all labels, or shares above
+    1/2, are positive and others are not.
     """
-    return tf.reduce_sum(_is_correct(logits, labels))
+    return tf.reduce_sum(_is_correct(loss_fn, logits, labels))
 
 
-def _is_correct(logits, labels):
+def _is_correct(loss_fn, logits, labels):
+    if getattr(loss_fn, "multi_label", False):
+        is_right = (logits > 0) == (labels > 0.5)
+        return tf.cast(tf.reduce_all(is_right, axis=1), tf.float32)
     if len(labels.shape) > 1:
         labels = tf.argmax(labels, axis=1)
     # int64, because a GPU has int32 compared by the host.

@@ -58,6 +58,7 @@ class Task:
         skip_not_finite: whether a step that is not finite is skipped, see `finite`.
         scale_rate: whether `Trainer.scale_rate` may be called.
         teacher: a trained network for the images of `model`, see `Teacher`.
+        keeps_logits: of evaluations, see `Evaluator`.
     """
 
     model: keras.Model
@@ -75,6 +76,7 @@ class Task:
     skip_not_finite: bool = False
     scale_rate: bool = False
     teacher: keras.Model | None = None
+    keeps_logits: bool = False
 
 
 class Trainer(abc.ABC):
@@ -151,6 +153,7 @@ class Trainer(abc.ABC):
             task.tta,
             workers,
             num_shards=size,
+            keeps_logits=task.keeps_logits,
         )
 
     @property

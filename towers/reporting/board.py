@@ -34,6 +34,8 @@ Value = tuple[str, SummaryMetadata, np.ndarray]
 TAGS = {
     "accuracy": ("curves/accuracy", "Share of correct predictions"),
     "loss": ("curves/loss", "Mean loss, without weight decay"),
+    "map": ("curves/map", "Mean average precision over the classes"),
+    "macro_f1": ("curves/macro_f1", "Mean F1 over the classes"),
     "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
     "gradient_norm": (
         "optimizer/gradient_norm",
@@ -197,21 +199,18 @@ def _buckets(values):
 
 
 def mistakes_picture(
-    images: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
+    images: np.ndarray, texts: Sequence[tuple[str, str]]
 ) -> np.ndarray:
     """Images with their classes and what is predicted for them.
 
     Args:
         images: [n, height, width, channels].
-        predictions: rows of label, predicted class and loss.
+        texts: the label of each and what is predicted, by name.
 
     Returns:
         uint8 [height, width, 3].
     """
-    captions = [
-        [class_names[int(label)], f"as {class_names[int(other)]}"]
-        for label, other, _ in predictions
-    ]
+    captions = [[label, f"as {other}"] for label, other in texts]
     return pictures.captioned_images(images, captions)
 
 

@@ -34,6 +34,7 @@ class DatasetInfo:
         num_train: training images; None without them, as in an evaluation.
         checksum: of the training images' labels or names, see `sources.checksum`; None
             where it is not known.
+        multi_label: whether an image may have several labels, or none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class DatasetInfo:
     deviation: tuple[float, ...]
     num_train: int | None = None
     checksum: int | None = None
+    multi_label: bool = False
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -54,6 +56,7 @@ class DatasetInfo:
             deviation=tuple(map(float, data.deviation)),
             num_train=None if data.train is None else data.train.num_examples,
             checksum=None if data.train is None else checksum(data.train),
+            multi_label=data.multi_label,
         )
 
     @classmethod
@@ -63,7 +66,7 @@ class DatasetInfo:
         Raises:
             ConfigError: it is no such object.
         """
-        fields = [field.name for field in dataclasses.fields(cls)]
+        *fields, _ = (field.name for field in dataclasses.fields(cls))
         if not isinstance(values, dict) or not values.keys() >= set(fields):
             raise ConfigError(f"an object with {', '.join(fields)} is expected")
         name, class_names, image_shape, *moments = (values[x] for x in fields[:5])
@@ -83,7 +86,11 @@ class DatasetInfo:
         for count in counts:
             if count is not None and not (type(count) is int and 0 <= count < 2**63):
                 raise ConfigError("its num_train or checksum is not a natural number")
-        return cls(name, *map(tuple, (class_names, image_shape, *moments)), *counts)
+        multi_label = values.get("multi_label", False)  # 0.1.0 has none
+        if type(multi_label) is not bool:
+            raise ConfigError("its multi_label is not true or false")
+        tuples = map(tuple, (class_names, image_shape, *moments))
+        return cls(name, *tuples, *counts, multi_label)
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
@@ -147,6 +154,11 @@ class DatasetInfo:
             return (
                 f"its images were {_shape(self.image_shape)} and are "
                 f"{_shape(other.image_shape)}"
+            )
+        if self.multi_label != other.multi_label:
+            kinds = ("one label an image", "label sets")
+            return (
+                f"it had {kinds[self.multi_label]} and has {kinds[other.multi_label]}"
             )
         ours, theirs = self.class_names, other.class_names
         if len(ours) != len(theirs):

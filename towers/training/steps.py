@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from towers import build
 from towers.data.batches import EvalBatches
-from towers.evaluation.figures import worst_mistakes
+from towers.evaluation.label_sets import thresholds_json
+from towers.evaluation.predictions import LabelSets, worst_mistakes
 from towers.evaluation.report import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.reporting.board import MOST_IMAGES, batch_picture, mistakes_picture
@@ -214,6 +215,10 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         return False
     session.best = result
     session.num_worse = 0
+    predictions = evaluation.reported["predictions"]
+    if isinstance(predictions, LabelSets):
+        thresholds = thresholds_json(predictions, parts.data.class_names)
+        session.reports.file(session.folder.thresholds, thresholds)
     return True
 
 
@@ -266,10 +271,10 @@ def report_evaluation(
 
     def draw_mistakes():
         images, _ = source.read(tf.constant(worst, tf.int64))
-        return mistakes_picture(images.numpy(), predictions[worst], names)
+        texts = [predictions.texts(index, names) for index in worst]
+        return mistakes_picture(images.numpy(), texts)
 
-    labels, classes = predictions[:, :2].T.astype(int)
-    worst = worst_mistakes(labels, classes, predictions[:, 2], MOST_IMAGES)
+    worst = worst_mistakes(predictions, MOST_IMAGES)
     if len(worst):
         about = "The mistakes with the largest loss"
         reports.picture(session.step, "mistakes", draw_mistakes, about, split)

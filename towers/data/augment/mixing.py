@@ -14,7 +14,7 @@ from towers.data.augment.distortions import rectangles
 from towers.data.randomness import Draw
 
 # (batch, draw) -> batch: "images" float32 [n, height, width, channels], "labels", from
-# integers [n] to float32 [n, num_classes] whose rows add up to 1, and "sample_weights".
+# integers [n], or label sets, to float32 [n, num_classes], and "sample_weights".
 Mix = Callable[[Mapping[str, tf.Tensor], Draw], dict[str, tf.Tensor]]
 
 # A power of two, by which a number from [0, 1) is multiplied exactly.
@@ -50,11 +50,14 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
             first = draw("mixing", [images.shape[0]]) < 0.5
             pixels = tf.where(first[:, None, None, None], pixels, shares[1][0])
             whole = tf.where(first, whole, shares[1][1])
-        labels, whole = tf.one_hot(batch["labels"], num_classes), whole[:, None]
+        labels, whole = batch["labels"], whole[:, None]
+        if labels.shape.rank == 1:
+            labels = tf.one_hot(labels, num_classes)
         mixed = {"images": blend(images, pixels), "labels": blend(labels, whole)}
         if "sample_weights" in batch:  # of each label that of its image
-            weighted = blend(labels * batch["sample_weights"][:, None], whole)
-            weights = tf.reduce_sum(weighted, axis=1, keepdims=True)
+            sample_weights = batch["sample_weights"][:, None]
+            weighted = blend(labels * sample_weights, whole)
+            weights = blend(sample_weights, whole)
             shares = tf.math.divide_no_nan(weighted, weights)
             mixed["labels"] = tf.where(weights > 0, shares, mixed["labels"])
             mixed["sample_weights"] = weights[:, 0]

@@ -51,22 +51,33 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     return _give(arrays, class_names or getattr(splits[0], "class_names", None))
 
 
-def give_test_set(data: Any, class_names: Sequence[str], **fitted: Any) -> str:
+def give_test_set(
+    data: Any, class_names: Sequence[str], *, multi_label: bool = False, **fitted: Any
+) -> str:
     """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
     are arguments of `unlabeled.fit_images`."""
     images, labels, _ = _arrays(data, "test")
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
-    return _give({"test": (images, labels, None)}, class_names)
+    return _give({"test": (images, labels, None)}, class_names, multi_label)
 
 
-def _give(arrays, class_names):
+def _give(arrays, class_names, multi_label=False):
     """Without TensorFlow, whose devices are chosen later."""
-    labels = np.concatenate([labels for _, labels, _ in arrays.values()])
+    each = {name: labels for name, (_, labels, _) in arrays.items()}
+    sets = [labels for labels in each.values() if labels.ndim == 2]
+    if not multi_label and all((labels.sum(1) == 1).all() for labels in sets):
+        # One-hot.
+        each = {k: x.argmax(1) if x.ndim == 2 else x for k, x in each.items()}
+    if len({labels.shape[1:] for labels in each.values()}) > 1:
+        shapes = ", ".join(str(list(x.shape)) for x in each.values())
+        raise DataError(f"data: the labels of its parts differ in shape: {shapes}")
+    labels = np.concatenate(list(each.values()))
     class_names = _class_names(labels, tuple(map(str, class_names or ())))
     crc = zlib.crc32(repr((class_names, list(arrays))).encode())
-    for name, (images, labels, weights) in arrays.items():
-        arrays[name] = images, labels.astype(np.int32), weights
+    for name, (images, _, weights) in arrays.items():
+        dtype = np.int32 if labels.ndim == 1 else np.uint8
+        arrays[name] = images, each[name].astype(dtype), weights
         crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
@@ -76,6 +87,14 @@ def _give(arrays, class_names):
 
 def _class_names(labels, class_names):
     """The names, by default the numbers, of the classes of all labels."""
+    if labels.ndim == 2:
+        num_classes = labels.shape[1]
+        if class_names and len(class_names) != num_classes:
+            raise DataError(
+                f"data: the labels have {num_classes} columns, and there are "
+                f"{len(class_names)} class_names; give one for each column"
+            )
+        return class_names or tuple(map(str, range(num_classes)))
     low, high = int(labels.min()), int(labels.max())
     begin = f"data: the labels go from {low} to {high}"
     if low > 0 and (not class_names or low == 1 and high == len(class_names)):
@@ -138,8 +157,8 @@ def _is_part(value):
 
 
 def _arrays(split, name):
-    """uint8 images [n, height, width, channels], integer labels [n], and the sample
-    weights, float32 [n] or None."""
+    """uint8 images [n, height, width, channels], labels, integers [n] or [n, classes]
+    of 0 and 1, and the sample weights, float32 [n] or None."""
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)
@@ -158,7 +177,7 @@ def _arrays(split, name):
     weights = None if weights is None else _weights(weights, len(images), name)
     if is_data_set:  # it may shuffle: an order that the examples alone decide
         digests = [
-            hashlib.blake2b(image.tobytes() + str(label).encode()).digest()
+            hashlib.blake2b(image.tobytes() + str(_sorted_by(label)).encode()).digest()
             for image, label in zip(images, labels, strict=True)
         ]
         keys = digests if weights is None else list(zip(digests, weights, strict=True))
@@ -166,6 +185,12 @@ def _arrays(split, name):
         images, labels = images[order], labels[order]
         weights = None if weights is None else weights[order]
     return np.ascontiguousarray(images), labels, weights
+
+
+def _sorted_by(label):
+    """The number of a label, of several labels all columns."""
+    is_set = label.ndim and label.sum() != 1
+    return label.tolist() if is_set else np.argmax(label) if label.ndim else label
 
 
 def _read(dataset, name):
@@ -185,8 +210,8 @@ def _read(dataset, name):
     if not length:
         raise DataError(f"data: the {name} part is empty")
     image, label = (x.shape for x in spec[:2])
-    is_one_hot = image.rank == 3 and label.rank == 1 and image[0] != label[0]
-    if label.rank == 0 or is_one_hot:  # not batched
+    are_columns = image.rank == 3 and label.rank == 1 and image[0] != label[0]
+    if label.rank == 0 or are_columns:  # not batched
         dataset = dataset.batch(256)
     with reading(f"data: the {name} part"):
         return map(np.concatenate, zip(*dataset.as_numpy_iterator(), strict=True))
@@ -195,12 +220,12 @@ def _read(dataset, name):
 def _labels(labels, name):
     labels = _column(labels, f"{name} labels")
     if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
-        if (labels.sum(1) == 1).all():
-            labels = labels.argmax(1)
+        return labels.astype(np.uint8)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
-            "should be integers [n], or one-hot [n, classes]"
+            "should be integers [n], or [n, classes] of 0 and 1, one-hot or with a 1 "
+            "for each label of an image"
         )
     return labels
 

@@ -106,7 +106,9 @@ class ShardedNetwork:
             [loss] = tape.apply(device, loss_of, [logits[group]])
             with tf.device(device):
                 targets.append((loss, in_dtype(factors[group], loss.tensor.dtype)))
-                correct.append(count_correct(logits[group].tensor, labels))
+                correct.append(
+                    count_correct(self._loss_fn, logits[group].tensor, labels)
+                )
             losses.append(loss.tensor)
 
         # Backward through all groups at once.

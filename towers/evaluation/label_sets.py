@@ -1,0 +1,180 @@
+"""The figures of an evaluation of images that may have several labels, or none.
+
+They are computed in NumPy, in float64, from the logits of all images, so that strategy,
+towers and workers change nothing but the rounding of the logits.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from towers.config import parse_json
+from towers.errors import ConfigError, one_line
+from towers.evaluation.calibration import calibration_error, ratio
+from towers.evaluation.predictions import LabelSets
+
+
+def precision_recall(
+    labels: np.ndarray, scores: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The precision-recall curve of a class.
+
+    Args:
+        labels: bool [n].
+        scores: [n]; images of equal scores are predicted together.
+
+    Returns:
+        Precision and recall, float64, and the score from which on images are predicted,
+        for each of the m different scores, the highest first. Without labels the
+        recall is 0.
+    """
+    order = np.argsort(-scores, kind="stable")
+    scores = scores[order]
+    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
+    hits = np.cumsum(labels[order])[last]
+    return hits / (last + 1), hits / max(labels.sum(), 1), scores[last]
+
+
+def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The area under the precision-recall curve as a sum of rectangles, as scikit-learn
+    has it; 0 without labels. Arguments as of `precision_recall`."""
+    precision, recall, _ = precision_recall(labels, scores)
+    return float(np.diff(recall, prepend=0) @ precision)
+
+
+def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """float64 [classes]: per class the threshold with the highest F1, halfway between
+    two probabilities; images with at least this probability are predicted to have the
+    class. 1/2 for a class without images.
+
+    Args:
+        labels: bool [n, classes].
+        probabilities: [n, classes].
+    """
+    thresholds = np.full(labels.shape[1], 0.5)
+    for number in np.flatnonzero(labels.any(0)):
+        precision, recall, scores = precision_recall(
+            labels[:, number], probabilities[:, number]
+        )
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+        best = int(f1.argmax())
+        lower = scores[best + 1] if best + 1 < len(scores) else 0.0
+        thresholds[number] = (scores[best] + lower) / 2
+    return thresholds
+
+
+def thresholds_json(predictions: LabelSets, class_names: Sequence[str]) -> str:
+    """The content of `thresholds.json`: `best_thresholds` by the names of classes."""
+    values = best_thresholds(predictions.labels, predictions.probabilities).tolist()
+    return json.dumps(dict(zip(class_names, values, strict=True)), indent=2) + "\n"
+
+
+def read_thresholds(
+    path: pathlib.Path, class_names: Sequence[str]
+) -> np.ndarray | None:
+    """float64 [classes]: the thresholds in a file; None where there is no file.
+
+    Raises:
+        ConfigError: it has no probability for each class.
+    """
+    try:
+        values = parse_json(path.read_bytes())
+        thresholds = np.array([values[name] for name in class_names], np.float64)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: has no threshold for each class ({one_line(error)}); remove it, "
+            "and the next best evaluation of the training writes it anew"
+        ) from None
+    return thresholds
+
+
+def mean_average_precision(predictions: LabelSets) -> float:
+    """The mean over the classes with images; 0 where there are none."""
+    scores = np.nan_to_num(predictions.logits, nan=-np.inf)
+    each = [
+        average_precision(predictions.labels[:, number], scores[:, number])
+        for number in np.flatnonzero(predictions.labels.any(0))
+    ]
+    return float(np.mean(each)) if each else 0.0
+
+
+def macro_f1(predictions: LabelSets) -> float:
+    """The mean F1 at 1/2 over the classes with images or predictions."""
+    return _f1(predictions.labels, predictions.classes)[0]
+
+
+def _f1(labels, classes):
+    """Macro and micro F1; a class with neither labels nor predictions is left out."""
+    hits, total = (labels & classes).sum(0), labels.sum(0) + classes.sum(0)
+    each = 2 * hits[total > 0] / total[total > 0]
+    macro = float(each.mean()) if each.size else 0.0
+    return macro, float(2 * hits.sum() / max(total.sum(), 1))
+
+
+def label_set_figures(
+    predictions: LabelSets,
+    class_names: Sequence[str],
+    thresholds: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """The figures of `result.json`, of Python's types; ratios of nothing are 0.
+
+    Args:
+        predictions: of all images.
+        class_names: in the order of the logits.
+        thresholds: per class, which other images have chosen.
+
+    Returns:
+        "map", the mean of the average precisions of classes with images, and
+        "map_micro", of all pairs of an image and a class; "accuracy", the part of
+        images whose labels are all predicted, and no others (subset accuracy);
+        "macro_f1" and "micro_f1" at 1/2, and with thresholds "macro_f1_at_thresholds"
+        and "micro_f1_at_thresholds"; "calibration_error" over all pairs; "classes", a
+        row of each class; "accuracy_interval", "loss", "correct", "images".
+    """
+    labels, classes = predictions.labels, predictions.classes
+    images, correct = len(labels), int(predictions.correct.sum())
+    scores = np.nan_to_num(predictions.logits, nan=-np.inf)
+    macro, micro = _f1(labels, classes)
+    hits, labeled, taken = (
+        x.sum(0).tolist() for x in (labels & classes, labels, classes)
+    )
+    rows = []
+    for number, name in enumerate(class_names):
+        rows.append(
+            {
+                "name": name,
+                "images": labeled[number],
+                "predictions": taken[number],
+                "f1": 2 * hits[number] / max(labeled[number] + taken[number], 1),
+                "average_precision": average_precision(
+                    labels[:, number], scores[:, number]
+                ),
+            }
+            | ratio("precision", hits[number], taken[number])
+            | ratio("recall", hits[number], labeled[number])
+        )
+    each = [row["average_precision"] for row in rows if row["images"]]
+    result = ratio("accuracy", correct, images) | {
+        "loss": float(predictions.losses.mean()),
+        "correct": correct,
+        "images": images,
+        "map": float(np.mean(each)) if each else 0.0,
+        "map_micro": average_precision(labels.ravel(), scores.ravel()),
+        "macro_f1": macro,
+        "micro_f1": micro,
+        "calibration_error": calibration_error(predictions),
+        "classes": rows,
+    }
+    if thresholds is not None:
+        macro, micro = _f1(labels, predictions.probabilities >= thresholds)
+        result |= {"macro_f1_at_thresholds": macro, "micro_f1_at_thresholds": micro}
+        for row, threshold in zip(rows, thresholds.tolist(), strict=True):
+            row["threshold"] = threshold
+    if predictions.correct_tta.size:
+        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
+    return result
