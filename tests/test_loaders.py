@@ -4,6 +4,7 @@ of the loaders, their wrappers, and a user's own class."""
 import dataclasses
 from collections.abc import Callable
 
+import containers
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -115,6 +116,21 @@ def image_folder(home):
     return splits
 
 
+def container(name):
+    write_files, dataset, _ = containers.CONTAINERS[name]
+
+    def write_splits(home):
+        splits = []
+        for split, count in (("train", 20), ("test", 9)):
+            rows = containers.examples(count, count)
+            write_files(home, rows, split)
+            images = [random_pixels([count, i]) for i in range(count)]
+            splits.append((np.array(images), [label for _, label, _ in rows]))
+        return splits
+
+    return Loader(write_splits, dataset, tuple(containers.CLASSES), "test[.-]*")
+
+
 def own(home):
     text = IN_A_FILE.format(train="labels", test="labels", kind="")
     (home / "mine.py").write_text(text)
@@ -128,6 +144,7 @@ LOADERS = {
     "image_folder": Loader(
         image_folder, class_names=("ant", "cat"), file="train/cat/03.png"
     ),
+    **{name: container(name) for name in containers.CONTAINERS},
     "embedded": Loader(class_names=tuple(embedded.SHAPES)),
     "synthetic": Loader(),
     "own": Loader(own, "mine.py:load", tuple("abcdefghij")),
@@ -139,6 +156,7 @@ every_loader = pytest.mark.parametrize("name", LOADERS)
 def small(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         shrink_published(patch, tmp_path_factory.mktemp("nothing"))
+        patch.setenv("TOWERS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(embedded, "NUM_TRAIN", 40)
         patch.setattr(embedded, "NUM_TEST", 20)
         yield
@@ -170,7 +188,8 @@ def load(name, home):
 
 
 def test_every_data_set_keeps_the_contract():
-    assert LOADERS.keys() >= {name.split(":")[0] for name in DATASETS}
+    names = {x.name or name for name, x in LOADERS.items()} | LOADERS.keys()
+    assert names >= {name.split(":")[0] for name in DATASETS}
 
 
 @every_loader
@@ -226,7 +245,7 @@ def test_row_21_a_damaged_file_is_named(tmp_path, name, damage):
     if damage == "gone":
         path.symlink_to(tmp_path / "nowhere")
     else:
-        path.write_bytes(content[: len(content) * 2 // 3 * (damage != "empty")])
+        path.write_bytes(content[: len(content) * 5 // 8 * (damage != "empty")])
     with pytest.raises(DataError) as caught, data_errors_of_tensorflow():
         all_of(load(name, tmp_path).test)
     text = str(caught.value)
@@ -439,6 +458,28 @@ def test_crop_numbers_give_each_image_a_crop_of_its_own(is_subset):
         [alone], _ = read(source, [index], numbers[place : place + 1])
         np.testing.assert_array_equal(images[place], alone)
     assert not np.array_equal(images[1], images[2])
+
+
+def test_an_array_may_change_after_the_source_is_made():
+    images, labels = IMAGES.copy(), LABELS.copy()
+    source = ArraySource(images, labels)
+    images[:], labels[:] = 0, 0
+    np.testing.assert_array_equal(read(source, np.arange(NUM))[0], IMAGES)
+
+
+@pytest.mark.parametrize(
+    "images, labels, words",
+    [
+        (IMAGES.astype(np.float32), LABELS, "float32"),
+        (IMAGES.astype(np.int8), LABELS, "int8"),
+        (IMAGES[..., 0], LABELS, r"uint8 \[11, 8, 6\]"),
+        (IMAGES, LABELS[:-1], "11 images but 10 labels"),
+        (IMAGES, np.eye(NUM), r"labels must be integers \[n\], got \[11, 11\]"),
+    ],
+)
+def test_other_arrays_are_refused(images, labels, words):
+    with pytest.raises(ValueError, match=words):
+        ArraySource(images, labels)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

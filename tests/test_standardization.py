@@ -151,3 +151,52 @@ def test_variances_of_keras_for_imagenet_become_those_of_pixels():
         state = {"state/normalization/variance": values, "step": np.int64()}
         correct_variances(name, state)
         np.testing.assert_allclose(state["state/normalization/variance"], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variance", [(0.1, 0.2, 0.3), (0.229, 0.224, 0.225)])
+def test_adapted_moments_of_a_network_of_keras_stay(tmp_path, monkeypatch, variance):
+    """From its file through a run and two exports. The second variances are those in
+    Keras' file of ImageNet, where they are the standard deviations of its pixels."""
+    file, workdir = str(tmp_path / "b0.weights.h5"), tmp_path / "run"
+    with keras_settings():
+        stock = keras.applications.EfficientNetB0(
+            weights=None,
+            input_shape=(32, 32, 3),
+            classes=5,
+            classifier_activation=None,
+        )
+    rng = np.random.default_rng(0)
+    for variable in stock.variables:
+        if variable.name in ("moving_variance", "gamma"):
+            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    normalization = next(
+        x for x in stock.layers if isinstance(x, keras.layers.Normalization)
+    )
+    normalization.adapt_mean.assign([0.485, 0.456, 0.406])
+    normalization.adapt_variance.assign(variance)
+    stock.save_weights(file)
+    if variance[0] == 0.229:
+        normalization.adapt_variance.assign(np.square(variance))
+    normalization.finalize_state()
+    images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
+    expected = stock(images[:4].astype(np.float32), training=False).numpy()
+
+    config = small_config(
+        model="keras:EfficientNetB0",
+        init_from=file,
+        freeze="stem*,block*,top*",
+        learning_rate=1e-30,
+        weight_decay=0.0,
+        max_steps=1,
+    )
+    train(workdir, config, data=(images, np.arange(20) % 5))
+    run = load_run(workdir)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3 * expected.std()}
+    for model in (run.model, run.model_ema):
+        logits = model(run.preprocess(images[:4]))
+        np.testing.assert_allclose(logits, expected, **tolerance)
+    monkeypatch.setattr(comparison, "predict_in_new_process", exported)
+    for kind in ("saved_model", "keras"):
+        logits, _ = exported(kind, export(workdir, kind), images[:4])
+        np.testing.assert_allclose(logits, expected, **tolerance)

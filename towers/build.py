@@ -16,6 +16,7 @@ from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
+from towers.data.block_order import block_order
 from towers.data.classes import (
     BalancedOrder,
     class_weights,
@@ -161,7 +162,7 @@ def build(
             ),
             create_model=create_model_for,
         )
-        order = None  # each image once
+        order = block_order(train_source, config.shuffle_buffer_mb)
         if config.sampler != "shuffle":
             labels = labels_for(train_source, f"sampler={config.sampler}")
             order = BalancedOrder(labels)

@@ -89,6 +89,26 @@ DATASETS = {
     "image_folder": Choice(
         "data.files.image_folder:load", "a folder of image files per class"
     ),
+    "table": Choice(
+        "data.files.containers:load",
+        "a table of image files and labels: CSV, TSV, JSON Lines, Parquet",
+        {"container": "table"},
+    ),
+    "parquet": Choice(
+        "data.files.containers:load",
+        "Parquet files with images, of Hugging Face",
+        {"container": "parquet"},
+    ),
+    "webdataset": Choice(
+        "data.files.containers:load",
+        "tar files of images and labels",
+        {"container": "webdataset"},
+    ),
+    "tfrecord": Choice(
+        "data.files.containers:load",
+        "TFRecord files of tf.train.Example",
+        {"container": "tfrecord"},
+    ),
     "embedded": Choice(
         "data.sets.embedded:load",
         "12,000 drawn images, 10,000 for training",

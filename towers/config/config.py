@@ -47,6 +47,33 @@ class Config:
         "folder of tensorflow-datasets.",
         read_by="dataset",
     )
+    columns: str = option(
+        "",
+        "Names, ROLE:NAME by commas, where they are not the usual ones: path, label, "
+        "split, fold and weight of a table; image and label of parquet and webdataset; "
+        "image, label and text of tfrecord.",
+        read_by="dataset",
+    )
+    image_dir: str = free_option(
+        "",
+        "Folder that the paths in a table start from; empty for the table's.",
+        read_by="dataset",
+    )
+    fold: int = option(
+        -1,
+        "Number in the column fold of a table whose images are for testing; -1 for "
+        "none.",
+        Range(at_least=-1),
+        read_by="dataset",
+    )
+    shuffle_buffer_mb: float = option(
+        1000.0,
+        "Megabytes, in memory, of row groups of Parquet files, or of blocks of remote "
+        "files, that are kept to shuffle images; where all have fewer, an epoch is "
+        "shuffled as a whole.",
+        POSITIVE,
+        read_by="dataset",
+    )
     image_size: int | str = option(
         0,
         "Pixels to which the images of image_folder and tfds:NAME are resized and "

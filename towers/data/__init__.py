@@ -17,6 +17,9 @@ def load(
     data_dir: str = "",
     *,
     trained: "Trained | None" = None,
+    columns: str = "",
+    image_dir: str = "",
+    fold: int = -1,
     **image_options: Any,
 ) -> "DataSet":
     """Loads a data set by its name.
@@ -28,6 +31,7 @@ def load(
         data_dir: where the user keeps it; empty for the usual places.
         trained: of a network that is only to be evaluated; a data set may then have no
             training images, `train` being None.
+        columns, image_dir, fold: see `containers.load`.
         image_options: of `image_files.ImageOptions`, for images that are decoded when
             they are read.
 
@@ -45,6 +49,9 @@ def load(
         "dataset",
         name,
         data_dir=data_dir,
+        columns=columns,
+        image_dir=image_dir,
+        fold=fold,
         image_options=options,
         trained=trained,
         **vars(options),

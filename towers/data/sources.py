@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import zlib
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -156,6 +156,17 @@ class Subset:
         self.sample_weights = None if weights is None else weights[indices]
 
     @property
+    def blocks(self) -> np.ndarray | None:
+        """As `blocks_of`."""
+        blocks = blocks_of(self._source)
+        return None if blocks is None else blocks[self._places]
+
+    @property
+    def block_bytes(self) -> int:
+        """Mean size of a block."""
+        return self._source.block_bytes
+
+    @property
     def num_bytes(self) -> int | None:
         """Of the images, in memory; None where they do not lie there."""
         if num_bytes(self._source) is None:
@@ -200,6 +211,12 @@ def checksum(source: Source) -> int | None:
     """A CRC-32 of the labels (and sample weights) of a source, or of the names of its
     files, in their order; None where neither is known without reading the images."""
     return getattr(source, "checksum", None)
+
+
+def blocks_of(source: Any) -> np.ndarray | None:
+    """Integers [num_examples] of a source or `ImageFiles`, ascending: the numbers of
+    the blocks that are read as a whole. None where each image is read by itself."""
+    return getattr(source, "blocks", None)
 
 
 def known_labels(source: Source) -> np.ndarray | None:

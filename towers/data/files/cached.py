@@ -22,7 +22,13 @@ from towers.data.augment.crops import random_box
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.files.paths import shown
-from towers.data.sources import Source, Subset, channel_counts, moments
+from towers.data.sources import (
+    Source,
+    Subset,
+    blocks_of,
+    channel_counts,
+    moments,
+)
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 # Height and width of images that are stored in different sizes, where none is asked
@@ -36,6 +42,9 @@ NUM_COMPARED = 256
 # a fixed seed. The error of a mean is about 1 of 255 (the means of images differ by
 # 50).
 SAMPLE = 5000
+
+# Blocks that are read for a sample, where images are read in blocks.
+NUM_BLOCKS = 16
 
 # Of the batches in which a whole source is read; several are in memory.
 BATCH_BYTES = 50_000_000
@@ -172,6 +181,21 @@ class CachedSource:
         return labels
 
     @property
+    def sample_weights(self) -> np.ndarray | None:
+        """float32 [num_examples]; None without."""
+        return getattr(self._files, "weights", None)
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """As `sources.blocks_of`."""
+        return blocks_of(self._files)
+
+    @property
+    def block_bytes(self) -> int:
+        """Mean size of a block."""
+        return self._files.block_bytes
+
+    @property
     def checksum(self) -> int | None:
         """As `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
@@ -280,7 +304,10 @@ def settle_size(
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
     sizes, count = set(), min(len(files), NUM_COMPARED)
-    for index in np.linspace(0, len(files) - 1, count).astype(int).tolist():
+    indices = np.linspace(0, len(files) - 1, count).astype(int)
+    if (blocks := blocks_of(files)) is not None:
+        indices = indices_in_blocks(blocks, count)
+    for index in indices.tolist():
         try:
             sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
         except (OSError, ValueError, MemoryError) as error:
@@ -296,6 +323,14 @@ def settle_size(
     size = DEFAULT_IMAGE_SIZE
     note = f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
     return dataclasses.replace(options, image_size=size), (size, size, channels), note
+
+
+def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
+    """About `count` of all indices, in NUM_BLOCKS blocks at equal distances."""
+    chosen = np.unique(blocks)
+    places = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(int)
+    indices = np.flatnonzero(np.isin(blocks, chosen[places]))
+    return indices[:: -(-len(indices) // count)]
 
 
 def read_in_batches(
@@ -378,7 +413,10 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
     indices = np.arange(source.num_examples)
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
-        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
+        if (blocks := blocks_of(source)) is not None:
+            indices = indices_in_blocks(blocks, SAMPLE)
+        else:
+            indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
     counts = np.zeros((source.image_shape[-1], 256))
     for images, labels in read_in_batches(source, 50, indices):
         counts += channel_counts(images[labels >= 0])

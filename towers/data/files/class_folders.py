@@ -21,12 +21,11 @@ JUNK = ("__macosx", "thumbs.db", "desktop.ini")
 # A folder with one of these names is taken before one with a longer name.
 _SHORT = ("train", "val", "valid", "validation", "test")
 # Such as Training, val_images, Test-Set or seg_train.
-_SPLIT = re.compile(
-    r"(?P<prefix>.+[ _-])??(?:(?P<train>train(?:ing)?)"
-    r"|(?P<validation>val(?:id(?:ation)?)?|dev|eval)|(?P<test>test(?:ing)?))"
-    r"(?:[ _-]?(?:images?|set|data))?",
-    re.IGNORECASE,
+_NAME = (
+    r"(?:(?P<train>train(?:ing)?)|(?P<validation>val(?:id(?:ation)?)?|dev|eval)"
+    r"|(?P<test>test(?:ing)?))(?:[ _-]?(?:images?|set|data|labels?))?"
 )
+_SPLIT = re.compile(rf"(?P<prefix>.+[ _-])??{_NAME}", re.IGNORECASE)
 
 
 def find_folders(root: str) -> tuple[dict[str, str], str]:
@@ -74,6 +73,13 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
 def is_split(name: str) -> bool:
     """Whether a name is that of a folder for training, validation or testing."""
     return _SPLIT.fullmatch(name) is not None
+
+
+def split_of(name: str) -> str | None:
+    """ "train", "validation" or "test" where the name of a file has the name of a split
+    in it, such as set-train-00000.tar, else None."""
+    match = re.search(rf"(?<![a-z]){_NAME}(?![a-z])", name, re.IGNORECASE)
+    return match and match.lastgroup
 
 
 def _innermost(folder):

@@ -85,6 +85,8 @@ class ImageOptions:
         bad_images: "stop" raises the first fault; "skip" reads every image when the
             data set is loaded, and leaves those with faults out.
         center_crop: part of height and width of the middle that is resized.
+        shuffle_buffer_mb: megabytes of the row groups of Parquet files, or of blocks of
+            remote files, that are kept for an order of an epoch.
     """
 
     image_size: int | str = 0
@@ -93,6 +95,7 @@ class ImageOptions:
     survey: Survey | None = None
     bad_images: str = "stop"
     center_crop: float = 1.0
+    shuffle_buffer_mb: float = 1000.0
 
     def with_survey(self) -> "ImageOptions":
         """With a survey where bad images are to be skipped."""
@@ -125,11 +128,17 @@ class FolderFiles:
         names: per class, in the order of the labels, its folder and its files, the name
             of each file followed by a zero byte.
         max_pixels: limits the size of a file.
+        class_names: of the folders, in the same order.
     """
 
     def __init__(
-        self, folder: str, names: dict[str, bytes], max_pixels: int = MAX_IMAGE_PIXELS
+        self,
+        folder: str,
+        names: dict[str, bytes],
+        max_pixels: int = MAX_IMAGE_PIXELS,
+        class_names: tuple[str, ...] = (),
     ):
+        self.class_names = class_names
         counts = [files.count(0) for files in names.values()]
         self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
         self._folder, self._max_pixels = folder, max_pixels

@@ -5,18 +5,13 @@ Names are read at the start, contents when they are needed.
 """
 
 import dataclasses
+import functools
 import os
 from operator import attrgetter
 
-from towers import console
-from towers.config.list_options import height_and_width
+from towers.data.files import splits
 from towers.data.files.cached import (
-    DEFAULT_IMAGE_SIZE,
     CachedSource,
-    ImageCache,
-    leave_out_bad_images,
-    sampled_moments,
-    settle_size,
 )
 from towers.data.files.class_folders import (
     LAYOUT,
@@ -42,16 +37,12 @@ from towers.data.files.paths import (
     shown,
 )
 from towers.data.sources import (
-    TEST_FRACTION,
     DataSet,
     Source,
     Trained,
-    checksum,
     split_off_test,
 )
 from towers.errors import DataError
-
-CHANNELS = 3
 
 
 @dataclasses.dataclass
@@ -189,79 +180,52 @@ def load(
     options = (image_options or ImageOptions()).with_survey()
     listing, root = Listing(options.survey), data_folder(data_dir)
     folders, unlabeled = find_folders(root)
-    validation_folder, test_folder = folders.get("validation"), folders.get("test")
-    test_folder = test_folder or validation_folder
-    if trained and not test_folder and not _is_folder_of(trained, root, options):
-        test_folder = training_folder(root, folders)
-        console.warn(
-            f"{shown(root)} is not the folder that the run was trained on, so all "
-            "images in it are for testing"
-        )
-    cache = ImageCache(options.image_cache_mb)
 
-    def files_of(folder, by_class):
-        return FolderFiles(folder, dict(by_class.values()), options.max_image_pixels)
+    list_classes = functools.cache(lambda folder: listing.classes(folder))
 
-    # Training images and classes, unless those of a network are known.
-    train = None
-    if trained is not None and test_folder:
-        validation_folder, classes_in, note = None, "the run", ""
-        classes = trained.class_names
-        options, image_shape = _trained_size(options, trained)
-    else:
-        classes_in = "train/"
-        folder = training_folder(root, folders)
-        by_class = listing.classes(folder)
+    def open_training(folder):
+        by_class = list_classes(folder)
         if len(by_class) < 2:
             counts = {name: files.count(0) for name, (_, files) in by_class.items()}
             misplaced = options.survey.misplaced if options.survey else {}
             first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
             raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
-        classes = tuple(by_class)
-        files = files_of(folder, by_class)
-        options, image_shape, note = settle_size(files, CHANNELS, options)
-        train = CachedSource(files, image_shape, options, cache)
+        return by_class
 
-    # Images for testing and validation.
-    def open_folder(folder):
-        by_class = listing.classes(folder)
+    def open_testing(folder, classes, where):
+        by_class = list_classes(folder)
         if unknown := by_class.keys() - set(classes):
             path = os.path.join(folder, by_class[min(unknown)][0])
             raise DataError(
-                f"{shown(path)}: there is no such class in {classes_in}, which has "
+                f"{shown(path)}: there is no such class in {where}, which has "
                 f"{shown(', '.join(classes[:20]), 100)}"
             )
         if not by_class:
             raise misfit(root, folder, {})
         # No folder has a name with a slash.
-        by_class = {name: by_class.get(name, (f"{name}/", b"")) for name in classes}
-        return CachedSource(files_of(folder, by_class), image_shape, options, cache)
+        return {name: by_class.get(name, (f"{name}/", b"")) for name in classes}
 
-    validation = None
-    if test_folder:
-        test = open_folder(test_folder)
-        if validation_folder:
-            is_both = validation_folder == test_folder
-            validation = test if is_both else open_folder(validation_folder)
-        split = _words_of(folders)
-    else:
-        train, test = split_off_test(train, files.labels, folder)
-        split = f"{TEST_FRACTION:.0%} of each class held out for testing"
-    split = "; ".join(filter(None, (split, unlabeled, note)))
+    def opener(folder):
+        def open_split(classes, where):
+            if classes is None:
+                by_class = open_training(folder)
+            else:
+                by_class = open_testing(folder, classes, where)
+            names, most = dict(by_class.values()), options.max_image_pixels
+            return FolderFiles(folder, names, most, tuple(by_class))
 
-    sources = train, validation, test
-    (train, validation, test), bad_images = leave_out_bad_images(sources, options)
-    known = trained and (trained.mean, trained.deviation)
-    mean, deviation = known or sampled_moments(train)
-    return DataSet(
-        name="image_folder",
-        train=train,
-        test=test,
-        class_names=tuple(classes),
-        mean=mean,
-        deviation=deviation,
-        origin=f"{root} ({split}{listing.words}{bad_images})",
-        validation=validation,
+        return open_split
+
+    if trained is None:
+        training_folder(root, folders)
+    return splits.data_set(
+        "image_folder",
+        root,
+        {split: opener(folder) for split, folder in folders.items()},
+        options,
+        trained,
+        names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
+        note=lambda: f"; {unlabeled}{listing.words}" if unlabeled else listing.words,
     )
 
 
@@ -276,37 +240,3 @@ def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
     if folders.keys() - {"train"}:
         return train
     return split_off_test(train, files.labels, folder)[0]
-
-
-def _is_folder_of(trained, root, options):
-    """Whether a network was trained on the images of a folder without images for
-    testing; True with bad_images=skip, as the images left out are not known."""
-    if options.bad_images == "skip":
-        return True
-    try:
-        return checksum(training_images(root, trained.image_shape)) == trained.checksum
-    except DataError:  # such as a class of one image
-        return False
-
-
-def _words_of(folders):
-    """The folders that are used for validation and for testing."""
-    names = {split: f"{os.path.basename(path)}/" for split, path in folders.items()}
-    if "validation" in names and "test" not in names:
-        return f"{names['validation']} for validation and testing"
-    uses = {"validation": "validation", "test": "testing"}
-    words = [
-        f"{names[split]} for {use}" for split, use in uses.items() if split in names
-    ]
-    return ", ".join(words) or "all for testing"
-
-
-def _trained_size(options, trained):
-    """The options and the shape to read images in as those of the training were."""
-    size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
-    if size:
-        return options, (*height_and_width(size), CHANNELS)
-    if shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
-        # They were resized, unless all had this size.
-        options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)
-    return options, shape

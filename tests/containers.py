@@ -1,0 +1,163 @@
+"""The same images as a folder and in every container, and a web server with ranges."""
+
+import contextlib
+import csv
+import http.server
+import io
+import json
+import pathlib
+import re
+import tarfile
+import threading
+
+import numpy as np
+import pyarrow
+import tensorflow as tf
+from pictures import png, random_pixels
+from pyarrow import parquet
+
+CLASSES = ["ant", "cat", "dog"]
+# Rows of a row group, images of a file: neither divides the images.
+GROUP, SHARD = 7, 17
+
+
+def examples(count, seed=0):
+    """(path, label, content) in the order of an image folder."""
+    labels = np.sort(np.arange(count) % len(CLASSES))
+    return [
+        (f"{CLASSES[label]}/{i:05}.png", int(label), png(random_pixels([seed, i])))
+        for i, label in enumerate(labels.tolist())
+    ]
+
+
+def write_images(root, rows):
+    for path, _, content in rows:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+
+
+def write_csv(root, rows, split="train"):
+    write_images(root / split, rows)
+    with open(root / f"{split}.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file_name", "label"])
+        writer.writerows((f"{split}/{x}", CLASSES[label]) for x, label, _ in rows)
+
+
+def table(rows, **schema):
+    """An Arrow table as `datasets` makes one."""
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": CLASSES, "_type": "ClassLabel"},
+    }
+    images = [{"bytes": content, "path": path} for path, _, content in rows]
+    columns = {"image": images, "label": [label for _, label, _ in rows]} | schema
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pyarrow.table(columns).replace_schema_metadata(about)
+
+
+def write_parquet(root, rows, split="train"):
+    root.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(_shards(rows)):
+        path = root / f"{split}-{number:05}-of-00009.parquet"
+        parquet.write_table(table(part), path, row_group_size=GROUP)
+
+
+def write_tars(root, rows, split="train"):
+    root.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(_shards(rows)):
+        with tarfile.open(root / f"{split}-{number:03}.tar", "w") as archive:
+            for path, label, content in part:
+                stem = path.removesuffix(".png")
+                add_member(archive, f"{stem}.png", content)
+                add_member(archive, f"{stem}.cls", CLASSES[label].encode())
+
+
+def add_member(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def write_records(root, rows, split="train"):
+    """As the scripts of TensorFlow's ImageNet: labels from 1."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(_shards(rows)):
+        path = str(root / f"{split}-{number:05}-of-00009")
+        with tf.io.TFRecordWriter(path) as writer:
+            for _, label, content in part:
+                writer.write(record(content, label + 1, CLASSES[label]))
+
+
+def record(content, label, text):
+    features = {
+        "image/encoded": tf.train.BytesList(value=[content]),
+        "image/class/text": tf.train.BytesList(value=[text.encode()]),
+    }
+    features = {k: tf.train.Feature(bytes_list=x) for k, x in features.items()}
+    number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+    features["image/class/label"] = number
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    return example.SerializeToString()
+
+
+def _shards(rows):
+    return [rows[i : i + SHARD] for i in range(0, len(rows), SHARD)]
+
+
+# Name -> what writes it, --dataset, and --data_dir below the folder.
+CONTAINERS = {
+    "CSV": (write_csv, "table", "train.csv"),
+    "Parquet": (write_parquet, "parquet", ""),
+    "tar": (write_tars, "webdataset", "train-{000..002}.tar"),
+    "TFRecord": (write_records, "tfrecord", "train-*"),
+}
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A web server of a folder; `fail` of the next requests end in an error.
+
+    Attributes:
+        requests: (path, range) of those that were answered.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.requests, self.fail = pathlib.Path(folder), [], 0
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Request(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = self.server.folder / self.path.lstrip("/")
+        if self.server.fail:
+            self.server.fail -= 1
+            return self.send_error(503)
+        if not path.is_file():
+            return self.send_error(404)
+        content, status = path.read_bytes(), 200
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
+            first, last = map(int, wanted.groups())
+            content, status = content[first : last + 1], 206
+        self.server.requests.append((self.path, wanted and wanted.groups()))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def serving(folder):
+    with Server(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,190 @@
+"""Data sets of images in containers: tables, Parquet files, tar files and TFRecord
+files, on this machine, on web servers and in buckets."""
+
+import functools
+import os
+import re
+
+from towers.data.files import (
+    parquet,
+    remote,
+    splits,
+    tables,
+    tar_shards,
+    tf_records,
+)
+from towers.data.files.class_folders import split_of
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.index import Index, read_shards
+from towers.data.files.paths import shown
+from towers.data.sources import DataSet, Trained
+from towers.errors import ConfigError, DataError, with_nearest
+
+CONTAINERS = {
+    "table": tables,
+    "parquet": parquet,
+    "webdataset": tar_shards,
+    "tfrecord": tf_records,
+}
+
+
+def load(
+    container: str,
+    data_dir: str = "",
+    columns: str = "",
+    image_dir: str = "",
+    fold: int = -1,
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Indexes a data set; its images are read and decoded when they are needed.
+
+    Args:
+        container: in CONTAINERS.
+        data_dir: see `find_files`.
+        columns: ROLE:NAME by commas, for what has another name than usual.
+        image_dir: that the paths of a table start from; empty for the table's folder.
+        fold: of a table, which is for testing; -1 for none.
+        image_options: size of the images, their cache, and how they are shuffled.
+        trained: see `splits.data_set`.
+
+    Raises:
+        DataError: there is no such file, one is not what it should be, or as
+            `splits.data_set`.
+        ConfigError: `columns` has other roles than the container.
+    """
+    options = (image_options or ImageOptions()).with_survey()
+    module = CONTAINERS[container]
+    named = parse_columns(columns, container)
+    place, paths = find_files(data_dir, container)
+    if container == "table":
+        more = image_dir, fold, options.max_image_pixels
+        indexes = {x: tables.read(files, named, *more) for x, files in paths.items()}
+        if indexes.keys() == {"train"}:  # by a column
+            [indexes] = indexes.values()
+        else:
+            indexes = {x: by_split["train"] for x, by_split in indexes.items()}
+        openers = {x: lambda index=index: index for x, index in indexes.items()}
+    else:
+        if container == "parquet":
+            cache = parquet.RowGroups(1.25 * options.shuffle_buffer_mb)
+            read = functools.partial(parquet.read, columns=named, cache=cache)
+        else:
+            read = functools.partial(read_shards, columns=named, read=module.read)
+        openers = {x: functools.partial(read, files) for x, files in paths.items()}
+    openers = {split: functools.cache(opener) for split, opener in openers.items()}
+    unlabeled = [
+        split
+        for split in openers.keys() & {"validation", "test"}
+        if openers.keys() > {split} and (openers[split]().labels < 0).all()
+    ]
+    if "train" not in openers and (trained is None or unlabeled):
+        raise DataError(f"{shown(place)}: has no images for training")
+    return splits.data_set(
+        container,
+        place,
+        {
+            split: functools.partial(_with_classes, opener, place)
+            for split, opener in openers.items()
+            if split not in unlabeled
+        },
+        options,
+        trained,
+        names={split: f"split {split}" for split in openers},
+        note=lambda: "".join(
+            f"; split {split} has no labels and is not used" for split in unlabeled
+        ),
+    )
+
+
+def _with_classes(opener, place, class_names, where) -> Index:
+    index = opener()
+    for unlabeled in (index.labels < 0).nonzero()[0][:1]:
+        raise DataError(f"{shown(index.place(unlabeled))}: has no label")
+    if class_names is not None:
+        return index.with_classes(class_names, where)
+    if len(index.class_names) < 2:
+        names = shown(", ".join(index.class_names), 60)
+        raise DataError(f"{shown(place)}: has one class, {names}; two are needed")
+    return index
+
+
+def parse_columns(text: str, container: str) -> dict[str, str]:
+    """Role -> name of a column, from ROLE:NAME by commas.
+
+    Raises:
+        ConfigError: it is written otherwise, or the container has no such role.
+    """
+    roles, columns = CONTAINERS[container].ROLES, {}
+    for item in filter(None, text.split(",")):
+        role, colon, name = item.partition(":")
+        if role not in roles or not colon or not name or role in columns:
+            message = (
+                f"columns={text}: expected ROLE:NAME by commas, and the roles of "
+                f"{container} are {', '.join(roles)}"
+            )
+            raise ConfigError(with_nearest(message, role, roles))
+        columns[role] = name
+    return columns
+
+
+def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]]:
+    """The files of a data set by split.
+
+    Args:
+        data_dir: a file, a folder, or a pattern such as `train-{000..146}.tar`; on this
+            machine or a URL. Empty means `data`. The names of files, or of the folders
+            that they are in, may begin with train, val, test and other names of splits;
+            others are not used where some do. Where none do all are for training.
+        container: in CONTAINERS.
+
+    Returns:
+        The place for messages, and split -> files.
+
+    Raises:
+        DataError: there are no such files, or a folder has two tables.
+    """
+    place, endings = data_dir or "data", CONTAINERS[container].ENDINGS
+    if not remote.is_url(place):
+        place = os.path.abspath(os.path.expanduser(place))
+    is_file = is_of(place, container) or re.search(r"[*?{]", place)
+    is_folder = not is_file if remote.is_url(place) else os.path.isdir(place)
+    if is_folder:
+        paths = [x for x in _in_folder(place, container) if is_of(x, container)]
+        if not paths:
+            raise DataError(
+                f"{shown(place)}: no {', '.join(endings)} file; --data_dir names a "
+                "file, a folder of them, or a pattern such as train-{00..99}.tar"
+            )
+    else:
+        paths = remote.expand(place)
+    by_split = {}
+    for path in paths:
+        begin = len(place) if is_folder else len(os.path.dirname(path))
+        parts = path[begin:].strip("/").split("/")[::-1]
+        split = next(filter(None, map(split_of, parts)), "")
+        by_split.setdefault(split, []).append(path)
+    rest = by_split.pop("", [])
+    if not by_split:
+        if container == "table" and rest[1:]:
+            raise DataError(
+                f"{shown(place)}: has several tables; name one, such as "
+                f"--data_dir={shown(rest[0])}"
+            )
+        return place, {"train": rest}
+    return place, by_split
+
+
+def is_of(path: str, container: str) -> bool:
+    """Whether a file is named like one of a container."""
+    is_numbered = container == "tfrecord" and re.search(r"-\d+-of-\d+$", path)
+    return bool(is_numbered) or path.lower().endswith(CONTAINERS[container].ENDINGS)
+
+
+def _in_folder(folder, container):
+    """Of tables those next to the images, of which there may be a million."""
+    if container != "table":
+        return remote.matches(folder)
+    paths = remote.matches(folder, "*") + remote.matches(folder, "*/metadata.*")
+    named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
+    return named or paths

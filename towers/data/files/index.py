@@ -1,0 +1,279 @@
+"""Images as ranges of bytes in files, the form in which all containers are read."""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from towers import store
+from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data.files import remote
+from towers.data.files.paths import class_name, reason, shown
+from towers.data.streams import call_in_readers
+from towers.errors import DataError, nearest
+
+FORMAT = 1  # of what is kept of a file
+
+
+class Names(Sequence):
+    """Texts in one buffer: as Python's strings they would take four times the memory.
+
+    Args:
+        content: the texts, each followed by a zero byte.
+        folder: precedes each.
+    """
+
+    def __init__(self, content: bytes, folder: str = ""):
+        self.folder, self.content = folder, content
+        self._ends = np.flatnonzero(np.frombuffer(self.content, np.uint8) == 0)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        begin = self._ends[index - 1] + 1 if index else 0
+        name = os.fsdecode(self.content[begin : self._ends[index]])
+        return os.path.join(self.folder, name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index:
+    """Images of files, with their labels; an `ImageFiles`.
+
+    Attributes:
+        files: paths or URLs.
+        numbers: int32 [n], the file of each image.
+        offsets, lengths: int64 [n], its bytes there; None where a file is one image.
+        labels: int32 [n].
+        class_names: in the order of the labels.
+        weights: float32 [n], factors on the losses, or None.
+        names: [number of images before `take`], of images inside of the files.
+        rows: int64 [n], the places in `names`, or in the file where there are none.
+        max_pixels: bounds the size of a file that is one image.
+    """
+
+    files: Sequence[str]
+    numbers: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    offsets: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    names: Sequence[str] | None = None
+    rows: np.ndarray | None = None
+    max_pixels: int = MAX_IMAGE_PIXELS
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        file, label = self.files[self.numbers[index]], int(self.labels[index])
+        if self.offsets is None:
+            return remote.read_image_file(file, self.max_pixels), label
+        span = int(self.offsets[index]), int(self.lengths[index])
+        return remote.read_range(file, *span), label
+
+    def place(self, index: int) -> str:
+        file = self.files[self.numbers[index]]
+        if self.rows is None:
+            return file
+        if self.names is not None:
+            return f"{file}: {self.names[self.rows[index]]}"
+        return f"{file}: image {self.rows[index]} (counted from 0)"
+
+    def checksum(self) -> int:
+        """Of the labels and names of the files, and of the places in them."""
+        crc = zlib.crc32(self.labels.astype("<i4"))
+        numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
+        names = "\0".join(os.path.basename(self.files[x]) for x in numbers)
+        crc = zlib.crc32(names.encode(errors="surrogateescape"), crc)
+        for values in (self.offsets, self.rows, self.weights):
+            crc = (
+                crc if values is None else zlib.crc32(np.ascontiguousarray(values), crc)
+            )
+        return crc
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """int64 [n], the numbers of the pieces that are read as a whole, in ascending
+        order; None where each image is read by itself."""
+        if self.offsets is None or not any(map(remote.is_url, self.files)):
+            return None
+        most = int(self.offsets.max(initial=0)) // remote.BLOCK_BYTES + 1
+        return self.numbers * most + self.offsets // remote.BLOCK_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        """Mean size of a block in memory, or on the disk."""
+        return remote.BLOCK_BYTES
+
+    def take(self, places: np.ndarray) -> Self:
+        """The images at some places."""
+        per_image = "numbers", "labels", "offsets", "lengths", "weights", "rows"
+        values = {name: getattr(self, name) for name in per_image}
+        return dataclasses.replace(
+            self, **{k: x[places] for k, x in values.items() if x is not None}
+        )
+
+    def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
+        """The labels in the order of these classes.
+
+        Raises:
+            DataError: an image is of another class; names it.
+        """
+        numbers = {name: number for number, name in enumerate(class_names)}
+        new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
+        labels = np.where(self.labels < 0, -1, new[self.labels])
+        for index in np.flatnonzero((labels < 0) & (self.labels >= 0))[:1]:
+            name = self.class_names[self.labels[index]]
+            raise DataError(
+                f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
+                f"there is no such class in {where}; {nearest(name, class_names)}"
+                f"it has {shown(', '.join(class_names[:20]), 100)}"
+            )
+        return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
+
+
+class LabelNumbers:
+    """Numbers of labels in the order in which they are met.
+
+    Attributes:
+        names: label -> its number.
+    """
+
+    def __init__(self):
+        self.names = {}
+
+    def __call__(self, label: str) -> int:
+        return self.names.setdefault(label, len(self.names))
+
+
+def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes in the order of their labels: integers by value, others as
+    texts."""
+    names = list(names)
+    is_number = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
+    return tuple(sorted(names, key=int if is_number else str))
+
+
+def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
+    """`labels` and `class_names` of an Index from numbers of names.
+
+    Args:
+        labels: integers [n], -1 for an image without a label.
+        names: of the numbers.
+    """
+    names = list(map(class_name, names))
+    classes = sorted_classes(set(names))
+    order = {name: number for number, name in enumerate(classes)}
+    new = np.array([order[name] for name in names] or [0], np.int32)
+    labels = np.where(labels < 0, -1, new[labels]).astype(np.int32)
+    return {"labels": labels, "class_names": classes}
+
+
+class Shard(NamedTuple):
+    """The images of one file.
+
+    Attributes:
+        offsets, lengths: int64 [n], their bytes.
+        labels: texts [n], None without a label.
+        names: [n], inside of the file; None where they are numbered.
+    """
+
+    offsets: np.ndarray
+    lengths: np.ndarray
+    labels: list[str | None]
+    names: list[str] | None = None
+
+
+def read_shards(
+    paths: Sequence[str],
+    columns: Mapping[str, str],
+    read: Callable[[str, Mapping[str, str]], Shard],
+) -> Index:
+    """The images of files, in their order; each file is read once, and what was found
+    is kept in the folder of `remote.cache_folder` until it changes.
+
+    Args:
+        paths: of the files.
+        columns: which parts of an example are image and label.
+        read: reads one file.
+
+    Raises:
+        DataError: a file cannot be read; names it.
+    """
+    shards = [None] * len(paths)
+
+    def read_one(number):
+        path = paths[number]
+        try:
+            key = f"{FORMAT} {read.__module__} {columns} {remote.version(path)}"
+            shards[number] = _kept(key, lambda: _arrays(read(path, columns)))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{shown(path)}: {reason(error)}") from error
+
+    call_in_readers(read_one, len(paths))
+    counts = [len(x["offsets"]) for x in shards]
+    for path, count in zip(paths, counts, strict=True):
+        if not count:
+            raise DataError(f"{shown(path)}: has no images")
+    texts = [x["classes"].tobytes().decode().split("\0")[:-1] for x in shards]
+    names = list(dict.fromkeys(itertools.chain(*texts)))
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = []
+    for shard, classes in zip(shards, texts, strict=True):
+        new = np.array([*(numbers[x] for x in classes), -1])
+        labels.append(new[shard["labels"]])
+    joined = {x: np.concatenate([s[x] for s in shards]) for x in ("offsets", "lengths")}
+    buffers = [shard["names"].tobytes() for shard in shards]
+    is_named = all(buffers)
+    rows = [np.arange(sum(counts))] if is_named else map(np.arange, counts)
+    return Index(
+        paths,
+        np.repeat(np.arange(len(paths), dtype=np.int32), counts),
+        **settle_classes(np.concatenate(labels), names),
+        **joined,
+        names=Names(b"".join(buffers)) if is_named else None,
+        rows=np.concatenate(list(rows)),
+    )
+
+
+def _arrays(shard):
+    """A shard as arrays; names of classes and images are texts that end with zero."""
+    classes = list(dict.fromkeys(x for x in shard.labels if x is not None))
+    numbers = {name: number for number, name in enumerate(classes)} | {None: -1}
+
+    def joined(names):
+        return np.frombuffer(b"".join(os.fsencode(f"{x}\0") for x in names), np.uint8)
+
+    return {
+        "offsets": shard.offsets,
+        "lengths": shard.lengths,
+        "labels": np.array([numbers[x] for x in shard.labels], np.int64),
+        "classes": joined(classes),
+        "names": joined(shard.names or ()),
+    }
+
+
+def _kept(key, make):
+    """Arrays that are made once, and then read from the cache."""
+    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+    path = os.path.join(remote.cache_folder(), "index", f"{name}.npz")
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        arrays = make()
+    with contextlib.suppress(OSError):  # it is made again
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with store.aside(path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **arrays)
+    return arrays

@@ -1,0 +1,285 @@
+"""Parquet files with encoded images, as Hugging Face's `datasets` writes them."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet, types
+
+from towers.data.files import remote
+from towers.data.files.index import Index, LabelNumbers, settle_classes
+from towers.data.files.paths import class_name, reason, shown
+from towers.errors import DataError, one_line, with_nearest
+
+ENDINGS = (".parquet",)
+ROLES = ("image", "label")
+_NAMES = {
+    "image": ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes"),
+    "label": ("label", "labels", "class", "cls", "target", "fine_label"),
+}
+# Row groups that are read ahead of their use, besides those of the window.
+_AHEAD = 4
+
+
+class RowGroups:
+    """The row groups used last, which threads share.
+
+    Args:
+        megabytes: of all, uncompressed.
+    """
+
+    def __init__(self, megabytes: float):
+        self._most_bytes, self._num_bytes = megabytes * 1e6, 0
+        self._groups = collections.OrderedDict()
+        self._lock, self._reading = threading.Lock(), {}
+
+    def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
+        """A row group; the first thread that asks for it reads it."""
+        with self._lock:
+            if key in self._groups:
+                self._groups.move_to_end(key)
+                return self._groups[key][0]
+            reading = self._reading.setdefault(key, threading.Lock())
+        with reading:
+            with self._lock:
+                if key in self._groups:
+                    return self._groups[key][0]
+            group = read()
+            with self._lock:
+                self._groups[key] = group, num_bytes
+                self._num_bytes += num_bytes
+                while self._num_bytes > self._most_bytes and len(self._groups) > _AHEAD:
+                    self._num_bytes -= self._groups.popitem(last=False)[1][1]
+                self._reading.pop(key, None)
+        return group
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParquetIndex(Index):
+    """Images in row groups, each of which is read as a whole. `offsets` are the numbers
+    of the row groups, and `lengths` the rows in them.
+
+    Attributes:
+        groups: per row group its file, its number there, and its bytes uncompressed.
+        column: path of the column of bytes.
+        cache: of row groups.
+    """
+
+    groups: Sequence[tuple[str, int, int]] = ()
+    column: tuple[str, ...] = ()
+    cache: RowGroups | None = None
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        group = int(self.offsets[index])
+        path, number, num_bytes = self.groups[group]
+        values = self.cache.get(
+            (path, number), num_bytes, lambda: self._read_group(path, number)
+        )
+        value = values[int(self.lengths[index])].as_buffer()
+        if value is None:
+            raise ValueError("has no bytes; only images inside of the file are read")
+        return value.to_pybytes(), int(self.labels[index])
+
+    def _read_group(self, path, number):
+        names = [".".join(self.column)]
+        with _errors_of_arrow(), _opened(path) as file:
+            table = file.read_row_group(number, names, use_threads=False)
+            values = table.column(0).combine_chunks()
+        for name in self.column[1:]:
+            values = values.field(name)
+        return values
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return self.offsets
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(x[2] for x in self.groups) // len(self.groups)
+
+
+def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:
+    """The images of files, of which only the labels are read.
+
+    Args:
+        paths: of the files.
+        columns: "image" and "label" -> name of its column; by default those that the
+            metadata of `datasets` name, or that have a usual name.
+        cache: of row groups.
+
+    Returns:
+        The images. Labels are -1 where the files have none.
+
+    Raises:
+        DataError: a file is no Parquet file, or has other columns than the first.
+    """
+    groups, numbers, group_numbers, group_rows, rows, labels = [], [], [], [], [], []
+    first, label_numbers = None, LabelNumbers()
+    for file_number, path in enumerate(paths):
+        try:
+            with _errors_of_arrow(), _opened(path) as file:
+                columns_here = _find_columns(file.schema_arrow, columns)
+                first = first or columns_here
+                if columns_here != first:
+                    raise ValueError(
+                        f"has other columns than {shown(paths[0])}: "
+                        f"{columns_here.words}, not {first.words}"
+                    )
+                sizes = _group_sizes(file.metadata, first.image)
+                if first.label:
+                    values = file.read([first.label]).column(0)
+                    labels.append(_label_numbers(values, first, label_numbers))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{shown(path)}: {reason(error)}") from error
+        for number, (num_rows, num_bytes) in enumerate(sizes):
+            group_numbers.append(np.full(num_rows, len(groups)))
+            group_rows.append(np.arange(num_rows))
+            groups.append((path, number, num_bytes))
+        rows.append(np.arange(sum(num_rows for num_rows, _ in sizes)))
+        numbers.append(np.full(len(rows[-1]), file_number, np.int32))
+    numbers = np.concatenate(numbers)
+    if not len(numbers):
+        raise DataError(f"{shown(paths[0])}: has no rows")
+    if first.class_names:
+        classes = {"labels": np.concatenate(labels), "class_names": first.class_names}
+    else:
+        labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
+        classes = settle_classes(labels, label_numbers.names)
+    return ParquetIndex(
+        paths,
+        numbers,
+        **classes,
+        offsets=np.concatenate(group_numbers),
+        lengths=np.concatenate(group_rows),
+        rows=np.concatenate(rows),
+        groups=groups,
+        column=first.image,
+        cache=cache,
+    )
+
+
+class _Columns(NamedTuple):
+    """The columns of a file.
+
+    Attributes:
+        image: names on the path to the column of bytes.
+        label: its name; None without one.
+        label_type: of Arrow.
+        class_names: that `datasets` has for the labels.
+    """
+
+    image: tuple[str, ...]
+    label: str | None
+    label_type: str
+    class_names: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        label = f"{self.label} ({self.label_type})" if self.label else "no labels"
+        count = f" of {len(self.class_names)} classes" if self.class_names else ""
+        return f"{'.'.join(self.image)} and {label}{count}"
+
+
+def _find_columns(schema, columns):
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features") or {}
+    names = {}
+    for role, kind in (("image", "Image"), ("label", "ClassLabel")):
+        if name := columns.get(role):
+            if name not in schema.names:
+                message = f"has no column {name!r}, only {', '.join(schema.names)}"
+                raise ValueError(with_nearest(message, name, schema.names))
+            names[role] = name
+            continue
+        of_kind = [x for x, about in features.items() if _type_of(about) == kind]
+        usual = [x for x in schema.names if x.lower() in _NAMES[role]]
+        fitting = of_kind if len(of_kind) == 1 else usual
+        if len(fitting) > 1:
+            raise ValueError(
+                f"is the {role} in column {' or '.join(fitting)}? "
+                f"--columns={role}:{fitting[0]} names it"
+            )
+        names[role] = fitting[0] if fitting else None
+    if names["image"] is None:
+        raise ValueError(
+            f"no column is named like an image, only {', '.join(schema.names)}; "
+            "--columns=image:NAME names it"
+        )
+    image, path = schema.field(names["image"]).type, (names["image"],)
+    if types.is_struct(image) and image.get_field_index("bytes") >= 0:
+        image, path = image.field("bytes").type, (*path, "bytes")
+    if not (types.is_binary(image) or types.is_large_binary(image)):
+        raise ValueError(f"the column {'.'.join(path)} is {image}, and not of bytes")
+    label = names["label"]
+    class_names = (features.get(label) or {}).get("names") or ()
+    kind = str(schema.field(label).type) if label else ""
+    return _Columns(path, label, kind, tuple(map(class_name, class_names)))
+
+
+def _type_of(feature):
+    return feature.get("_type") if isinstance(feature, dict) else None
+
+
+def _group_sizes(metadata, image):
+    """(rows, uncompressed bytes of the images) of each row group."""
+    path = ".".join(image)
+    sizes = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = map(group.column, range(group.num_columns))
+        num_bytes = sum(
+            x.total_uncompressed_size for x in chunks if x.path_in_schema == path
+        )
+        sizes.append((group.num_rows, num_bytes))
+    return sizes
+
+
+def _label_numbers(values, columns, numbers):
+    """int32 [n]; -1 where there is none."""
+    kind = values.type
+    if types.is_dictionary(kind):
+        values, kind = values.cast(kind.value_type), kind.value_type
+    if not (
+        types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+    ):
+        raise ValueError(
+            f"the column {columns.label} is {kind}, and not of integers or texts"
+        )
+    if columns.class_names:
+        labels = values.fill_null(-1).to_numpy().astype(np.int64)
+        for row in np.flatnonzero((labels < -1) | (labels >= len(columns.class_names)))[
+            :1
+        ]:
+            raise ValueError(
+                f"row {row} has the label {labels[row]}, expected 0 to "
+                f"{len(columns.class_names) - 1}"
+            )
+        return labels.astype(np.int32)
+    encoded = values.combine_chunks().dictionary_encode()
+    new = [
+        -1 if x in (None, "", -1) else numbers(str(x))
+        for x in encoded.dictionary.to_pylist()
+    ]
+    places = encoded.indices.fill_null(len(new)).to_numpy()
+    return np.array([*new, -1], np.int32)[places]
+
+
+def _opened(path):
+    """A file whose columns are read in ranges."""
+    if remote.is_url(path):
+        return parquet.ParquetFile(remote.open_file(path))
+    return parquet.ParquetFile(path, memory_map=True)
+
+
+@contextlib.contextmanager
+def _errors_of_arrow() -> Iterator[None]:
+    try:
+        yield
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"cannot be read: {one_line(error, 150)}") from error

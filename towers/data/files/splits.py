@@ -1,0 +1,149 @@
+"""The data set that the labeled images of some splits make."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from towers import console
+from towers.config.list_options import height_and_width
+from towers.data.files.cached import (
+    DEFAULT_IMAGE_SIZE,
+    CachedSource,
+    ImageCache,
+    leave_out_bad_images,
+    sampled_moments,
+    settle_size,
+)
+from towers.data.files.image_files import ImageFiles, ImageOptions
+from towers.data.files.paths import shown
+from towers.data.sources import (
+    TEST_FRACTION,
+    DataSet,
+    Trained,
+    checksum,
+    split_off_test,
+)
+from towers.errors import DataError
+
+CHANNELS = 3
+
+
+# Takes classes, and words for where these come from, or None, and
+# gives files with `labels`, int32 [n], and `class_names`, in the order of these.
+OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
+
+
+def data_set(
+    name: str,
+    place: str,
+    splits: Mapping[str, OpenSplit],
+    options: ImageOptions,
+    trained: Trained | None,
+    *,
+    names: Mapping[str, str],
+    note: Callable[[], str] = lambda: "",
+) -> DataSet:
+    """A data set of image files.
+
+    Without a split for validation or testing a tenth of each class is held out for
+    testing, drawn at random, the same in every run; one alone is used for both.
+
+    Args:
+        name: of the data set.
+        place: its location.
+        splits: of "train", "validation" and "test" those that there are.
+        options: with a survey where images may be left out.
+        trained: a network to be evaluated, whose classes, image shape and moments are
+            used. Only the split for testing is opened; without one all images are for
+            testing, unless the network was trained on these.
+        names: of the splits, for messages.
+        note: more words for `origin`, when all splits are opened.
+
+    Returns:
+        Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
+
+    Raises:
+        DataError: a split cannot be opened, has no images or other classes than those
+            for training, or an image of the sample cannot be read.
+    """
+    testing = next((x for x in ("test", "validation") if x in splits), None)
+    cache = ImageCache(options.image_cache_mb)
+    if not testing and "train" in splits and trained:
+        if not _was_trained_on(trained, splits, options, place):
+            console.warn(
+                f"{shown(place)} is not the data that the run was trained on, so all "
+                "images in it are for testing"
+            )
+            testing = "train"
+    train = validation = None
+    if trained is not None and testing:
+        classes, where, sizes = trained.class_names, "the run", ""
+        options, shape = _trained_size(options, trained)
+    else:
+        where = names["train"]
+        files = splits["train"](None, "")
+        classes = files.class_names
+        options, shape, sizes = settle_size(files, CHANNELS, options)
+        train = CachedSource(files, shape, options, cache)
+
+    def opened(split):
+        return CachedSource(splits[split](classes, where), shape, options, cache)
+
+    if testing:
+        test = opened(testing)
+        if "validation" in splits and train is not None:
+            validation = test if testing == "validation" else opened("validation")
+        words = "all for testing" if testing == "train" else _words(splits, names)
+    else:
+        train, test = split_off_test(train, files.labels, place)
+        words = f"{TEST_FRACTION:.0%} of each class held out for testing"
+    (train, validation, test), bad_images = leave_out_bad_images(
+        (train, validation, test), options
+    )
+    words = "; ".join(filter(None, (words, sizes)))
+    known = trained and (trained.mean, trained.deviation)
+    mean, deviation = known or sampled_moments(train)
+    return DataSet(
+        name=name,
+        train=train,
+        test=test,
+        class_names=tuple(classes),
+        mean=mean,
+        deviation=deviation,
+        origin=f"{place} ({words}{note()}{bad_images})",
+        validation=validation,
+    )
+
+
+def _was_trained_on(trained, splits, options, place):
+    """Whether a network was trained on the images of a data set without images for
+    testing; True with bad_images=skip, as the images left out are not known."""
+    if options.bad_images == "skip":
+        return True
+    try:
+        files = splits["train"](None, "")
+        source = CachedSource(
+            files, trained.image_shape, ImageOptions(image_cache_mb=0)
+        )
+        train, _ = split_off_test(source, files.labels, place)
+    except DataError:  # such as a class of one image
+        return False
+    return checksum(train) == trained.checksum
+
+
+def _words(splits, names):
+    """The splits that are used for validation and for testing."""
+    if "validation" in splits and "test" not in splits:
+        return f"{names['validation']} for validation and testing"
+    uses = {"validation": "validation", "test": "testing"}
+    return ", ".join(f"{names[x]} for {use}" for x, use in uses.items() if x in splits)
+
+
+def _trained_size(options, trained):
+    """The options and the shape to read images in as those of the training were."""
+    size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
+    if size:
+        return options, (*height_and_width(size), CHANNELS)
+    if shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
+        # They were resized, unless all had this size.
+        options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)
+    return options, shape

@@ -1,0 +1,281 @@
+"""Tables of image files: CSV, TSV, JSON Lines or Parquet with a row for each image."""
+
+import csv
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from towers.data.files import remote
+from towers.data.files.class_folders import split_of
+from towers.data.files.index import Index, LabelNumbers, Names, settle_classes
+from towers.data.files.paths import is_image_name, reason, shown
+from towers.errors import DataError, with_nearest
+
+ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+# Names of columns, by which is taken first; in lower case, with spaces as underscores.
+_ROLES = {
+    "path": (
+        r"(image|img|file|photo)?_?(path|file_?name)|(image|img)_(file|name)"
+        r"|file|image|img|photo",
+        r"(image|img|file|photo)?_?id",
+    ),
+    "label": (r"label|class|target|class_?name|category",),
+    "split": (r"split|subset|partition",),
+    "fold": (r"k?fold",),
+    "weight": (r"(sample_)?weight",),
+}
+ROLES = tuple(_ROLES)
+
+
+def read(
+    paths: Sequence[str],
+    columns: Mapping[str, str],
+    image_dir: str = "",
+    fold: int = -1,
+    max_pixels: int = 0,
+) -> dict[str, Index]:
+    """The images of tables by split.
+
+    Args:
+        paths: of the tables, which have the same columns.
+        columns: role -> name of its column; others are found by their names.
+        image_dir: that the paths in the tables start from; empty for that of each.
+        fold: of the column `fold`, whose images are for testing; -1 for none.
+
+    Returns:
+        "train", "validation" and "test" -> its images, of splits that have any. Without
+        a column for it all are in "train". Labels are -1 in a table without a column of
+        labels.
+
+    Raises:
+        DataError: a file is missing, or has two rows; a column is missing, or may be
+            one of two; names the file and the row.
+    """
+    files, labels, splits, weights = [], [], [], []
+    places, numbers = {}, LabelNumbers()
+    for table in paths:
+        rows = _rows(table)
+        header = next(rows, None)
+        if not header:
+            raise DataError(f"{shown(table)}: the file is empty")
+        used = _columns(table, header, columns, fold)
+        resolve = _Resolver(image_dir or os.path.dirname(table))
+        for number, row in rows:
+            where = f"{shown(table)}: row {number}"
+            if len(row) != len(header):
+                words = f"has {len(row)} values, and the first row {len(header)}"
+                raise DataError(f"{where} {words}")
+            values = {role: row[place] for role, place in used.items()}
+            file = resolve(values["path"], where)
+            before = places.setdefault(file, where)
+            if before is not where:
+                raise DataError(f"{where}: {shown(file)} is also in {before}")
+            files.append(file)
+            label = values.get("label")
+            if label in ("", None) and "label" in used:
+                raise DataError(f"{where}: has no label")
+            labels.append(-1 if label is None else numbers(str(label)))
+            splits.append(_split(values, fold, where))
+            if "weight" in used:
+                weights.append(_weight(values["weight"], where))
+    if not files:
+        raise DataError(f"{shown(paths[0])}: has no rows")
+    index = Index(
+        Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
+        np.arange(len(files), dtype=np.int32),
+        weights=np.array(weights, np.float32) if weights else None,
+        max_pixels=max_pixels,
+        **settle_classes(np.array(labels), numbers.names),
+    )
+    splits = np.array(splits)
+    if not (splits != "train").any():
+        return {"train": index}
+    return {x: index.take(np.flatnonzero(splits == x)) for x in np.unique(splits)}
+
+
+def _rows(path) -> Iterator:
+    """The names of the columns, then (number, values) of each row; rows are counted
+    from 1, the first of a CSV file being the header."""
+    kind = os.path.splitext(path)[1].lower()
+    try:
+        if kind == ".parquet":
+            yield from _rows_of_parquet(path)
+        elif kind in (".jsonl", ".ndjson"):
+            with remote.open_file(path) as file:
+                yield from _rows_of_json(file)
+        else:
+            with remote.open_file(path) as file:
+                yield from _rows_of_csv(file, "\t" if kind == ".tsv" else None)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{shown(path)}: {reason(error)}") from error
+
+
+def _rows_of_csv(file, delimiter):
+    lines = (line.decode("utf-8-sig") for line in file)
+    first = next(lines, "")
+    if delimiter is None:
+        delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(
+        itertools.chain([first], lines), delimiter=delimiter, strict=True
+    )
+    yield next(reader, [])
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"row {reader.line_num}: {error}") from error
+
+
+def _rows_of_json(file):
+    header = None
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+            if not isinstance(values, dict):
+                raise ValueError("is no object {...}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"row {number}: {error}") from error
+        if header is None:
+            header = list(values)
+            yield header
+        if values.keys() != set(header):
+            raise ValueError(f"row {number}: has other keys than the first row")
+        yield number, [values[name] for name in header]
+
+
+def _rows_of_parquet(path):
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(remote.local_copy(path), memory_map=True)
+        names = [x.name for x in table.schema_arrow if not _is_nested(x.type)]
+        yield names
+        number = 0
+        for batch in table.iter_batches(columns=names):
+            for row in zip(*(x.to_pylist() for x in batch.columns), strict=True):
+                number += 1
+                yield number, row
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"is no Parquet file: {error}") from error
+
+
+def _is_nested(kind):
+    from pyarrow import types
+
+    return types.is_nested(kind) or types.is_binary(kind)
+
+
+def _columns(table, header, columns, fold):
+    """Role -> place of its column."""
+    plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
+    begin = f"{shown(table)}: "
+    listed = shown(", ".join(map(str, header)), 100)
+    used = {}
+    for role, name in columns.items():
+        if name not in header:
+            words = f"{begin}has no column {name!r}, only {listed}"
+            raise DataError(with_nearest(words, name, header))
+        used[role] = header.index(name)
+    for role, patterns in _ROLES.items():
+        for pattern in patterns:
+            fitting = [i for i, x in enumerate(plain) if re.fullmatch(pattern, x)]
+            fitting = [i for i in fitting if i not in used.values()]
+            if fitting and role not in used:
+                if fitting[1:]:
+                    names = " or ".join(header[i] for i in fitting[:2])
+                    raise DataError(
+                        f"{begin}is the {role} in column {names}? "
+                        f"--columns={role}:{header[fitting[0]]} names it"
+                    )
+                used[role] = fitting[0]
+    rest = [i for i in range(len(header)) if i not in used.values()]
+    if "label" not in used and "path" in used and len(rest) == 1:
+        used["label"] = rest[0]
+    for role in ("path", *["label"] * bool(rest), *["fold"] * (fold >= 0)):
+        if role not in used:
+            raise DataError(
+                f"{begin}no column is named like a {role}, only {listed}; name it, as "
+                f"in --columns={role}:{header[rest[0]] if rest else 'NAME'}"
+            )
+    return used
+
+
+class _Resolver:
+    """Finds files by their path in a table, or by that without its ending."""
+
+    def __init__(self, folder):
+        self._folder, self._listings = folder, {}
+
+    def __call__(self, name, where):
+        path = os.path.join(self._folder, str(name or ""))
+        if not name:
+            raise DataError(f"{where}: has no path")
+        if remote.is_url(path):
+            return path
+        folder, base = os.path.split(path)
+        listing = self._listings.get(folder)
+        if listing is None:
+            listing = self._listings[folder] = _listing(folder)
+        names = listing.get(base, ())
+        if len(names) == 1:
+            return os.path.join(folder, names[0])
+        if names:
+            words = " or ".join(os.path.join(folder, x) for x in sorted(names)[:2])
+            raise DataError(f"{where}: is {shown(str(name), 60)} the file {words}?")
+        raise DataError(
+            f"{where}: there is no file {shown(path)}; {self._hint(base)}--image_dir "
+            "names the folder that the paths start from"
+        )
+
+    def _hint(self, base):
+        """Names a folder next to the table with such a file."""
+        for entry in os.scandir(self._folder) if os.path.isdir(self._folder) else ():
+            if entry.is_dir() and base in _listing(entry.path):
+                return f"{shown(entry.path)} has one: "
+        return ""
+
+
+def _listing(folder):
+    """Name of a file, and of an image without its ending -> names of files."""
+    listing = {}
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for name in filter(is_image_name, names):
+        listing.setdefault(os.path.splitext(name)[0], []).append(name)
+    return listing | {name: [name] for name in names}
+
+
+def _split(values, fold, where):
+    if fold >= 0:
+        try:
+            return "test" if int(values["fold"]) == fold else "train"
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{where}: the fold {values['fold']!r:.40} is no number"
+            ) from None
+    if "split" not in values:
+        return "train"
+    split = split_of(str(values["split"]))
+    if split is None:
+        raise DataError(
+            f"{where}: the split {values['split']!r:.40} is none of train, validation "
+            "and test"
+        )
+    return split
+
+
+def _weight(value, where):
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = -1.0
+    if not 0 <= weight < float("inf"):
+        raise DataError(f"{where}: the weight {value!r:.40} is no number of at least 0")
+    return weight

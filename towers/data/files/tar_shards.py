@@ -1,0 +1,153 @@
+"""Tar files with an image and its label as neighbors, as `webdataset` writes them."""
+
+import contextlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from towers.data.files import remote
+from towers.data.files.index import Shard
+from towers.data.files.paths import is_image_name, shown
+
+ENDINGS = (".tar",)
+ROLES = ("image", "label")
+_LABELS = ("cls", "json", "txt")
+_BLOCK = 512
+_REGULAR = (b"0", b"\0", b"7")
+
+
+def read(path: str, columns: Mapping[str, str]) -> Shard:
+    """The images of a tar file, of which headers and labels are read.
+
+    Neighbors whose names are equal up to the first dot of their last part are of one
+    example: the image, and its label in `.cls`, `.txt` or the key `label` of `.json`.
+
+    Args:
+        path: of the file.
+        columns: "image" and "label" -> ending of the member; of a label in JSON
+            "json:KEY".
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it breaks off, is no tar file, or one of several images has no
+            label.
+    """
+    offsets, lengths, labels, names = [], [], [], []
+    with _reader(path) as (read_at, size):
+        for members in _examples(_members(read_at, size)):
+            images = [x for x in members if _is_image(x, columns.get("image"))]
+            if images[1:]:
+                both = " and ".join(ending for ending in images[:2])
+                raise ValueError(
+                    f"{members[images[0]][0]} has two images, {both}; "
+                    f"--columns=image:{images[0]} names one"
+                )
+            if images:
+                name, begin, length = members[images[0]]
+                offsets.append(begin)
+                lengths.append(length)
+                names.append(name)
+                labels.append(_label(members, columns.get("label"), read_at))
+    missing = [name for name, x in zip(names, labels, strict=True) if x is None]
+    if missing and len(missing) < len(names):
+        raise ValueError(f"{shown(missing[0])} has no label in {' or '.join(_LABELS)}")
+    return Shard(np.array(offsets), np.array(lengths), labels, names)
+
+
+@contextlib.contextmanager
+def _reader(path: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+    """A function (offset, length) -> bytes, and the size of the file."""
+    with remote.open_file(path) as file:
+        if remote.is_url(path):
+
+            def read_at(offset, length):
+                file.seek(offset)
+                return file.read(length)
+
+            yield read_at, remote.size(path)
+        elif size := os.fstat(file.fileno()).st_size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                yield lambda offset, n: content[offset : offset + n], size
+        else:
+            raise ValueError("the file is empty")
+
+
+def _members(read_at, size):
+    """(name, first byte, number of bytes) of each regular file: of the formats of POSIX
+    (ustar, pax) and of GNU tar."""
+    place, extended = 0, {}
+    while place < size:
+        header = read_at(place, _BLOCK)
+        if header.count(0) == _BLOCK:
+            return
+        name = header[:100].split(b"\0", 1)[0]
+        if len(header) < _BLOCK or header[257:262] != b"ustar":
+            words = f"breaks off at byte {place:,}" if place else "is no tar file"
+            raise ValueError(words)
+        if header[257:263] == b"ustar\0" and header[345]:
+            name = header[345:500].split(b"\0", 1)[0] + b"/" + name
+        kind, begin = header[156:157], place + _BLOCK
+        length = int(extended.get(b"size") or _number(header[124:136]))
+        place = begin + length + -length % _BLOCK
+        if place > size:
+            raise ValueError(f"breaks off in {shown(os.fsdecode(name), 60)}")
+        if kind == b"L":  # a long name, of GNU tar
+            extended[b"path"] = read_at(begin, length).rstrip(b"\0")
+        elif kind == b"x":  # long names and others, of pax
+            records = read_at(begin, length)
+            extended.update(re.findall(rb"\d+ ([^=\n]+)=([^\n]*)\n", records))
+        elif kind != b"g":
+            if kind in _REGULAR:
+                yield os.fsdecode(extended.get(b"path", name)), begin, length
+            extended = {}
+    raise ValueError("breaks off: the end of the archive is missing")
+
+
+def _number(field):
+    if field[0] & 0x80:  # binary, of more than 8 GiB
+        return int.from_bytes(field[1:])
+    return int(field.rstrip(b" \0") or b"0", 8)
+
+
+def _examples(members):
+    """Ending -> member, of each example."""
+    last, example = None, {}
+    for name, begin, length in members:
+        folder, _, base = name.rpartition("/")
+        stem, _, ending = base.partition(".")
+        if not stem or not ending:
+            continue
+        if (folder, stem) != last:
+            if example:
+                yield example
+            last, example = (folder, stem), {}
+        example[ending.lower()] = name, begin, length
+    if example:
+        yield example
+
+
+def _is_image(ending, wanted):
+    return ending == wanted if wanted else is_image_name(f"x.{ending}")
+
+
+def _label(members, wanted, read_at):
+    """The text of a label; None without one."""
+    kind, _, key = (wanted or "").partition(":")
+    for ending in (kind,) if kind else _LABELS:
+        if ending not in members:
+            continue
+        name, *place = members[ending]
+        content = read_at(*place).decode()
+        if ending != "json" and not ending.endswith(".json"):
+            return content.strip()
+        values = json.loads(content)
+        if not isinstance(values, dict):
+            raise ValueError(f"{shown(name, 60)} is no object {{...}}")
+        value = values.get(key or "label")
+        if value is not None:
+            return str(value)
+    return None
