@@ -105,20 +105,6 @@ def test_a_network_gives_the_logits_of_keras(name, mean, deviation):
     np.testing.assert_allclose(logits, expected, atol=1e-5 * scale)
 
 
-@pytest.mark.slow
-def test_names_and_values_depend_on_the_arguments_alone():
-    """The second network of a process is the first one again."""
-    first, second = (
-        create(f"keras:{SMALL}", image_shape=(32, 32, 3), seed=4, weight_decay=0.1)
-        for _ in range(2)
-    )
-    for ours, theirs in zip(first.variables, second.variables, strict=True):
-        assert ours.path == theirs.path
-        np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
-    decayed = {v.name for v in first.trainable_variables if v.regularizer is not None}
-    assert decayed == {"kernel"}
-
-
 @pytest.mark.parametrize(
     "name,shape,words",
     [
@@ -198,13 +184,3 @@ def compare_with_one_device(name, cls, num_devices, options):
     cls = getattr(strategies, cls, AsynchronousTrainer)
     state = trained(name, cls, num_devices, 9, **options)
     assert_close(state, trained(name, strategies.towers, 1, 9), 1e-6)
-
-
-@pytest.mark.slow
-def test_what_no_device_can_split_is_refused_by_its_layer():
-    network = networks.application(f"keras:{SMALL}")
-    batches = networks.application_batches(network, 4)
-    with pytest.raises(ConfigError, match=r"layer \w+ \(\w+\) cannot be split"):
-        create_trainer(
-            strategies.model_parallel, network, Recipe(), batches, 2, group_size=2
-        )

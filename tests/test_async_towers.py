@@ -3,10 +3,7 @@
 import collections
 import contextlib
 import itertools
-import os
-import signal
 import threading
-import time
 
 import keras
 import networks
@@ -28,14 +25,12 @@ from recipes import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers.data.streams import without_tuning
-from towers.errors import NumericError, Preempted, StuckError
+from towers.errors import NumericError, StuckError
 from towers.models.variables import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
-from towers.parallel.feed import Streams
 from towers.parallel.loop import CONSISTENT_ACTIVITIES
 from towers.run import session, watchdog
 from towers.training.train import train
@@ -442,77 +437,6 @@ def test_row_15_a_tower_that_hangs_is_named(join_worker):
     released.set()
     join_worker()
     assert towers.progress() == (9, "idle")
-
-
-@pytest.mark.row(12)
-def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(
-    monkeypatch, join_worker
-):
-    monkeypatch.setattr(watchdog, "_GRACE_SECS", 0.1)
-    network, batches = networks.plain_network(), networks.random_batches(5, 12)
-    released = threading.Event()
-
-    def slow_parts():
-        for step, batch in enumerate(batches):
-            assert step < 3 or released.wait(WAIT_SECS)
-            yield tuple({k: v[i : i + 4] for k, v in batch.items()} for i in (0, 4, 8))
-
-    specs = {
-        k: tf.TensorSpec((4, *v.shape[1:]), v.dtype) for k, v in batches[0].items()
-    }
-    stream = tf.data.Dataset.from_generator(
-        slow_parts, output_signature=(specs, specs, specs)
-    )
-    feed = Streams(
-        [lambda step: without_tuning(stream)], ["/CPU:0", "/CPU:1", "/CPU:2"]
-    )
-    towers, record = create(network, Recipe(), batches, 3, feed=feed)
-
-    def clock():
-        if towers.progress() == (3, "waiting for data") and not dog.stopped_by:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return time.monotonic()
-
-    with watchdog.Watchdog(towers, CONSISTENT_ACTIVITIES, clock=clock) as dog:
-        with pytest.raises(Preempted, match="while waiting for data$"):
-            dog.run(watched_training, dog, towers, 5)
-    state = session.settled_state(towers)
-    assert state["step"] == 3
-    expected, staleness = replay(network, Recipe(), batches, 3, record)
-    assert len(staleness) == 9
-    assert_equal_to_oracle(state, expected)
-    released.set()
-    join_worker()
-    assert towers.progress() == (3, "idle")
-
-
-class Counted(keras.Layer):
-    """Counts in its state, an int32, how often it was called in training."""
-
-    def build(self, shape):
-        self.count = self.add_weight(
-            shape=(), dtype="int32", initializer="zeros", trainable=False, name="count"
-        )
-
-    def call(self, x, training=False):
-        if training:
-            self.count.assign(self.count + 1)
-        return x
-
-
-@pytest.mark.slow
-def test_state_that_is_no_float_is_that_of_the_first_tower():
-    with keras_settings("float32"):
-        images = keras.Input(networks.IMAGE_SHAPE, name="images")
-        x = Counted(name="counted")(layers.Flatten(name="flatten")(images))
-        logits = layers.Dense(networks.NUM_CLASSES, name="logits")(x)
-        model = keras.Model(images, logits)
-    network = networks.Network(model, [], {})
-    batches = networks.random_batches(6, 8)
-    cls, script = scripted(AsynchronousTrainer), random_script(4, 6)
-    towers, _ = create(network, Recipe(), batches, 4, cls, script=script)
-    towers.train(6)
-    assert towers.state()["state/counted/count"] == 6
 
 
 # A whole run.

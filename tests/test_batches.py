@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import tensorflow as tf
 from marks import slow
 
 from towers.config.choices import AUGMENTS
-from towers.data.augment.augmentation import Augment, create_augment
+from towers.data.augment.augmentation import create_augment
 from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, TrainBatches, hold_out
@@ -20,7 +19,6 @@ from towers.data.share import Share
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 
-WAIT_SECS = 30  # for what should come at once
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
 NOISE = {"dropout1_noise": (3,), "dropout2_noise": (2, 2)}
 
@@ -169,17 +167,6 @@ def test_batches_have_static_shapes_and_the_promised_types():
 # Random numbers.
 
 
-def test_noise_differs_between_steps_layers_seeds_and_images():
-    shapes = {"dropout1_noise": (50,), "dropout2_noise": (50,)}
-    drawn = []
-    for seed, step in itertools.product((0, 1), (0, 1)):
-        batch = at(train_batches(10, 4, seed=seed, noise_shapes=shapes), step)
-        drawn += [row for name in shapes for row in batch[name]]
-    correlations = np.corrcoef(drawn) - np.eye(len(drawn))
-    assert np.abs(correlations).max() < 0.65  # 4.6 standard errors
-    assert np.min(drawn) >= 0 and np.max(drawn) < 1
-
-
 @pytest.mark.parametrize("augment", ["pad_crop_flip", "translate_4_flip"])
 def test_augmentation_is_drawn_anew_for_every_image_and_epoch(augment):
     """One image in 200 epochs: 81 places, mirrored or not."""
@@ -189,85 +176,6 @@ def test_augmentation_is_drawn_anew_for_every_image_and_epoch(augment):
     ]
     # 115 different ones of 162 are expected.
     assert min(map(len, views)) > 90 and views[0] != views[1]
-
-
-# Reading, processing and computing overlap.
-
-
-class Stages:
-    """A stream that tells which step each stage has come to, and can be held there.
-
-    Args:
-        held: (stage, step) that do not end.
-    """
-
-    def __init__(self, *held):
-        self._held, self._release = held, threading.Event()
-        self._seen, self._changed = set(), threading.Condition()
-        # An image shows its number, which identifies a batch in every stage.
-        self.num_examples, self.image_shape = 60, (1, 1, 1)
-        augment = Augment(self._process, self._process, self.image_shape)
-        batches = TrainBatches(self, augment, seed=0, images_per_step=5)
-        self._steps = {
-            int(batches.indices(tf.constant(step, tf.int64))[0]): step
-            for step in range(12)
-        }
-        self.batches = iter(batches.stream(0))
-
-    def read(self, indices):
-        with tf.control_dependencies([self._come_to("reading", indices[0])]):
-            images = tf.cast(indices, tf.uint8)[:, None, None, None]
-        return images, tf.cast(indices, tf.int32)
-
-    def _process(self, images, draw):
-        first = tf.cast(images[0, 0, 0, 0], tf.int64)
-        with tf.control_dependencies([self._come_to("processing", first)]):
-            return tf.cast(images, tf.float32)
-
-    def _come_to(self, stage, first):
-        def come(first):
-            place = stage, self._steps[int(first)]
-            with self._changed:
-                self._seen.add(place)
-                self._changed.notify_all()
-            if place in self._held:
-                self._release.wait(2 * WAIT_SECS)
-            return np.int32(0)
-
-        return tf.numpy_function(come, [first], tf.int32)
-
-    def comes_to(self, stage, step):
-        """True where a stage gets there with the work that has been done so far."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: (stage, step) in self._seen, WAIT_SECS
-            )
-
-    def next_step(self):
-        """The step whose batch comes next."""
-        return self._steps[int(next(self.batches)["labels"][0])]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._release.set()
-
-
-def test_batches_are_processed_and_computed_while_one_is_read():
-    with Stages(("reading", 3)) as stages:
-        assert stages.next_step() == 0
-        assert stages.comes_to("reading", 3)
-        assert [stages.next_step() for _ in range(2)] == [1, 2]
-
-
-def test_batches_are_read_and_computed_while_others_are_processed():
-    """More of them than TensorFlow itself has threads on two cores."""
-    with Stages(*(("processing", step) for step in (2, 3, 4, 5))) as stages:
-        assert stages.next_step() == 0
-        assert all(stages.comes_to("processing", step) for step in (2, 3, 4, 5))
-        assert stages.comes_to("reading", 6)
-        assert stages.next_step() == 1
 
 
 # Evaluation.

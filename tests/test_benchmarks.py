@@ -1,14 +1,11 @@
 """The programs of benchmarks/ run, and measure.py measures."""
 
 import importlib
-import os
 import pathlib
-import re
 import subprocess
 import sys
 
 import numpy as np
-import pictures
 import pytest
 import tensorflow as tf
 
@@ -29,15 +26,6 @@ def test_benchmarks_can_be_imported_and_the_programs_are_listed():
         assert is_program <= (f"python -m benchmarks.{path.stem} " in page)
 
 
-def test_results_name_every_dated_file_that_a_page_cites():
-    pages = [FOLDER.parent / "README.md", *(FOLDER.parent / "docs").glob("*.md")]
-    dated = re.compile(r"\d{4}-\d\d-\d\d-\w+\.md")
-    cited = {name for page in pages for name in dated.findall(page.read_text())}
-    listed = set(dated.findall((FOLDER / "RESULTS.md").read_text()))
-    assert cited and cited <= listed
-    assert listed <= {path.name for path in FOLDER.glob("*.md")}
-
-
 def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count(
     monkeypatch,
 ):
@@ -47,32 +35,6 @@ def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count(
     wall, processor = measure.in_turn(things, rounds=2, warm_up=1)
     assert "".join(calls) == "abccbaabc"
     assert {len(secs) for secs in (*wall.values(), *processor.values())} == {2}
-
-
-def test_others_are_what_is_busy_besides_this_process(tmp_path, monkeypatch):
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(measure, "PROC_STAT", stat)
-    assert measure.others_share() == 0.0  # no such file
-    # user nice system idle iowait irq softirq steal guest: 50 + 10 + 20 of 100 busy
-    stat.write_text("cpu  100 1 50 800 10 0 5 40 7 0\ncpu0 1\n")
-    after = "cpu  150 1 60 815 15 0 5 60 9 0\ncpu0 2\n"
-    monkeypatch.setattr(measure.time, "sleep", lambda secs: stat.write_text(after))
-    used = iter([3.0, 3.0 + 30 / os.sysconf("SC_CLK_TCK")])
-    monkeypatch.setattr(measure.time, "process_time", lambda: next(used))
-    assert measure.others_share() == pytest.approx(0.5)
-
-
-def test_a_turn_waits_for_an_idle_machine_and_says_when_it_was_not(monkeypatch):
-    shares = iter([0.5, 0.4, 0.02, 0.01, *[0.3] * 9, 0.25])
-    monkeypatch.setattr(measure, "others_share", lambda: next(shares))
-    monkeypatch.setattr(measure, "OTHERS", [])
-    calls = []
-    measure.in_turn({"a": lambda: calls.append(len(measure.OTHERS))}, 2)
-    assert calls == [1, 2, 3]
-    assert measure.OTHERS == [0.02, 0.01, 0.25]
-    text = measure.busy_text(measure.OTHERS)
-    assert "1 of 3 turns: others took 25% to 25% of" in text
-    assert measure.busy_text([0.02, 0.01]) == ""
 
 
 def test_ratios_are_taken_round_by_round():
@@ -231,19 +193,3 @@ def output_of(arguments):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (FOLDER.parent / ".git").exists(), reason="no repository")
-def test_a_checkout_is_compared_with_a_commit():
-    arguments = f"step {SMALLEST} --device=cpu --models=lenet --against=HEAD"
-    assert "| lenet | towers | 1 | float32 |" in output_of(arguments)
-
-
-@pytest.mark.slow
-def test_a_folder_of_images_is_compared_with_the_rest(tmp_path):
-    for split in ("train", "test"):
-        pictures.write_folder(tmp_path, split, {"a": 200, "b": 200})
-    output = output_of(f"input {SMALLEST} --models=lenet --folder={tmp_path}")
-    assert "| lenet | folder | " in output
-    assert "| lenet | folder, decoded anew | " in output

@@ -325,21 +325,6 @@ def test_distortions_and_mixing_reach_the_batches(small, option):
     assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
 
 
-@pytest.mark.slow
-def test_mixed_batches_train_the_same_however_they_are_cut(small):
-    states = []
-    for names in (("/CPU:0",), ("/CPU:0", "/CPU:1", "/CPU:2")):
-        config = small_config(augment="none", cutmix=1.0, batch_size=20)
-        trainer = build.create_trainer(
-            config, build.build(config), Devices("CPU", names)
-        )
-        metrics = trainer.train(3)
-        assert 0 <= metrics["accuracy"] <= 1
-        states.append(trainer.state() | {"loss": metrics["loss"]})
-    for name, value in states[0].items():
-        np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
-
-
 @pytest.mark.row(16)
 def test_more_towers_than_images_are_refused(small):
     parts = build.build(small_config(batch_size=2))

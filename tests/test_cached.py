@@ -2,14 +2,12 @@
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from pictures import png, random_pixels
 from prepared_sets import message
-from processes import run
 
 from towers.data import streams
 from towers.data.augment.augmentation import Augment
@@ -131,25 +129,6 @@ def test_every_core_decodes(batch_size, of_training):
     assert_read_together(batch_size, of_training)
 
 
-@pytest.mark.slow
-def test_every_core_of_sixteen_decodes():
-    """In a process that has 16 of 99 cores, with batches of fewer and more images."""
-    done = run(
-        "-c",
-        """
-import os
-os.sched_getaffinity = lambda _: set(range(16))
-os.cpu_count = lambda: 99
-from test_cached import assert_read_together, streams
-assert streams.NUM_READERS == 16
-for batch_size in (4, 40):
-    for of_training in (True, False):
-        assert_read_together(batch_size, of_training)
-""",
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # Faults.
 
 
@@ -248,53 +227,3 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
         actual.append(cached.sampled_moments(source))
         assert files.num_reads == 4
     assert actual[0] == actual[1]
-
-
-def test_a_fault_in_the_sample_is_named_at_the_start(files):
-    files.contents[5] = b""
-    source = CachedSource(files, SHAPE, ImageOptions())
-    assert "5.png: the file is empty" in message(cached.sampled_moments, source)
-    survey = Survey()
-    nothing = Files([b"", b""])
-    source = CachedSource(nothing, SHAPE, ImageOptions(survey=survey))
-    assert "none of 2 training images" in message(cached.sampled_moments, source)
-
-
-# The end.
-
-
-class SlowFiles(Files):
-    """Takes its time, and says how many reads are under way."""
-
-    def __init__(self, content):
-        super().__init__([content] * 1000)
-        self.under_way = 0
-
-    def read(self, index):
-        self.under_way += 1
-        time.sleep(0.02)
-        self.under_way -= 1
-        return super().read(index)
-
-
-@pytest.mark.slow
-def test_a_program_waits_for_reads_before_the_interpreter_ends():
-    script = """
-import atexit
-atexit.register(lambda: print("under way:", files.under_way))  # the last to be called
-import tensorflow as tf
-from test_cached import SHAPE, SlowFiles, png, random_pixels
-from towers.data.files.image_files import ImageOptions
-from towers.data.files.cached import CachedSource
-
-files = SlowFiles(png(random_pixels(0)))
-source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0))
-stream = iter(tf.data.Dataset.range(1000).batch(40).map(source.read).prefetch(2))
-next(stream)
-while not files.under_way:  # between two reads
-    pass
-print("under way: 1")
-"""
-    done = run("-c", script)
-    assert done.stdout == "under way: 1\nunder way: 0\n", done.stderr
-    assert done.returncode == 0

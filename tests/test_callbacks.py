@@ -5,13 +5,11 @@ import json
 import os
 import signal
 import sys
-import threading
 
 import keras
 import pytest
 from marks import slow
-from processes import ROOT, free_ports
-from processes import run as run_program
+from processes import ROOT
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
@@ -25,7 +23,6 @@ from towers.errors import (
     CheckpointError,
     ConfigError,
     Preempted,
-    StuckError,
 )
 from towers.training.train import train
 
@@ -154,27 +151,6 @@ def test_a_tracker_that_cannot_write_is_a_warning(small, tmp_path, capsys):
     assert "1 report(s)" in said[3]
 
 
-@pytest.mark.slow
-def test_a_callback_that_hangs_is_not_called_again(small, tmp_path):
-    released, calls = threading.Event(), []
-
-    class Hangs(callbacks.Callback):
-        def on_end(self, step):
-            calls.append("end")
-            released.wait(100)
-
-        def on_exception(self, step, error):
-            calls.append("exception")
-
-    config = dataclasses.replace(CONFIG, stuck_after_secs=5.0, max_steps=2)
-    try:
-        with pytest.raises(StuckError, match="what follows step 2"):
-            train(tmp_path, config, callbacks=[Hangs()])
-    finally:
-        released.set()
-    assert calls == ["end"]
-
-
 @pytest.mark.parametrize(
     "wrong,message",
     [
@@ -222,31 +198,6 @@ def test_mlflow_reads_the_run_that_was_continued(small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_mistakes_with_mlflow_are_of_the_user(small, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    run = tmp_path / "run"
-    [port] = free_ports(1)
-    for uri in (f"http://127.0.0.1:{port}", "nothing:x", "/dev/null/a"):
-        with pytest.raises(ConfigError, match="^MLflow cannot begin: "):
-            train(run, CONFIG, callbacks=[callbacks.MLflow(uri)])
-    first = callbacks.MLflow(str(tmp_path / "first"))
-    train(run, dataclasses.replace(CONFIG, max_steps=3), callbacks=[first])
-    with pytest.raises(ConfigError, match=f"not found; without {run}/.mlflow-run "):
-        train(run, CONFIG, callbacks=[callbacks.MLflow(str(tmp_path / "second"))])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_without_a_key_is_a_mistake(small, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="^W&B cannot begin: .*key"):
-        train(tmp_path / "run", CONFIG, callbacks=[callbacks.WandB(mode="online")])
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
@@ -269,17 +220,3 @@ def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
 def test_a_wrong_tracker_is_refused(text):
     with pytest.raises(ConfigError, match=f"track={text}: give mlflow:FOLDER"):
         callbacks.tracker(text)
-
-
-@pytest.mark.parametrize(
-    "flags,line",
-    [
-        ([], "track=neptune:x: give "),
-        (["--dry_run"], "track=neptune:x: give "),
-        (["--cluster=127.0.0.1:1,127.0.0.1:2", "--task_index=1"], "--config=none: "),
-    ],
-)
-def test_the_command_of_the_chief_checks_the_trackers(flags, line):
-    """Before all that follows, such as the recipe."""
-    ended = run_program("run_train.py", "--track=neptune:x", "--config=none", *flags)
-    assert ended.returncode == 2 and ended.stderr.startswith(f"run_train.py: {line}")

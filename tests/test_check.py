@@ -3,16 +3,14 @@
 import shutil
 
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
 from absl import flags
-from pictures import png, png_file, random_pixels, write_folder
+from pictures import png, random_pixels, write_folder
 from PIL import Image
 
 from towers.cli import data as program
 from towers.data import duplicates
-from towers.data.files.cached import progress
 from towers.errors import TowersError, report
 
 
@@ -91,17 +89,6 @@ def test_a_picture_replaces_its_own_kind_alone(run, tmp_path):
         assert (tmp_path / "mine.png").read_bytes() == content
 
 
-def test_the_progress_of_a_long_check_is_said():
-    secs, lines = iter([0, 10, 30, 30, 59, 60, 61]), []
-    count_read = progress(1_100_000, lines.append, lambda: next(secs))
-    for _ in range(4):
-        count_read(1000)
-    assert lines == [
-        "read        2,000 of 1,100,000 images",
-        "read        4,000 of 1,100,000 images",
-    ]
-
-
 def test_images_in_two_splits_or_classes_are_named(run, root):
     small = Image.fromarray(random_pixels(7, 4, 3))
     photo = small.resize((60, 80), Image.Resampling.BICUBIC)
@@ -175,49 +162,6 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     assert "read as     6x6 (height x width), 3 channel(s)" in lines
 
 
-@pytest.mark.row(23)
-def test_row_23_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
-    (root / "train" / "cat" / "x.svg").touch()
-    (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
-    (root / "train" / "more" / "deep").mkdir(parents=True)
-    (root / "train" / "more" / "deep" / "1.png").write_bytes(png(random_pixels(1)))
-    (root / "train" / "more" / "0.png").write_bytes(png(random_pixels(0)))
-    (root / "train" / "y.png").touch()
-    code, lines, (error,) = run()
-    assert code == 3 and "images      17 training, 3 test" in lines
-    assert faults_in(lines, root) == [
-        f"train/{name}" for name in ("cat/gone.png", "cat/x.svg", "y.png")
-    ]
-    assert error.startswith("towers.data: 3 of 23 images of image_folder cannot be")
-
-
-@pytest.mark.row(40)
-def test_row_40_an_image_of_too_many_pixels_is_named_and_not_decoded(run, root):
-    huge = png_file(20_000, 20_000, 8, 2, bytes(60_001))  # of which the first row
-    (root / "train" / "ant" / "03.png").write_bytes(huge)
-    code, lines, errors = run("--image_size=6")
-    assert code == 3 and len(errors) == 1
-    (fault,) = [line.split(None, 1)[1] for line in lines if "fault " in line]
-    assert fault.startswith(f"{root}/train/ant/03.png: has 400,000,000 pixels")
-    assert "max_image_pixels=50000000" in fault
-    code, lines, errors = run("--max_image_pixels=47")  # all others have 48
-    assert code == 3 and "no image can be decoded" in errors[0]
-
-
-def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
-    run, root, monkeypatch
-):
-    for i in range(6):
-        content = png(random_pixels(i, 8 + i, 20 - i))
-        (root / "train" / "ant" / f"0{i}.png").write_bytes(content)
-    monkeypatch.setattr("towers.data.files.cached.SAMPLE", 3)
-    code, lines, _ = run("--image_size=8")
-    assert code == 0
-    sizes = "7 sizes: heights 8 to 13, widths 6 to 20, shorter sides 6 to 13"
-    assert f"stored as   {sizes}" in lines
-    assert sum("(training uses those of a sample: " in line for line in lines) == 2
-
-
 def test_a_folder_alone_is_read_as_a_training_would_read_it(root, capfd):
     for path in root.glob("*/*/*.png"):
         path.write_bytes(png(random_pixels(0, 60, 48)))
@@ -226,16 +170,6 @@ def test_a_folder_alone_is_read_as_a_training_would_read_it(root, capfd):
         lines = capfd.readouterr().out.splitlines()
         assert "images      15 training, 3 test" in lines
         assert "read as     160x160 (height x width), 3 channel(s)" in lines
-
-
-def test_the_images_for_validation_are_checked_too(run, root):
-    write_folder(root, "Valid", {"ant": 3}, seed=2)
-    (root / "Valid" / "ant" / "01.png").write_bytes(b"")
-    code, lines, errors = run()
-    assert code == 3 and "images      15 training, 2 validation, 3 test" in lines
-    assert "classes     2: training, validation, test images" in lines
-    assert "            ant       12        2        2" in lines
-    assert sum("fault " in line for line in lines) == 1 and "1 of 21" in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -272,20 +206,3 @@ def test_row_17_a_wrong_flag_ends_in_one_line_and_2(arguments, words, capfd):
     assert said.out == "" and line.startswith("towers.data: ")
     for word in words.split():
         assert word in line
-
-
-def test_a_signal_ends_it_in_one_line_and_75_and_the_gpus_are_left_alone():
-    script = """
-import os, runpy, signal, sys, towers
-def end():
-    print(os.environ["CUDA_VISIBLE_DEVICES"], "tensorflow" in sys.modules, flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-towers.quiet_imports = end
-sys.argv[1:] = ["--dataset=embedded"]
-runpy.run_module("towers.data", run_name="__main__")
-"""
-    done = processes.run("-c", script)
-    assert done.returncode == 75 and done.stderr == ""
-    # Wrong flags are refused before TensorFlow is imported.
-    before, line = done.stdout.splitlines()
-    assert before == "-1 False" and line.startswith("stopped by SIGINT")

@@ -4,7 +4,6 @@ Restored tensors are compared with the arrays that were saved, byte by byte, and
 files with the results of `hashlib` and of TensorFlow's own reader.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -27,7 +26,6 @@ from example_checkpoints import (
     example_tensors,
     flip_bit,
     folder_with,
-    rewrite_manifest,
     save,
     snapshot,
     truncate,
@@ -154,18 +152,6 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(tmp_path, dama
         assert snapshot(folder) == before
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, flip_bit])
-@pytest.mark.parametrize("name", [DATA, INDEX])
-@pytest.mark.row(6)
-def test_what_the_manifest_cannot_tell_the_reader_does(tmp_path, name, damage):
-    folder_with(tmp_path, 1, 2)
-    damage(tmp_path / "step-00000002" / name)
-    rewrite_manifest(tmp_path / "step-00000002")
-    lines = []
-    assert Checkpointer(tmp_path, lines.append).restore().step == 1
-    assert len(lines) == 1 and "\n" not in lines[0]
-
-
 @pytest.mark.parametrize(
     "change, reason",
     [
@@ -184,75 +170,12 @@ def test_a_manifest_that_says_something_else_is_rejected(tmp_path, change, reaso
         checkpoint.read(path)
 
 
-def test_a_checkpoint_of_a_newer_version_is_named_as_such(tmp_path):
-    path = save(tmp_path, 2)
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 3}))
-    with pytest.raises(CheckpointError) as refused:
-        Checkpointer(tmp_path, log=list).restore()
-    assert "continue with the version that wrote it" in str(refused.value)
-    assert "--overwrite" not in str(refused.value)
-
-
-def test_a_checkpoint_that_may_not_be_read_is_named_as_such(tmp_path, monkeypatch):
-    folder_with(tmp_path, 2)
-    fail_in(monkeypatch, tmp_path / "step-00000002", errno.EACCES)
-    with pytest.raises(CheckpointError) as refused:
-        Checkpointer(tmp_path, log=list).restore()
-    assert "Permission denied; give this user access to it" in str(refused.value)
-    assert "--overwrite" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["step-00000009", "step-9", "step-00000002-copy"])
-def test_other_names_are_rejected_not_skipped(tmp_path, name):
-    for kind in ("empty", "copy"):
-        folder = tmp_path / kind
-        if kind == "copy":
-            save(folder, 1)
-            (folder / "step-00000001").rename(folder / name)
-        else:
-            (folder / name).mkdir(parents=True)
-        with pytest.raises(CheckpointError, match=name):
-            Checkpointer(folder, log=list).restore()
-        save(folder, 1)
-        assert_restores(folder, 1)
-
-
-@pytest.mark.row(7)
-def test_all_bad_is_an_error_with_every_reason_and_nothing_is_deleted(tmp_path):
-    folder_with(tmp_path, 1, 2, 3)
-    empty(tmp_path / "step-00000001" / DATA)
-    truncate(tmp_path / "step-00000002" / MANIFEST)
-    (tmp_path / "step-00000003" / INDEX).unlink()
-    before = snapshot(tmp_path)
-    lines = []
-    with pytest.raises(CheckpointError) as refused:
-        Checkpointer(tmp_path, lines.append).restore()
-    assert "\n" not in str(refused.value) and "(--overwrite does)" in str(refused.value)
-    for reason in (
-        f"{DATA}: size is 0",
-        f"{MANIFEST} is not JSON",
-        f"{INDEX}: No such",
-    ):
-        assert reason in str(refused.value)
-    assert len(lines) == 3
-    assert snapshot(tmp_path) == before
-
-
 def test_none_only_where_there_is_no_checkpoint(tmp_path):
     assert restore(tmp_path / "absent") is None
     (tmp_path / ".tmp-1-step-00000001").mkdir()
     (tmp_path / "notes.txt").write_text("")
     assert restore(tmp_path) is None
     assert Checkpointer(tmp_path / "absent").steps() == []
-
-
-def test_one_committed_while_another_is_rejected_is_restored(tmp_path):
-    """So it is for an evaluation next to a run that keeps one checkpoint."""
-    save(tmp_path, 1)
-    empty(tmp_path / "step-00000001" / DATA)
-    following = Checkpointer(tmp_path, log=lambda line: save(tmp_path, 2))
-    assert following.restore().step == 2
 
 
 def test_one_step_can_be_asked_for(tmp_path):
@@ -300,30 +223,6 @@ def test_what_is_known_is_not_read_again_until_it_changes(tmp_path, read_names):
     assert following.restore().step == 3
     shutil.rmtree(tmp_path / "step-00000002")
     assert_nothing_new()
-
-
-def fail_in(monkeypatch, folder, code, num_times=10**6):
-    """Reading a file in a folder fails for so many times."""
-    read_bytes, failures = Path.read_bytes, iter(range(num_times))
-
-    def fail_or_read(path):
-        if path.parent == folder and next(failures, None) is not None:
-            raise OSError(code, os.strerror(code), str(path))
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", fail_or_read)
-
-
-@pytest.mark.row(46)
-def test_row_46_a_disk_that_fails_once_costs_no_checkpoint(tmp_path, monkeypatch):
-    folder_with(tmp_path, 1, 2)
-    lines, following = [], None
-    for num_times in (1, 2):
-        fail_in(monkeypatch, tmp_path / "step-00000002", errno.EIO, num_times)
-        following = Checkpointer(tmp_path, lines.append)
-        assert following.restore().step == 3 - num_times
-        assert "Trying once more" in lines[0]
-    assert following.restore().step == 2  # it is not remembered as damaged
 
 
 # Other models.

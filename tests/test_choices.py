@@ -1,9 +1,7 @@
 """The tables of choices, their targets, and choices in files of the user."""
 
-import contextlib
 import importlib
 import inspect
-import pathlib
 import pkgutil
 
 import keras
@@ -13,15 +11,12 @@ import tensorflow as tf
 from towers import build
 from towers.config import Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
-from towers.data.augment.augmentation import Augment, create_augment
+from towers.data.augment.augmentation import Augment
 from towers.data.sources import DataSet
-from towers.errors import ConfigError, DataError
+from towers.errors import ConfigError
 from towers.optim import optimizers
 from towers.optim.optimizers import Optimizer
 from towers.optim.schedules import Schedule
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
 
 # The tables.
 
@@ -105,12 +100,6 @@ def test_a_target_gets_the_arguments_that_its_signature_names():
     assert factories.call(lambda **all_of_them: all_of_them, rho=1) == {"rho": 1}
 
 
-def test_the_name_after_the_colon_reaches_the_family(tmp_path):
-    assert choices.find("dataset", "tfds:mnist").options == {"name": "mnist"}
-    with pytest.raises(DataError, match="mnist"):
-        factories.create("dataset", "tfds:mnist", data_dir=str(tmp_path))
-
-
 # Choices in a file.
 
 
@@ -151,20 +140,6 @@ def test_a_mistake_in_a_file_is_told_in_one_line_with_the_option(tmp_path, body,
         factories.create("model", f"{path}:create")
     assert str(caught.value).startswith(f"model={path}:create: ")
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
-
-
-def test_a_changed_file_is_read_anew(tmp_path):
-    path = write(tmp_path, "def create(): return 1")
-    assert factories.create("model", f"{path}:create") == 1
-    write(tmp_path, "def create(): return 22  # longer")
-    assert factories.create("model", f"{path}:create") == 22
-
-
-def test_data_errors_of_a_file_stay_data_errors(tmp_path):
-    body = "from towers.errors import DataError\ndef load(): raise DataError('gone')"
-    path = write(tmp_path, body)
-    with pytest.raises(DataError, match=f"^dataset={path}:load: gone$"):
-        factories.create("dataset", f"{path}:load")
 
 
 def test_an_error_that_a_function_of_a_file_raises_later_is_the_users(tmp_path):
@@ -241,25 +216,3 @@ def create(image_shape, mean, deviation):
     path = write(tmp_path, body) + ":create"
     with pytest.raises(ConfigError, match=f"^augment={path}: its {part} gives other"):
         build.build(Config(dataset="synthetic", augment=path, width=0.1))
-
-
-@pytest.mark.parametrize("policy", ["none", "rand_augment"])
-def test_other_moments_than_the_given_ones_are_refused_before_a_policy(
-    tmp_path, policy
-):
-    body = """
-from towers.data.augment import augmentation
-
-def create(image_shape, mean, deviation):
-    return augmentation.none(image_shape, MEAN, DEVIATION)
-"""
-    halves = "MEAN, DEVIATION = (127.5,) * 3, (127.5,) * 3\n"
-    moments = {"mean": (100.0,) * 3, "deviation": (50.0,) * 3}
-    path = write(tmp_path, halves + body) + ":create"
-    refused = contextlib.nullcontext()
-    if policy != "none":
-        refused = pytest.raises(ConfigError, match=f"^augment={path}: it does not")
-    with refused:
-        create_augment(path, (8, 8, 3), policy=policy, **moments)
-    path = write(tmp_path, body.replace("MEAN, DEVIATION", "mean, deviation"), "its.py")
-    create_augment(f"{path}:create", (8, 8, 3), policy=policy, **moments)

@@ -23,7 +23,6 @@ from towers.data.sources import ArraySource, Subset
 from towers.errors import ConfigError
 from towers.optim.losses import cross_entropy
 from towers.parallel.devices import Devices
-from towers.training.train import train
 
 MEAN, DEVIATION = (100.0,) * 3, (50.0,) * 3
 # 200 examples of four classes, one of which has none.
@@ -230,28 +229,3 @@ def test_an_image_that_is_repeated_in_an_epoch_is_augmented_anew():
     repeated = batch["images"].numpy()[batch["labels"].numpy() == 1]
     assert len(repeated) > 10
     assert len(np.unique(repeated.reshape(len(repeated), -1), axis=0)) > 5
-
-
-@pytest.mark.slow
-def test_a_balanced_run_is_continued_exactly(monkeypatch, tmp_path):
-    small_runs.use(monkeypatch)
-    config = small_config(sampler="balanced", class_weights="balanced")
-    whole = train(tmp_path / "whole", config)
-    train(tmp_path / "parts", dataclasses.replace(config, max_steps=3))
-    parts = train(tmp_path / "parts", config)
-    for name, value in whole.state.items():
-        np.testing.assert_array_equal(value, parts.state[name], err_msg=name)
-
-
-@pytest.mark.parametrize("option", ["sampler", "class_weights"])
-def test_labels_that_are_not_known_are_refused(monkeypatch, option):
-    class Unlisted:
-        num_examples, image_shape = 50, (8, 8, 3)
-        read = staticmethod(source_of([0] * 50, (8, 8, 3)).read)
-
-    data_set = dataclasses.replace(small_data(), train=Unlisted())
-    small_runs.use(monkeypatch, data_set=data_set)
-    config = small_config(**{option: "balanced"})
-    with pytest.raises(ConfigError, match=f"^{option}=balanced: the labels of this"):
-        parts = build.build(config)
-        build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))

@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import json
-import socket
 
 import pytest
 
@@ -166,27 +165,3 @@ def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
     )
     with refused("8.8.4.4", "--allow_public_address"):
         validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
-
-
-@pytest.mark.row(33)
-def test_row_33_so_is_one_of_ipv6(monkeypatch, tmp_path):
-    """As the kernel writes the table; the server listens on these, too."""
-    table = tmp_path / "if_inet6"
-    table.write_text(
-        "00000000000000000000000000000001 01 80 10 80       lo\n"
-        "fe8000000000000002155dfffe000001 02 40 20 80     eth0\n"
-    )
-    monkeypatch.setattr(cluster_spec, "_IPV6_TABLE", table)
-    private = list(cluster_spec._own_ips())
-    assert ipaddress.ip_address("fe80::215:5dff:fe00:1") in private
-    assert not any(ip.version == 6 and ip.is_global for ip in private)
-    with table.open("a") as file:
-        file.write("20010db8000000000000000000000001 02 40 00 80     eth0\n")
-        file.write("20014860486000000000000000008888 02 40 00 80     eth0\n")
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [])
-    with refused("2001:4860:4860::8888", "--allow_public_address"):
-        validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
-
-
-def test_the_addresses_of_this_machine_are_known():
-    assert ipaddress.ip_address("127.0.0.1") in list(cluster_spec._own_ips())

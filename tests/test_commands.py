@@ -8,12 +8,10 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 from marks import slow
-from processes import HERE, ROOT, Program, fill, on_linux, run
+from processes import HERE, ROOT, Program, on_linux, run
 from small_runs import assert_equal_states, records, saved, saved_steps
 
 TRAIN = ROOT / "run_train.py"
@@ -176,29 +174,6 @@ def failing(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    "flag,expected",
-    [
-        ("--workdir=run", (0, b"")),  # its first line is lost
-        (
-            "--version",
-            (2, b"run_train.py: standard output: No space left on device\n"),
-        ),
-    ],
-)
-def test_on_a_full_output_a_training_starts_and_an_answer_is_refused(
-    failing, tmp_path, flag, expected
-):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-u", failing("pass"), flag],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-        )
-    assert (done.returncode, done.stderr) == expected
-
-
 @pytest.mark.parametrize("has_folder", [True, False])
 @pytest.mark.row(41)
 def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(
@@ -286,23 +261,6 @@ def test_rows_1_12_stopped_or_killed_the_same_command_continues_to_the_same_end(
     assert program.wait() == 0, program.output
     assert_equal_states(saved(tmp_path / "run").tensors, saved(uninterrupted).tensors)
     assert records(tmp_path / "run") == records(uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.row(12)
-def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(start, tmp_path):
-    """It trains on, and is stopped as any other."""
-    reader, writer = os.pipe()
-    fill(writer)
-    pipes = {"stdout": writer, "stderr": writer}
-    program = start(*small(), "--num_epochs=1000", **pipes)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    program.wait_until(lambda: metrics.exists() and len(records(metrics.parent)) > 2)
-    program.process.send_signal(signal.SIGTERM)
-    assert program.wait(STOP_SECS) == 75
-    os.close(reader)
-    os.close(writer)
-    assert saved_steps(tmp_path / "run")[-1] >= 3
 
 
 # The commands, and what a user sees.

@@ -112,10 +112,6 @@ def test_a_text_that_no_path_can_have_is_refused_and_escaped(wrong):
         assert message.isprintable() and len(message) <= 400
 
 
-def test_a_path_of_bytes_that_are_no_text_is_taken():
-    assert Config(data_dir="a\udcffb").data_dir == "a\udcffb"
-
-
 def test_whole_numbers_and_those_of_numpy_become_the_type_of_the_option():
     config = Config(
         learning_rate=np.float64(0.5), batch_size=np.int64(3), momentum=np.int32(0)
@@ -167,13 +163,6 @@ def test_a_wrong_choice_names_the_nearest_and_lists_all():
             near, far = (refusal(**{name: typed}) for typed in (names[-1][1:], "zzz"))
             assert f"did you mean {names[-1]!r}?" in near and "did you mean" not in far
             assert ", ".join(names) in near and ", ".join(names) in far
-
-
-def test_any_prepared_data_set_may_be_named():
-    for name in "tfds:mnist", "tfds:imagenet_resized/64x64":
-        assert Config(dataset=name).dataset == name
-    for wrong in "tfds:", "tfdsmnist":
-        assert "synthetic, tfds:NAME or FILE.py" in refusal(dataset=wrong)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +218,6 @@ def test_a_group_of_towers_needs_an_image_and_others_have_none():
     assert refusal(**groups, group_size=2).startswith("batch_size=2 with num_towers=8")
     # As stored by a run that had groups.
     Config(strategy="towers", num_towers=6, group_size=4)
-
-
-def test_options_at_the_edge_of_a_contradiction_are_taken():
-    Config(num_towers=4, batch_size=4)
-    Config(repeats=8, batch_size=4, accumulate_steps=2)
-    Config(warmup_epochs=2.0, num_epochs=2.0)
-    Config(image_size=7, max_image_pixels=49)
 
 
 def test_an_image_size_is_an_int_or_a_height_and_a_width():
@@ -361,22 +343,3 @@ def test_options_without_effect_are_reported_with_the_reason(options, ignored):
     assert [line.split(" has no effect with ")[0] for line in lines] == ignored
     reasons = {line.split(" has no effect with ")[1] for line in lines}
     assert reasons <= {f"{name}={value}" for name, value in options.items()}
-
-
-# Row 30.
-
-
-@pytest.mark.parametrize(
-    "environ,name",
-    [
-        ({}, None),
-        ({"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"}, None),
-        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"),
-        ({"TF_USE_LEGACY_KERAS": "True"}, "TF_USE_LEGACY_KERAS"),
-    ],
-)
-def test_another_keras_is_refused_with_the_way_out(environ, name):
-    if name is None:
-        return checks.check_environment(environ)
-    with pytest.raises(ConfigError, match=f"^{name}.*unset"):
-        checks.check_environment(environ)

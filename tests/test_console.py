@@ -9,7 +9,7 @@ import threading
 import pytest
 from processes import fill
 
-from towers import console, errors
+from towers import console
 
 STREAMS = {"stdout": console.line, "stderr": console.error}
 both = pytest.mark.parametrize("name,say", STREAMS.items(), ids=STREAMS)
@@ -72,18 +72,3 @@ def test_row_12_a_line_does_not_wait_for_those_who_read(monkeypatch, name, say):
         say("c")
         output.close()
         assert lines.read() == b"a\nb\nc\n"
-
-
-@pytest.mark.row(12)
-def test_row_12_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
-    monkeypatch.setattr(console, "_PATIENCE_SECS", 0.1)
-    reader, writer = os.pipe()
-    with open(reader, "rb") as lines, open(writer, "w") as output:
-        num_bytes = fill(writer)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", output)
-            patch.setattr(sys, "stderr", output)
-            code = in_time(lambda: errors.report("x", errors.Preempted("y")))
-            lines.read(num_bytes)
-            console.error("z")
-        assert code == 75 and lines.readline() == b"x: y\n"

@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import subprocess
-import sys
 
 import keras
 import networks
@@ -151,45 +149,6 @@ def test_on_a_cpu_the_strides_come_before_the_convolution():
     assert strides == [[1, 2, 2, 1], [1, 1, 1, 1]]
     for theirs, ours in zip(*results, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
-GRADIENTS = """
-import sys
-import tensorflow as tf
-for name in sys.argv[1:]:
-    model = create_model(name, image_shape=(64, 64, 3), num_classes=3, width=0.125)
-
-    @tf.function(autograph=False)
-    def gradients(images):
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-        return tape.gradient(logits, model.trainable_variables)
-
-    for _ in range(3):
-        gradients(tf.random.stateless_normal([32, 64, 64, 3], [0, 1]))
-"""
-
-NETWORK = """
-import keras
-from keras import layers
-
-def create(image_shape):
-    images = keras.Input(image_shape, name="images")
-    convolution = layers.Conv2D(8, 1, strides=2, name="conv")
-    x = keras.Sequential([convolution], name="nested")(images)
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return keras.Model(images, layers.Dense(3, name="logits")(x))
-"""
-
-
-@pytest.mark.slow
-def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
-    """oneDNN's own gradient ends it with a signal."""
-    file = tmp_path / "mine.py"
-    file.write_text(NETWORK)
-    command = [sys.executable, "-c", GRADIENTS, f"{file}:create", "resnet18"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 # Depthwise convolutions.

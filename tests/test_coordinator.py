@@ -97,28 +97,6 @@ def test_threads_start_once_and_end_with_their_coordinator(monkeypatch):
         assert not thread.is_alive()
 
 
-def test_no_tower_runs_further_ahead_than_shares_are_drawn():
-    held, ahead = threading.Event(), threading.Event()
-
-    def before_fetch(tower, number):
-        if (tower, number) == (0, 0):
-            assert held.wait(WAIT_SECS)
-
-    def before_apply(tower, number):
-        if number == SHARES_AHEAD:
-            ahead.set()
-
-    work = Work(2, before_fetch=before_fetch, before_apply=before_apply)
-    run = threading.Thread(target=work.run, args=(10,))
-    run.start()
-    assert ahead.wait(WAIT_SECS)
-    assert work.num_drawn == 1 + SHARES_AHEAD
-    assert work.numbers_of(0) == []
-    held.set()
-    run.join(WAIT_SECS)
-    assert max(work.coordinator.staleness) <= 2 * SHARES_AHEAD + 1
-
-
 # Waiting for batches, by a clock that the tests set.
 
 
@@ -151,30 +129,6 @@ def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn(monkeypatch):
     wanted.acquire()  # the share after the last, which is not waited for
     work.coordinator.run(2, draw, work.tower)
     assert work.coordinator.input_wait_secs == [6.0]
-
-
-def test_to_wait_for_a_slower_tower_is_not_to_wait_for_a_batch(monkeypatch):
-    now, starved, num_wanted = [0.0], threading.Event(), [0]
-
-    def clock():
-        seen = now[0]
-        if threading.current_thread().name == "tower_1":
-            num_wanted[0] += 1
-            # It has had the first share and those ahead; no other one can be drawn.
-            if num_wanted[0] == 2 + SHARES_AHEAD:
-                starved.set()
-        return seen
-
-    def before_fetch(tower, number):
-        if (tower, number) == (0, 0):
-            assert starved.wait(WAIT_SECS)
-            now[0] += 5
-
-    set_clock(monkeypatch, clock)
-    work = Work(2, before_fetch=before_fetch)
-    work.run(10)
-    assert now == [5.0] and len(work.shares) == 20
-    assert work.coordinator.input_wait_secs == [0.0, 0.0]
 
 
 # The bound on staleness.

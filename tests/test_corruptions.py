@@ -4,15 +4,14 @@ checkpoint that is intact is used, or one line refuses the folder."""
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import random
 import shutil
 
 import pytest
 import small_runs
-from engines.corruptions import damage, damages, resign, time_limit
-from example_checkpoints import FILES, MANIFEST, STATE
+from engines.corruptions import damage, damages, time_limit
+from example_checkpoints import FILES, MANIFEST
 from marks import slow
 
 from towers.config import changed_mathematics
@@ -194,19 +193,3 @@ def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
             shutil.copytree(other / NEWEST, workdir / NEWEST)
             refused = outcome(workdir)
             assert isinstance(refused, ConfigError) and "seed was 1" in str(refused)
-
-
-# A file that agrees with its manifest and is wrong all the same.
-
-
-@pytest.mark.row(6)
-def test_after_a_downgrade_the_version_that_wrote_a_checkpoint_is_named(run, tmp_path):
-    with copied(run, tmp_path) as workdir:
-        state = json.loads((workdir / NEWEST / STATE).read_text())
-        state["config"]["an_option_of_tomorrow"] = 1
-        state["versions"]["towers"] = "99.0"
-        resign(workdir / NEWEST, json.dumps(state))
-        lines = []
-        assert checkpointer_of(RunFolder(workdir), lines.append).restore().step == 4
-        [line] = lines
-        assert "towers 99.0 wrote it" in line and "continue with that version" in line

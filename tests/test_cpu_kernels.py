@@ -229,30 +229,6 @@ def test_normalization_and_its_gradient_equal_those_of_tensorflow(constants):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_normalization_takes_any_number_of_axes_and_of_images():
-    constants = CONSTANTS[0]
-
-    @tf.function(
-        input_signature=[tf.TensorSpec([None, None, None, 12])], autograph=False
-    )
-    def normalize(x):
-        return local_response_normalization(x, *constants)
-
-    x = random_images()
-    expected = local_response_normalization(tf.constant(x), *constants)
-    np.testing.assert_allclose(normalize(x), expected, rtol=1e-6)
-    flat = local_response_normalization(tf.constant(x.reshape(-1, 12)), *constants)
-    np.testing.assert_allclose(flat, tf.reshape(expected, [-1, 12]), rtol=1e-6)
-
-
-def test_half_width_images_stay_half_width():
-    x = tf.cast(random_images(), tf.bfloat16)
-    actual = local_response_normalization(x, *CONSTANTS[0])
-    assert actual.dtype == tf.bfloat16
-    expected = local_response_normalization(tf.cast(x, tf.float32), *CONSTANTS[0])
-    np.testing.assert_allclose(tf.cast(actual, tf.float32), expected, rtol=2e-2)
-
-
 @pytest.mark.parametrize("groups", [2, 3, 12])
 def test_normalization_in_groups_is_that_of_each_group(groups):
     constants = (2, 2.0, 1e-2, 0.75)

@@ -215,19 +215,6 @@ def test_a_center_crop_is_a_resize_and_a_crop_by_pillow(
     assert np.abs(image - middle).max() <= (orientation != 1)
 
 
-def test_photos_that_are_not_resized_are_cropped_as_they_are_stored():
-    files = [
-        photo(Image.fromarray(x), "PNG", 1)
-        for x in random_images(NUM_PHOTOS, (SIDE, SIDE, 3))
-    ]
-    batches = batches_of(files, image_size=0)
-    step = tf.constant(1, tf.int64)
-    stored, _ = batches.source.read(batches.indices(step))
-    draw = randomness.Draw(SEED, step, None, None)
-    expected = batches.augment.train(stored, draw)
-    np.testing.assert_array_equal(batches(step)["images"], expected)
-
-
 def test_the_operations_follow_crops_that_were_read():
     images, drawn = tf.constant(random_images()), Drawn()
     actual = augment("rand_augment").train_on_crops(images, drawn)

@@ -1,7 +1,6 @@
 """Whatever stands in the place of a file of data is neither waited for nor read without
 an end; "row" is one of reliability.md."""
 
-import gzip
 import os
 import pathlib
 import struct
@@ -24,7 +23,6 @@ HUGE = 10**11
 LABELS = RecordFile(
     "labels", 3, np.dtype([("label", "u1")]), struct.pack(">ii", 0x801, 3)
 )
-IDX = LABELS.header + bytes([7, 8, 9])
 IMAGE_HEADER = struct.pack(">IIBBBBB", 10**5, 10**5, 8, 2, 0, 0, 0)
 IMAGE = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", IMAGE_HEADER)
 
@@ -63,22 +61,6 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
     assert text.startswith(str(tmp_path)) and text.isprintable() and len(text) <= 400
     if plant is not sparse:
         assert "is no file" in text
-
-
-@pytest.mark.row(40)
-def test_row_40_zeros_behind_a_packed_file_are_not_unpacked(tmp_path):
-    path = tmp_path / "labels.gz"
-    path.write_bytes(gzip.compress(IDX) + bytes(100))
-    assert idx_file(tmp_path)["label"].tolist() == [7, 8, 9]
-    sparse(path, gzip.compress(IDX))
-    with time_limit(10), pytest.raises(DataError, match=f"has {HUGE:,} bytes, and at"):
-        idx_file(tmp_path)
-
-
-def test_links_to_files_are_followed(tmp_path):
-    (tmp_path / "elsewhere").write_bytes(IDX)
-    (tmp_path / "labels").symlink_to("elsewhere")
-    assert idx_file(tmp_path)["label"].tolist() == [7, 8, 9]
 
 
 # Image files.

@@ -1,14 +1,9 @@
 """Which devices the towers get, and what is said where there are too few."""
 
 import importlib.metadata
-import os
 import re
-import subprocess
-import sys
 
-import numpy as np
 import pytest
-import small_runs
 import tensorflow as tf
 from conftest import NUM_DEVICES
 from tensorflow.python import pywrap_tfe
@@ -216,53 +211,6 @@ def test_where_tensorflow_was_used_before_its_devices_are_taken(four_gpus):
 
 
 # A process that uses a run as in a notebook, on such a machine.
-
-USE = """
-import sys
-import pytest, small_runs
-from tensorflow.python import pywrap_tfe
-names = [b"/physical_device:CPU:0"] + [b"/physical_device:GPU:%d" % i for i in range(4)]
-pywrap_tfe.TF_ListPhysicalDevices = lambda: names
-small_runs.use(pytest.MonkeyPatch())
-from towers import evaluate, load_run, predict
-from towers.exporting.export import export
-from towers.run.folder import RunFolder
-{use}
-import tensorflow as tf
-try:
-    tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[1:], "GPU")
-except RuntimeError:  # they are made
-    print("GPUs:", [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")])
-"""
-FOLDER = "RunFolder('run')"
-
-
-@pytest.mark.slow
-@without_gpu
-@pytest.mark.parametrize(
-    "use,expected",
-    [
-        ("load_run('run').model", ["0"]),
-        (f"predict('run', 'x.png', {FOLDER}.prediction_config(device='cpu'))", []),
-        (f"evaluate('run', {FOLDER}.evaluation_config(device='cpu'))", []),
-        ("export('run', 'keras')", []),
-    ],
-)
-def test_who_uses_a_run_hides_the_gpus_that_it_does_not_need(
-    tmp_path, monkeypatch, use, expected
-):
-    small_runs.use(monkeypatch)
-    small_runs.half_way(tmp_path / "run")
-    image = np.zeros(small_runs.IMAGE_SHAPE, np.uint8)
-    (tmp_path / "x.png").write_bytes(tf.io.encode_png(image).numpy())
-    done = subprocess.run(
-        [sys.executable, "-c", USE.format(use=use)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.endswith(f"GPUs: {expected}\n"), done.stderr
 
 
 def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):

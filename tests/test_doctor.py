@@ -2,9 +2,6 @@
 
 import dataclasses
 import pathlib
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -18,8 +15,6 @@ from towers.doctor import measure
 from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.diagnosis import diagnose
 from towers.doctor.verdict import Measured, judge
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # A run that is as fast as it can be: half a second for a step of 100 images.
 GOOD = Measured(
@@ -257,50 +252,3 @@ def test_the_doctor_finds_the_bottleneck_of_a_real_run(
     assert {path.name for path in tmp_path.iterdir()} <= {
         *("slow.py", "wide.py", "__pycache__")
     }
-
-
-@pytest.mark.slow
-def test_the_program_takes_the_options_of_a_run_and_leaves_its_folder(tmp_path):
-    def run(program, *flags):
-        command = [sys.executable, *program, f"--workdir={tmp_path}/run", *flags]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-    small = ["--dataset=synthetic", "--model=lenet", "--width=0.1", "--device=cpu"]
-    small += ["--batch_size=8", "--max_steps=1", "--eval_every_epochs=0"]
-    assert run(["run_train.py"], *small).returncode == 0
-
-    def files():
-        paths = sorted((tmp_path / "run").rglob("*"))
-        return [
-            (p, p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in paths
-        ]
-
-    before = files()
-    done = run(["-m", "towers.doctor"], "--measure_secs=1")
-    assert done.returncode == 0, done.stderr
-    assert "run: " in done.stdout and "8 images" in done.stdout
-    assert files() == before
-
-
-@pytest.mark.parametrize(
-    "flag,word", [("--bach_size=3", "batch_size"), ("--dry_run", "dry_run")]
-)
-def test_the_program_refuses_wrong_flags_before_tensorflow_is_imported(flag, word):
-    script = """
-        import sys
-        from absl import flags
-        sys.argv = ["towers.doctor", *sys.argv[1:]]
-        import runpy
-        try:
-            runpy.run_module("towers.doctor", run_name="__main__")
-        finally:
-            assert "tensorflow" not in sys.modules
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), flag],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "towers.doctor: " in done.stderr and word in done.stderr

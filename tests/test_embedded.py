@@ -5,24 +5,11 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from prepared_sets import all_of
 
 from towers.data.sets import embedded, synthetic
 
-# Points (x to the right, y down) that a person would put inside and outside.
-
 # Squares of a fine grid over (-1.5, 1.5) in a shape's own units.
-
-
-@pytest.fixture(scope="module")
-def small():
-    """Training and test examples of a data set with a fifth of the images."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "NUM_TRAIN", 2_000)
-        patch.setattr(embedded, "NUM_TEST", 400)
-        data = embedded.load()
-    return all_of(data.train), all_of(data.test)
 
 
 def ridge_accuracy(train, test, penalties):
@@ -76,15 +63,6 @@ def test_all_images_differ_classes_are_balanced_and_lines_do_not_part_them():
     assert 0.2 < accuracy < 0.60
 
 
-def test_colors_without_places_do_not_tell_the_class(small):
-    def quantiles(images):
-        pixels = np.sort(images.reshape(len(images), -1, 3), axis=1)[:, ::32]
-        return pixels.reshape(len(images), -1).astype(np.float32) / 255
-
-    of_colors = [(quantiles(images), labels) for images, labels in small]
-    assert ridge_accuracy(*of_colors, (1e-4, 1e-2, 1.0)) < 0.25
-
-
 # Noise.
 
 
@@ -99,11 +77,3 @@ def test_noise_is_as_asked_and_the_same_every_time():
     tested = all_of(data.test)[0]
     assert tested.shape == (5, 9, 9, 3)
     assert not {x.tobytes() for x in images} & {x.tobytes() for x in tested}
-
-
-def test_many_large_images_are_there_at_once():
-    start = time.process_time()
-    data = synthetic.load(image_size=224, num_examples=(1_281_167, 50_000))
-    assert time.process_time() - start < 5.0
-    image, _ = data.train.read(tf.constant([1_281_166], tf.int64))
-    assert image.shape == (1, 224, 224, 3)

@@ -138,15 +138,6 @@ def test_without_a_checkpoint_it_says_so(workdir, tmp_path):
         evaluate(tmp_path / "new", CONFIG)
 
 
-def test_a_damaged_last_checkpoint_is_reported_and_the_one_before_evaluated(
-    workdir, capfd
-):
-    damaged = workdir / "checkpoints" / "step-00000010"
-    (damaged / "tensors.index").unlink()
-    assert evaluate(workdir)["step"] == 8
-    assert f"rejected checkpoint {damaged}: " in capfd.readouterr().out
-
-
 @pytest.fixture
 def arrive(workdir):
     """Puts the checkpoints of steps 4, 8 and 10, one with each call, into the folder,
@@ -182,31 +173,6 @@ def test_following_evaluates_each_new_checkpoint_once_until_the_last(
     assert steps == ["4", "8", "10"]
     assert len(re.findall(r"^waiting for .* 7 s", out, re.MULTILINE)) == 3
     assert "no process trains this run now" in out
-
-
-def test_following_ends_where_max_steps_ends_the_run(workdir, arrive):
-    config = dataclasses.replace(CONFIG, max_steps=8)
-    result = evaluate(
-        workdir, config, eval_interval_secs=1.0, sleep=lambda secs: arrive()
-    )
-    assert result["step"] == 8
-
-
-def test_following_rejects_a_damaged_checkpoint_once_until_it_is_whole(workdir, capfd):
-    data = workdir / "checkpoints" / "step-00000010" / "tensors.data-00000-of-00001"
-    whole, naps = data.read_bytes(), []
-    data.write_bytes(b"")
-
-    def repair_at_last(secs):
-        naps.append(secs)
-        if len(naps) == 3:
-            data.write_bytes(whole)
-
-    result = evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=repair_at_last)
-    assert result["step"] == 10 and len(naps) == 3
-    out = capfd.readouterr().out
-    assert out.count("rejected checkpoint") == 1
-    assert re.findall(r"^step (\d+): test", out, re.MULTILINE) == ["8", "10"]
 
 
 def test_following_one_step_is_a_contradiction(workdir):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from exported import random_images, random_run, trained
+from exported import random_images, random_run
 from marks import slow
 from pictures import png
 from PIL import Image
@@ -152,18 +152,6 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
     assert 0 < np.abs(logits - expected).max() < most * np.abs(expected).max()
 
 
-@pytest.mark.slow
-def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
-    """Each is standardized by itself: these go into the network alike."""
-    run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
-    drawn, network = random_images(run, 64), run.network()
-    WRITERS["tflite"](path, network, run, "int8", drawn)
-    for images in (drawn[:8], 100 + (drawn[:8] > 127).astype(np.uint8)):
-        logits, _ = predict_here("tflite", path, images)
-        expected = comparison.logits_of(run, network, images)
-        assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
-
-
 @pytest.mark.parametrize(
     "name", [name if name in FAST_NETWORKS else slow(name) for name in NETWORKS]
 )
@@ -254,40 +242,6 @@ def test_what_a_run_has_frozen_is_not_trainable_in_keras():
     assert [x.name for x in network.layers if not x.trainable] == ["conv1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name,norms,fixed,drops,rate",
-    [
-        ("alexnet_two_columns", 0, {"norm1_sums", "norm2_sums"}, True, 0.01),
-        ("convmixer_256_8", 34, set(), False, 0.02),
-        ("speedrun", 12, {"whitening"}, False, 0.02),
-    ],
-)
-def test_keras_trains_an_export_further(tmp_path, name, norms, fixed, drops, rate):
-    """The images of a class have a color of their own."""
-    options = {"width": 0.25, "augment": "none", "weight_decay": 1e-4}
-    run = trained(
-        tmp_path / "run", model=name, learning_rate=1e-4, max_steps=1, **options
-    )
-    write_keras(tmp_path / "a.keras", stock_network(run.network()), run)
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 10, (256, 1, 1, 1), np.uint8)
-    images = rng.integers(0, 60, (256, *run.image_shape), np.uint8) + 15 * labels
-    keras.utils.set_random_seed(1)
-    model = keras.saving.load_model(tmp_path / "a.keras")
-    before = {v.path: v.numpy() for v in model.layers[-1].variables}
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
-    history = model.fit(images, labels.ravel(), epochs=6, verbose=0).history
-    assert history["loss"][-1] < 0.8 * history["loss"][0]
-    after = {v.path: v.numpy() for v in model.layers[-1].variables}
-    same = {path for path in before if np.array_equal(before[path], after[path])}
-    assert sum("moving" in path for path in before.keys() - same) == norms
-    assert {x for x in same if "/kernel" in x} == {f"{x}/kernel" for x in fixed}
-    twice = [model(images[:4], training=True).numpy() for _ in range(2)]
-    assert (np.abs(twice[0] - twice[1]).max() > 1e-3) == drops
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -351,12 +305,6 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
 # What is refused.
 
 
-def test_without_memory_it_is_not_the_disk_that_is_named(tmp_path):
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        with staging.staged(tmp_path / "a.keras", ".keras", overwrite=False):
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-
-
 def test_the_largest_difference_is_a_share_of_the_largest_logit():
     expected = np.array([[1.0, -4.0], [2.0, 3.0]])
     assert comparison.largest_difference(expected + [0, 1], expected) == 0.25
@@ -374,16 +322,6 @@ def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch)
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
     assert os.listdir(half_way / "export") == []
-
-
-@pytest.mark.row(51)
-def test_an_export_that_cannot_be_loaded_says_why(tmp_path):
-    """With or without the packages of ONNX."""
-    (tmp_path / "a.onnx").write_text("no network")
-    with pytest.raises(
-        ExportError, match=r"in a new process it ends with .* \(exit 1\)"
-    ):
-        comparison.predict_in_new_process("onnx", tmp_path / "a.onnx", np.zeros(1))
 
 
 def other_saved_model(path):
@@ -413,48 +351,6 @@ def test_what_stands_there_is_not_touched(tmp_path, name, make, words):
     with pytest.raises(ConfigError, match=words):
         staging.validate_output(output, ".keras" if "." in name else "", True)
     assert small_runs.snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("suffix", ["", ".keras"])
-@pytest.mark.row(51)
-def test_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
-    output = tmp_path / f"mine{suffix}"
-    with pytest.raises(ConfigError, match=f"{output} (exists|is no such export)"):
-        with staging.staged(output, suffix, overwrite=False) as path:
-            path.write_text("export")
-            output.write_text("mine")
-    assert output.read_text() == "mine" and os.listdir(tmp_path) == [output.name]
-
-
-@pytest.mark.row(51)
-def test_on_a_full_disk_nothing_is_left(small_disk):
-    run = random_run("lenet", width=2.0)  # of 2 MB
-    network = stock_network(run.network())
-    for format in DEPENDABLE:
-        suffix = FORMATS[format].suffix
-        with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
-            output = small_disk / f"export/a{suffix}"
-            with staging.staged(output, suffix, False) as path:
-                WRITERS[format](path, network, run)
-        assert list(small_disk.rglob("*")) == [small_disk / "export"]
-
-
-@pytest.mark.parametrize(
-    "arguments,options,words",
-    [
-        (("keras", "/proc/none/a.keras"), {}, "cannot be written: .*another --output"),
-        (("keras",), {"precision": "float16"}, "precision=float16 .*--format=tflite"),
-        (("onnx",), {}, r"needs no_onnx.* pip install '\.\[onnx\]'"),
-    ],
-)
-@pytest.mark.row(51)
-def test_what_cannot_be_written_is_refused(
-    half_way, monkeypatch, arguments, options, words
-):
-    row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))
-    monkeypatch.setitem(FORMATS, "onnx", row)
-    with pytest.raises(ConfigError, match=words):
-        export(half_way, *arguments, **options)
 
 
 # Images to compare with.

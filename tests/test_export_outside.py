@@ -1,25 +1,19 @@
 """Exports in processes without towers: every network, training on, the page's lines."""
 
 import importlib.util
-import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import textwrap
-import time
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
 from exported import CLASS_NAMES, random_images, random_run, trained
 from PIL import Image
-from processes import Program, free_ports
 
-from towers import load_run, predict
+from towers import load_run
 from towers.config.choices import FAMILY, MODELS
 from towers.data.files.image import read_image
 from towers.exporting import comparison
@@ -136,75 +130,3 @@ def test_the_lines_of_the_page_bring_a_photo_to_the_size(tmp_path):
     # Two decoders of JPEG differ by some of the 256 values.
     assert np.abs(result.astype(int) - expected).mean() < 2
     assert np.abs(result.astype(int) - expected[::-1]).mean() > 20
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.row(51)
-def test_a_signal_leaves_nothing(quickstart, tmp_path, name):
-    process = run_export(quickstart, "saved_model", tmp_path / "model")
-    while not list(tmp_path.glob(".tmp-*")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(getattr(signal, name))
-    _, errors = process.communicate()
-    assert process.returncode == 75
-    words = f"stopped by {name}, nothing is written; start it again"
-    assert errors == f"run_export.py: {words}\n"
-    assert os.listdir(tmp_path) == []
-
-
-# Servers.
-
-
-@pytest.fixture(scope="module")
-def served(quickstart, tmp_path_factory):
-    """A folder with an export and photo.jpg, which is stored on its side; what
-    `predict` makes of it, and of it as it is stored."""
-    folder = tmp_path_factory.mktemp("served")
-    process = run_export(quickstart, "saved_model", folder / "saved_model")
-    assert process.communicate()[1] == ""
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    image, exif = Image.fromarray(pixels).resize((400, 500)), Image.Exif()
-    exif[0x0112] = 6
-    image.save(folder / "photo.jpg", exif=exif)
-    image.save(folder / "stored.png")
-    paths = [folder / "photo.jpg", folder / "stored.png"]
-    predicted = predict(quickstart / "runs" / "quickstart", paths)
-    return folder, predicted.class_names, *predicted.probabilities
-
-
-def assert_near(probabilities, expected, other):
-    """Within a twentieth of the way to another image's. Decoders and filters round
-    differently."""
-    most = 0.05 * np.abs(expected - other).max()
-    np.testing.assert_allclose(probabilities, expected, rtol=0, atol=most)
-
-
-def test_the_server_of_the_page_answers_a_photo_as_predict_does(served):
-    folder, names, upright, stored = served
-    [script] = blocks("An HTTP server")
-    [port] = free_ports(1)
-    assert script.count("8000") == 1
-    with Program(["-c", script.replace("8000", str(port))], folder) as server:
-
-        def post(content):
-            return urllib.request.urlopen(f"http://127.0.0.1:{port}", content)
-
-        server.wait_until(lambda: answers(port))
-        with post((folder / "photo.jpg").read_bytes()) as answer:
-            assert answer.headers["Content-Type"] == "application/json"
-            probabilities = json.load(answer)
-        with pytest.raises(urllib.error.HTTPError, match="400") as refused:
-            post(b"no photo")
-        assert "cannot identify image" in json.load(refused.value)["error"]
-    assert tuple(probabilities) == tuple(names)
-    assert_near(list(probabilities.values()), upright, stored)
-
-
-def answers(port):
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}")
-    except urllib.error.HTTPError:
-        pass
-    except urllib.error.URLError:
-        return False
-    return True

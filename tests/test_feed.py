@@ -13,20 +13,16 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_trainer
 
-from benchmarks.graphs.kernels import GPU, find_kernel
 from towers import build
-from towers.config.choices import AUGMENTS
 from towers.data.augment.augmentation import create_augment
-from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches
 from towers.data.resident import Resident
 from towers.data.share import shares
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
-from towers.parallel import compilation, strategies
+from towers.parallel import compilation
 from towers.parallel.feed import Streams
 from towers.parallel.loop import Loop
 
@@ -199,30 +195,6 @@ def test_an_error_of_the_input_comes_before_a_step():
     assert_batches(recorder.seen, range(bad_step))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resident", "stored"])
-@pytest.mark.parametrize(
-    "create,accumulate_steps", [(strategies.towers, 2), (strategies.replicated, 1)]
-)
-def test_a_run_does_not_depend_on_how_it_is_fed(name, create, accumulate_steps):
-    batches, states = create_batches(accumulate_steps), []
-    some = networks.random_batches(1, batches.images_per_step)
-    for feed in ("streams", name):
-        trainer = create_trainer(
-            create,
-            networks.plain_network(),
-            Recipe(),
-            some,
-            2,
-            feed=feed_of(feed, batches, 2),
-            accumulate_steps=accumulate_steps,
-        )
-        trainer.train(2)
-        trainer.train(3)
-        states.append(trainer.state())
-    small_runs.assert_equal_states(*states)
-
-
 # Which feed a run has.
 
 
@@ -285,34 +257,3 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
     assert build.runs_on("/CPU:0", batches.process, elements)
     assert not build.runs_on("/CPU:0", only_for_tpus, elements)
     assert tf.config.get_soft_device_placement()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("augment", AUGMENTS)
-def test_gpus_have_kernels_for_every_augmentation(augment):
-    """With everything that may be added to it; by TensorFlow's registry."""
-    shape = (26, 26, 3)
-    augment = create_augment(augment, shape, (120.0,) * 3, (60.0,) * 3)
-    for options in ({}, {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 3}):
-        batches = dataclasses.replace(
-            create_batches(),
-            source=ArraySource(np.zeros((12, *shape), np.uint8), np.zeros(12)),
-            augment=extend(augment, **options),
-            images_per_step=(size := 11),  # is no rank
-        )
-        elements = {
-            name: tf.TensorSpec(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
-            for name, x in batches.stored_stream(0).element_spec.items()
-        }
-        process = tf.function(batches.process, autograph=False)
-        graph = process.get_concrete_function(
-            tf.TensorSpec([], tf.int64), elements
-        ).graph
-        for op in graph.get_operations():
-            if op.type == "Placeholder":
-                continue
-            assert find_kernel(op, GPU), op
-            # A GPU leaves arithmetic in int32 to the host.
-            for tensor in op.outputs:
-                is_of_images = tensor.shape.rank and tensor.shape[0] == size
-                assert tensor.dtype != tf.int32 or not is_of_images, op.name

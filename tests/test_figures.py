@@ -12,7 +12,6 @@ import warnings
 import numpy as np
 import pytest
 import small_runs
-from marks import slow
 from sklearn import metrics
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
@@ -207,19 +206,6 @@ def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
     assert found["images"] == 8 and found["top5_accuracy"] == 0
 
 
-def test_the_table_is_short_whatever_the_classes():
-    names = [f"class number {i}" for i in range(1000)]
-    found = figures(of_one_kind([random_batch(300, 1000, seed=0)]), names)
-    lines = table(Evaluation({Weights.RAW: found, Weights.EMA: found}))
-    assert len(lines) < 16 and max(map(len, lines)) < 260
-    assert "  lowest F1 of 1000 classes" in "\n".join(lines)
-
-
-def test_figures_that_are_not_finite_are_null_in_the_file():
-    text = to_json({"test_loss": np.inf, "curves": {"loss": [np.nan, 0.5]}})
-    assert json.loads(text) == {"test_loss": None, "curves": {"loss": [None, 0.5]}}
-
-
 def test_a_mistake_has_the_path_of_its_file():
     class Source(ArraySource):
         def place(self, index):
@@ -261,24 +247,3 @@ def test_the_figures_of_a_run_equal_sklearn_and_mistakes_are_listed(trained):
         assert row["prediction"] == CLASS_NAMES[logits[index].argmax()]
         probability = probabilities_of(logits)[index].max()
         assert float(row["probability"]) == pytest.approx(probability, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "replicated", "num_towers": 3, "batch_size": 7},
-        slow({"strategy": "async_towers", "num_towers": 2, "batch_size": 5}),
-        slow({"strategy": "model_parallel", "group_size": 2, "num_towers": 4}),
-    ],
-)
-def test_the_figures_are_the_same_under_every_strategy(trained, options):
-    expected = evaluate(trained)
-    mistakes = (trained / "mistakes.csv").read_text()
-    found = evaluate(trained, small_config(**{"batch_size": 500} | options))
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if "loss" in name or "calibration" in name:  # of rounded logits
-            assert found[name] == pytest.approx(value, rel=1e-5)
-        else:
-            assert found[name] == value, name
-    assert (trained / "mistakes.csv").read_text() == mistakes

@@ -10,7 +10,7 @@ import sys
 import pytest
 from absl import flags
 from PIL import Image
-from processes import WAIT_SECS, run
+from processes import run
 
 import towers
 from towers.cli import flags as config_flags
@@ -264,12 +264,6 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
 # Mistakes, as a user meets them.
 
 
-def run_program(*command):
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECS
-    )
-
-
 @pytest.mark.parametrize(
     "program,arguments,words",
     [
@@ -294,35 +288,11 @@ def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, wo
     assert re.match(f"{program}: .*{words}", line)
 
 
-@pytest.mark.parametrize(
-    "command,words",
-    [
-        ("{python} run_train.py --help >&-", "standard output: Bad file"),
-        ("{python} run_predict.py --version >&-", "standard output: Bad file"),
-        ("ulimit -f 0; {python} run_train.py", "no folder for temporary .*ulimit -f"),
-    ],
-)
 @pytest.mark.row(52)
-def test_a_limit_of_the_shell_ends_in_one_line_and_exit_2(command, words):
-    done = run_program("sh", "-c", command.format(python=sys.executable))
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert re.search(words, line)
-
-
-@pytest.mark.row(52)
-def test_a_closed_output_does_not_end_a_program_that_reports(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from towers import console\n"
-        "from towers.cli import flags\n"
-        "def main(_):\n"
-        "    console.line('a report')\n"
-        f"    assert open({str(program)!r}).fileno() > 2\n"
-        "flags.run(main)\n"
-    )
-    command = f"PYTHONPATH={ROOT} {sys.executable} {program} <&- >&- 2>&-"
-    assert run_program("sh", "-c", command).returncode == 0
+def test_row_52_an_answer_to_a_closed_output_is_one_line_and_exit_2():
+    command = f"{sys.executable} run_train.py --help >&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.row(17)

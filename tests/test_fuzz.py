@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from marks import slow
 
 from towers.cli import flags
-from towers.cluster.cluster_spec import find_cluster
 from towers.config import FIELDS, Config, choices, factories, from_json, to_json
 from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
@@ -367,20 +366,6 @@ def test_any_recipe(fuzz, tmp_path, monkeypatch):
     fuzz(check, recipes, always=[fragment.encode() for fragment in FRAGMENTS])
 
 
-@many_inputs
-@pytest.mark.row(42)
-def test_any_name_of_a_recipe(fuzz, tmp_path):
-    (tmp_path / "folder.py").mkdir()
-    names = st.one_of(
-        texts,
-        texts.map(lambda text: f"{text}.py"),
-        texts.map(lambda text: str(tmp_path / text)),
-        st.sampled_from(["/", "..", ".", ".py", "~", "quickstar", str(tmp_path)]),
-        st.just(str(tmp_path / "folder.py")),
-    )
-    fuzz(lambda name: config_of_flags(name, RECIPES, {}), names)
-
-
 flag_names = st.one_of(
     st.sampled_from([*FIELDS, *(f"no{name}" for name in FIELDS), "views", "undefok"]),
     st.sampled_from(["flagfile", "batchsize", "x" * 3000, "help", ""]),
@@ -406,79 +391,3 @@ def test_any_command_line(fuzz):
         config_of_flags("quickstart", RECIPES, flags.given_flags(values))
 
     fuzz(check, st.lists(arguments, max_size=4))
-
-
-# Descriptions of a cluster.
-
-addresses = st.builds(
-    lambda host, port: f"{host}:{port}",
-    st.sampled_from(["a", "10.0.0.1", "[fd00::2]", "fd00::2", "", "[", " a", "a,b"]),
-    st.sampled_from(["1", "65535", "65536", "0", "-1", "x", "٣", "9" * 5000]),
-)
-
-
-def check_cluster(found):
-    assert found is None or 0 <= found.index < found.size
-    for address in found.addresses if found else ():
-        host, _, port = address.rpartition(":")
-        assert host and port.isascii() and 0 < int(port) < 65536
-
-
-@many_inputs
-@pytest.mark.row(17)
-def test_any_cluster_flag(fuzz):
-    lists = st.lists(addresses | texts, max_size=4).map(",".join)
-    index = st.none() | st.integers(-1, 3) | st.integers()
-    fuzz(
-        lambda flags: check_cluster(find_cluster(*flags, {})),
-        st.tuples(lists, index),
-        always=[("a:1,b:2", 1)],
-    )
-
-
-@many_inputs
-@pytest.mark.row(17)
-def test_any_tf_config(fuzz):
-    jobs = st.dictionaries(
-        st.sampled_from(["worker", "chief", "evaluator", "ps"]) | any_text,
-        st.lists(addresses | json_values, max_size=3) | json_values,
-        max_size=3,
-    )
-    task = {"type": st.sampled_from(["worker", "chief", "x", None]) | json_values}
-    task["index"] = st.integers(-1, 3) | json_values
-    values = {"cluster": jobs | json_values}
-    values["task"] = st.fixed_dictionaries({}, optional=task) | json_values
-    described = st.fixed_dictionaries({}, optional=values) | json_values
-    pair = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker"}}
-    fuzz(
-        lambda text: check_cluster(find_cluster("", None, {"TF_CONFIG": text})),
-        described.map(json.dumps) | texts | wrong_texts,
-        always=[json.dumps(pair), '{"cluster": [5]}'],
-    )
-
-
-@many_inputs
-@pytest.mark.row(17)
-def test_any_slurm_variables(fuzz, monkeypatch):
-    names = [f"SLURM_STEP_{x}" for x in ("NUM_TASKS", "NODELIST", "TASKS_PER_NODE")]
-    names += ["SLURM_PROCID", "SLURMD_NODENAME"]
-    pieces = ["n", *"123", "10", *"[]-,x", "(x2)", " ", "é", "[0-", "(x", ")"]
-    value = st.one_of(
-        st.integers(-1, 4).map(str),
-        st.lists(st.sampled_from(pieces), max_size=6).map("".join),
-        st.sampled_from(["n[1-3]", "n1,n2", "2,1", "1(x3)", "9" * 5000, ""]),
-    )
-    step = ["3", "n[1-2]", "2,1"]
-
-    def check(values):
-        variables = dict(zip(names, values, strict=False))
-        with monkeypatch.context() as patch:  # TensorFlow's resolver reads them there
-            for name in names:
-                patch.delenv(name, raising=False)
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            check_cluster(find_cluster(environ=variables))
-
-    rest = st.lists(value, max_size=2).map(lambda rest: step + rest)
-    always = [[*step, rank] for rank in ("1", "3", "-1")]
-    fuzz(check, st.lists(value, min_size=1, max_size=5) | rest, always=always)

@@ -201,14 +201,6 @@ def of_two_inputs(name):
     return keras.Model(inputs, layers.Dense(5)(x))
 
 
-def test_networks_side_by_side_keep_their_numbers():
-    inner = [keras.Sequential([layers.Dense(3)]) for _ in range(2)]
-    model = keras.Sequential([keras.Input((8, 8, 3)), *inner])
-    _, architecture = towers.models.keras.given.give(model)
-    names = [x.name for x in keras.models.model_from_json(architecture).layers]
-    assert names == ["sequential_1", "sequential_2"]
-
-
 def test_a_stored_architecture_has_the_arguments_of_the_constructors():
     _, architecture = towers.models.keras.given.give(lazy())
     with warnings.catch_warnings():
@@ -415,19 +407,6 @@ towers.evaluate("run")
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_arrays_make_no_devices_before_the_run_chooses_its_own(tmp_path):
-    """In a process of its own: here they are made."""
-    code = (
-        "import numpy, towers; x = numpy.zeros((40, 24, 24, 3), 'uint8'); "
-        "y = numpy.arange(40) % 5; config = towers.Config(device='cpu', num_towers=2, "
-        "width=0.05, batch_size=10, max_steps=1); "
-        "towers.train('run', config, data=(x, y))"
-    )
-    with Program(["-c", code], tmp_path) as program:
-        assert program.wait() == 0, program.output
-    assert "2 towers with 5 images each" in program.output
-
-
 def test_an_evaluation_on_other_images_leaves_the_run_alone(tmp_path):
     config = dataclasses.replace(CONFIG, dataset="synthetic", model="cnn", width=0.05)
     config = dataclasses.replace(config, max_steps=1)
@@ -462,15 +441,6 @@ def test_a_run_on_a_folder_is_evaluated_on_arrays_of_any_size(tmp_path):
     assert result["test_images"] == 8
     assert result["test_confusion_matrix"] == expected["test_confusion_matrix"]
     assert result["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-5)
-
-
-def test_without_its_weights_a_network_is_asked_for(tmp_path):
-    """In another process, where there is no checkpoint either."""
-    train(tmp_path / "run", CONFIG, model=sequential(), data=(TRAIN, TEST))
-    command = [ROOT / "run_train.py", "--workdir=run", "--overwrite"]
-    with Program([*command, "--dataset=synthetic"], tmp_path) as program:
-        assert program.wait() == 2
-        assert "give it once more, as in train(workdir, config, model" in program.output
 
 
 @pytest.mark.parametrize(
@@ -612,14 +582,6 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
 def test_what_cannot_be_trained_is_refused(given, words, tmp_path):
     with pytest.raises((ConfigError, DataError), match=words):
         train(tmp_path, CONFIG, **{"data": (TRAIN, TEST)} | given)
-
-
-def test_trials_take_them_too(tmp_path, capfd):
-    given = {"model": sequential(), "data": (TRAIN, TEST)}
-    towers.dry_run(tmp_path, CONFIG, **given)
-    assert "nothing was written" in capfd.readouterr().out
-    towers.lr_range_test(tmp_path, CONFIG, **given)
-    assert (tmp_path / "lr_range_test.png").exists()
 
 
 def test_the_lines_of_the_page_train(tmp_path, monkeypatch):

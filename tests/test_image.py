@@ -221,14 +221,6 @@ def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
         read_image(content, (4, 4, 3), max_pixels=62)
 
 
-@pytest.mark.row(40)
-def test_row_40_an_icon_is_measured_by_the_image_in_it():
-    png = png_file(20_000, 20_000, 8, 2, b"\0" * 60_001)
-    icon = b"\0\0\1\0\1\0" + struct.pack("<4B2H2I", 8, 8, 0, 0, 1, 32, len(png), 22)
-    with pytest.raises(ValueError, match="400,?000,?000 pixels"):
-        read_image(icon + png, (8, 8, 3))
-
-
 # Orientation.
 
 SAVED = {
@@ -260,22 +252,6 @@ def test_row_23_a_photo_is_turned_as_pillow_turns_it(kind, orientation):
         fitted = ImageOps.fit(expected, shape[1::-1], Image.Resampling.BILINEAR)
         found = read_image(content, shape)
         assert np.abs(found.astype(int) - fitted).max() <= 2
-
-
-def test_the_orientation_in_xmp_is_read_where_there_is_no_exif():
-    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
-    assert upright_size(file_of(smooth(8, 16), "JPEG", xmp=xmp)) == (16, 8)
-
-
-def test_damaged_metadata_leaves_the_photo():
-    for value in (0, 9, 65535):  # no orientation
-        assert decode(photo(smooth(8, 16), "JPEG", value)).shape == (8, 16, 3)
-    content = photo(smooth(8, 16), "JPEG", 6)
-    assert decode(content).shape == (16, 8, 3)
-    place = content.index(b"Exif\0\0") + 6
-    for damaged in (b"XX", b"MM\0\x2b", b"II\x2a\0\xff\xff\xff\xff", bytes(10)):
-        changed = content[:place] + damaged + content[place + len(damaged) :]
-        assert decode(changed).shape in ((8, 16, 3), (16, 8, 3))
 
 
 # Sizes.

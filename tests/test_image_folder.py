@@ -1,7 +1,6 @@
 """Image folders: how they are listed, split and refused."""
 
 import dataclasses
-import os
 import shutil
 
 import numpy as np
@@ -17,10 +16,9 @@ from prepared_sets import message as line_of
 from towers import build, data
 from towers.config import Config
 from towers.data.files import image_folder, splits
-from towers.data.files.image_files import FolderFiles, ImageOptions
+from towers.data.files.image_files import ImageOptions
 from towers.data.files.unlabeled import Labels
 from towers.data.sets.photos import photo_options
-from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.restored import load_run
@@ -141,22 +139,6 @@ def test_images_become_rectangles_as_by_pillow(root):
     np.testing.assert_array_equal(all_of(alone.test)[0], images)
 
 
-def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
-    """Which is not the order of their bytes."""
-    names = ["\U00010000.png", "\uffee.png", "a.png"]
-    names += [os.fsdecode(b"\xff.png"), os.fsdecode(b"\x80\xc3.png")]
-    for class_name in ("b", "\u00e4"):
-        (tmp_path / "train" / class_name).mkdir(parents=True)
-        for name in names:
-            place = tmp_path / "train" / class_name / name
-            place.write_bytes(png(random_pixels(0)))
-    listed = image_folder.Listing(None).classes(str(tmp_path / "train"))
-    files = FolderFiles("root", dict(listed.values()))
-    expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
-    assert [files.place(i) for i in range(len(files))] == expected
-    assert files.labels.tolist() == [0] * 5 + [1] * 5
-
-
 # Without folders train/ or test/.
 
 
@@ -180,16 +162,6 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
         assert again.class_names == ("a", "b", "c")
         np.testing.assert_array_equal(all_of(again.test)[0], images)
         np.testing.assert_array_equal(all_of(again.train)[0], train_images)
-
-
-def test_held_out_images_come_from_everywhere():
-    labels = np.arange(10_000) % 4
-    source = ArraySource(np.zeros((10_000, 1, 1, 1), np.uint8), np.arange(10_000))
-    rest, held_out = (all_of(x)[1] for x in split_off_test(source, labels, "here"))
-    np.testing.assert_array_equal(np.sort([*rest, *held_out]), np.arange(10_000))
-    np.testing.assert_array_equal(np.bincount(labels[held_out]), [250] * 4)
-    # The mean of 1,000 places, each with a standard deviation of 2,900.
-    assert abs(held_out.mean() - 5000) < 5 * 2900 / 1000**0.5
 
 
 # Refused and skipped files.
@@ -285,33 +257,6 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
     assert text.startswith(f"{root / place}") and words in text
 
 
-@pytest.mark.row(57)
-def test_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
-    write_folder(tmp_path / "near/photos", ".", {"cat": 3, "dog": 2})
-    write_folder(tmp_path / "one", ".", {"cat": 3})
-    write_folder(tmp_path / "vehicles", ".", {"train": 3, "bus": 2})
-    write_folder(tmp_path / "deep/data", "train", {"cat": 3, "dog": 2})
-    write_folder(tmp_path / "deep", ".", {"more": 1})
-    write_folder(tmp_path / "mixed", ".", {"cat/train": 3, "cat/test": 1, "dog": 2})
-    (tmp_path / "text/cat").mkdir(parents=True)
-    (tmp_path / "text/cat/0").touch()
-    fits = f"--data_dir={tmp_path}/near/photos "
-    for folder, words in {
-        "near": ("5 images in one class folder, photos/", fits),
-        "near/photo": ("there is no such folder; did you mean 'photos'",),
-        "near/photos/cat": ("3 images, but no class folders", fits),
-        "one": ("3 images in one class folder, cat/",),
-        "vehicles": ("train: 3 images, but no class folders", "if train is a class"),
-        "text": ("only 1 other files, such as cat/0",),
-        "deep": ("deep/data: is no class", f"--data_dir={tmp_path}/deep/data "),
-        "mixed": ("mixed/cat: is no class",),
-    }.items():
-        text = message(tmp_path / folder)
-        assert all(word in text for word in (*words, "an image folder has")), text
-        if folder not in ("deep", "mixed"):  # found when the images are listed
-            assert line_of(photo_options, str(tmp_path / folder)) == text
-
-
 def test_folders_of_splits_have_the_names_that_archives_give_them(tmp_path):
     for number, (train_name, val, test) in enumerate(
         [
@@ -405,18 +350,6 @@ def test_all_images_of_another_folder_are_evaluated(root, tmp_path, capfd):
 
 
 # In a run.
-
-
-@pytest.mark.row(23)
-def test_row_23_a_run_that_meets_a_broken_file_names_it(root, tmp_path, monkeypatch):
-    """The file is spoiled after the start, when bad images have been left out."""
-    data_set = load(root, bad_images="skip", image_cache_mb=0)
-    small_runs.use(monkeypatch, data_set=data_set)
-    path = root / "train" / "dog" / "02.png"
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(DataError) as caught:
-        train(tmp_path / "run", small_runs.small_config(batch_size=4))
-    assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
 
 
 @pytest.mark.parametrize(

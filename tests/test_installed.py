@@ -12,11 +12,8 @@ import zipfile
 import pytest
 from PIL import Image
 from processes import ROOT, WAIT_SECS, environ_of
-from test_commands import CATCH
 
 pytestmark = pytest.mark.slow
-
-COMMANDS = ("train", "eval", "predict", "export")
 
 
 def checked(*command, cwd, **environ):
@@ -117,27 +114,6 @@ def test_a_run_is_trained_evaluated_and_exported_without_a_checkout(typed, tmp_p
     assert re.search(r"suggested learning rate .*: towers-train --\w+", printed[-1])
     for text in printed:
         assert not re.search(r"run_\w+\.py|" + re.escape(str(ROOT)), text)
-
-
-def test_messages_name_the_command(typed):
-    assert "\n  quickstart " in typed("towers-train --list")
-    for name in COMMANDS:
-        text = typed(f"towers-{name} --help")
-        assert f"\n    towers-{name} --" in text and "run_train" not in text
-        assert typed(f"towers-{name} --version").startswith("towers 0")
-        with pytest.raises(AssertionError, match=f"towers-{name}: Unknown .*'wrkdir'"):
-            typed(f"towers-{name} --wrkdir=runs/a")
-    with pytest.raises(AssertionError, match="towers-eval: no/run holds no run"):
-        typed("towers-eval --workdir=no/run")
-    with pytest.raises(AssertionError, match=r"\[0\] towers-train: .*'bach_size'"):
-        typed("python -m towers.launch --num_workers=1 -- --bach_size=3")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.row(39)
-def test_row_39_an_installed_command_catches_signals_first(name, typed, installed):
-    path = installed / "bin" / f"towers-{name}"
-    assert typed(shlex.join(["python", "-c", CATCH, str(path)])) == "[]\n"
 
 
 PROGRAM = """

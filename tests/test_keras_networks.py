@@ -13,7 +13,6 @@ import written_networks
 from keras import layers
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
-from worker_processes import Job, WorkerProcesses
 
 from towers.errors import ConfigError, report
 from towers.models.create import (
@@ -189,22 +188,6 @@ def test_the_logits_are_those_of_keras(name):
     np.testing.assert_allclose(model([images, *noises]), expected, atol=1e-6)
 
 
-def test_defaults_of_the_own_function_count_where_no_rate_is_set(tmp_path):
-    name = written(
-        tmp_path,
-        """
-def create(*, image_shape, num_classes, stochastic_depth, dropout=0.5):
-    images = keras.Input(image_shape)
-    x = layers.Dropout(dropout)(layers.Flatten()(images))
-    x = layers.Dropout(stochastic_depth)(x)
-    return keras.Model(images, layers.Dense(num_classes)(x))
-""",
-    )
-    for options, rate in ({}, 0.5), ({"dropout": 0.25}, 0.25):
-        model = create(name, **options)
-        assert [x.rate for x in model.layers if hasattr(x, "rate")] == [rate]
-
-
 def test_noise_is_an_input_wherever_keras_draws():
     assert noise_shapes(created("sequential", seed=1)) == {
         "spatial_dropout2d_noise": (1, 1, 6),
@@ -291,17 +274,6 @@ def trained(name, strategy, num_devices, **options):
 def test_any_number_of_towers_trains_it_to_the_same_state(name):
     one = trained(name, strategies.towers, 1)
     assert_close(trained(name, strategies.replicated, 2), one, 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*WRITTEN.values(), "keras:MobileNetV3Small"])
-def test_two_workers_train_it_to_the_same_state(name, tmp_path):
-    job = Job(name, batch_size=12, dtype="float64", calls=(2,))
-    with WorkerProcesses(2, tmp_path) as workers:
-        state = workers.do(job)
-    one = job.create_trainer(strategies.towers, 1, job.batches())
-    one.train(2)
-    assert_close({k: v for k, v in state.items() if k in one.state()}, one.state())
 
 
 # Refusals.

@@ -217,27 +217,6 @@ while True:
     wait_for_ends(pids)
 
 
-@on_linux
-def test_what_a_worker_leaves_behind_is_killed_or_not_waited_for(start):
-    """The second one has left the process group, with the same output."""
-    source = """
-command = [sys.executable, "-Sc", "import signal; signal.pause()"]
-for is_own in (False, True):
-    left = subprocess.Popen(command, start_new_session=is_own)
-    print("pid", left.pid)
-print("end", end="")
-os._exit(0)
-"""
-    launcher = start(source, 1)
-    left, escaped = map(int, launcher.wait_for(r"pid (\d+)$", 2))
-    try:
-        assert launcher.wait() == 0
-        assert launcher.output.endswith("\n[0] end\n")
-        wait_for_ends([left])
-    finally:
-        os.kill(escaped, signal.SIGKILL)
-
-
 # Failures.
 
 
@@ -380,23 +359,6 @@ def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     for num_workers in (4, 12):
         with pytest.raises(ConfigError, match=f"num_workers={num_workers} with 6 GPU"):
             local.divide(num_workers, {})
-
-
-@on_linux
-def test_a_worker_has_its_gpus_and_its_cores_alone(start):
-    source = "print(os.environ['CUDA_VISIBLE_DEVICES'], os.sched_getaffinity(0))"
-    launcher = start(source, 2, environ={"CUDA_VISIBLE_DEVICES": "0,1,4,5"})
-    assert launcher.wait() == 0
-    all_cores = os.sched_getaffinity(0)
-    expected = [f"[0] 0,1 {all_cores}", f"[1] 4,5 {all_cores}"]
-    assert sorted(launcher.output.splitlines()) == expected
-    launcher = start(
-        "print(*os.sched_getaffinity(0))", num_workers := min(2, len(all_cores))
-    )
-    assert launcher.wait() == 0
-    shares = [[*map(int, x.split()[1:])] for x in launcher.output.splitlines()]
-    assert [len(x) for x in shares] == [len(all_cores) // num_workers] * num_workers
-    assert len(set(sum(shares, [])) & all_cores) == len(sum(shares, []))
 
 
 @on_linux

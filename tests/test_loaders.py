@@ -460,28 +460,6 @@ def test_crop_numbers_give_each_image_a_crop_of_its_own(is_subset):
     assert not np.array_equal(images[1], images[2])
 
 
-def test_an_array_may_change_after_the_source_is_made():
-    images, labels = IMAGES.copy(), LABELS.copy()
-    source = ArraySource(images, labels)
-    images[:], labels[:] = 0, 0
-    np.testing.assert_array_equal(read(source, np.arange(NUM))[0], IMAGES)
-
-
-@pytest.mark.parametrize(
-    "images, labels, words",
-    [
-        (IMAGES.astype(np.float32), LABELS, "float32"),
-        (IMAGES.astype(np.int8), LABELS, "int8"),
-        (IMAGES[..., 0], LABELS, r"uint8 \[11, 8, 6\]"),
-        (IMAGES, LABELS[:-1], "11 images but 10 labels"),
-        (IMAGES, np.eye(NUM), r"labels must be integers \[n\], got \[11, 11\]"),
-    ],
-)
-def test_other_arrays_are_refused(images, labels, words):
-    with pytest.raises(ValueError, match=words):
-        ArraySource(images, labels)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_channel_moments_are_those_of_numpy(channels):
     rng = np.random.default_rng(2)

@@ -1,7 +1,5 @@
 """float16: the loss is scaled; a step that overflows is passed over by all towers."""
 
-import dataclasses
-
 import networks
 import numpy as np
 import pytest
@@ -11,11 +9,9 @@ from marks import slow
 from recipes import Recipe, create_trainer, parted
 
 from towers.errors import NumericError
-from towers.evaluation.evaluate import evaluate
 from towers.optim.phases import phases_of
 from towers.parallel import finite, strategies
 from towers.parallel.tower import tower_gradients
-from towers.training.train import train
 
 KINDS = [
     (strategies.towers, 2, {}),
@@ -139,22 +135,3 @@ def test_gradients_that_would_vanish_are_there():
     tolerance = 0.05 * np.abs(expected).max()
     np.testing.assert_allclose(scaled, expected, atol=tolerance)
     assert np.abs(gradient_of(network)).max() < 0.1 * np.abs(expected).max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "before,after", [("float32", "float16"), ("float16", "float32")]
-)
-def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeypatch):
-    """In float16 it logs its scale."""
-    small_runs.use(monkeypatch, small_runs.full_network)
-    first = small_runs.small_config(precision=before, max_steps=1)
-    train(tmp_path, first)
-    second = dataclasses.replace(first, precision=after, max_steps=3)
-    state = train(tmp_path, second, allow_change=["precision"]).state
-    assert state["step"] == 3
-    fresh = {"loss_scale/scale": finite.INITIAL_SCALE, "loss_scale/good_steps": 2}
-    assert of_scale(state) == (fresh if after == "float16" else {})
-    logged = ["loss_scale" in record for record in small_runs.records(tmp_path)]
-    assert logged == [x == "float16" for x in (before, after)]
-    assert evaluate(tmp_path, second, step=1)["step"] == 1

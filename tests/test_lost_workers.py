@@ -180,22 +180,6 @@ def test_row_28_33_when_a_worker_is_killed_the_other_stops(tmp_path):
             assert saved_steps(run.workdir)[-1] == last
 
 
-@pytest.mark.slow
-@pytest.mark.row(29)
-def test_row_29_a_worker_with_other_options_is_refused(tmp_path):
-    with machines(2) as network, contextlib.ExitStack() as stack:
-        options = "--dataset=embedded", "--model=lenet", "--workdir=run", *FLAGS
-        workers = [
-            stack.enter_context(network.start(i, tmp_path, *options, f"--seed={i}"))
-            for i in range(2)
-        ]
-        for worker in workers:
-            assert worker.wait() == 2
-            last = worker.output.splitlines()[-1]
-            assert "seed is 1 and that of the chief 0" in last
-        assert not network.listeners()
-
-
 # The text of an error of a compiled function, around that of an operation.
 IN_A_STEP = """Graph execution error:
 

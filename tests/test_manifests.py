@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 
 import pytest
@@ -81,22 +80,6 @@ def test_tf_config_names_the_pods_of_the_job(monkeypatch):
     assert PORT["containerPort"] == port
 
 
-def test_only_the_workers_reach_the_port():
-    labels = {"batch.kubernetes.io/job-name": JOB["metadata"]["name"]}
-    workers = {"matchLabels": labels}
-    assert DOCUMENTS["NetworkPolicy"]["spec"] == {
-        "podSelector": workers,
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            {
-                "from": [{"podSelector": workers}],
-                "ports": [{"protocol": "TCP", "port": PORT["containerPort"]}],
-            }
-        ],
-    }
-    assert SERVICE["spec"]["selector"] == labels
-
-
 def test_the_job_ends_or_starts_again_by_the_exit_code():
     rules = JOB["spec"]["podFailurePolicy"]["rules"]
     actions = {}
@@ -110,23 +93,6 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
     # What the API server asks for where there is a podFailurePolicy.
     assert POD["restartPolicy"] == "Never"
     assert JOB["spec"]["podReplacementPolicy"] == "Failed"
-
-
-def test_claims_exist_and_the_run_is_on_one():
-    claims = {
-        d["metadata"]["name"]: d["spec"]
-        for d in documents_of(CLUSTER / "kubernetes-storage.yaml")
-    }
-    assert all(claim["accessModes"] == ["ReadWriteMany"] for claim in claims.values())
-    volumes = {
-        v["name"]: v["persistentVolumeClaim"]["claimName"] for v in POD["volumes"]
-    }
-    assert set(volumes.values()) == set(claims)
-    mounts = {m["mountPath"]: m for m in CONTAINER["volumeMounts"]}
-    assert {m["name"] for m in mounts.values()} == set(volumes)
-    values = dict(argument.split("=", 1) for argument in CONTAINER["args"])
-    assert str(pathlib.PurePath(values["--workdir"]).parent) in mounts
-    assert values["--data_dir"] in mounts
 
 
 def check_arguments(arguments):
@@ -238,33 +204,3 @@ def test_slurm_does_not_start_again_forever_nor_what_was_cancelled(tmp_path):
         assert run_batch_script(folder, [75, 75], **variables) == (75, expected)
     (tmp_path / "cancelled").touch()
     assert run_batch_script(tmp_path, [75, 75]) == (75, False)
-
-
-def test_the_command_in_the_batch_script_can_be_given():
-    text = BATCH_SCRIPT.read_text()
-    shown = re.search(r"^# +sbatch \S+ (.*)\\\n# +(.*)$", text, re.MULTILINE)
-    check_arguments(["--strategy=multi_worker", *shlex.split(" ".join(shown.groups()))])
-
-
-# The page.
-
-
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
-
-
-def test_every_file_is_on_the_page():
-    for path in CLUSTER.iterdir():
-        assert f"](cluster/{path.name})" in PAGE, path.name
-    assert "](../Dockerfile)" in PAGE
-
-
-def test_the_page_says_which_exit_codes_a_restart_mends():
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    [table] = re.findall(r"^\| exit code \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    rows = re.findall(r"^\| (\d+)(?: or more)? \|.*\| (.*) \|$", table, re.MULTILINE)
-    said = {int(code): again for code, again in rows}
-    assert set(said) == {*errors.MAY_PASS, 128}
-    final = {code for code, again in said.items() if not again.startswith("yes")}
-    assert final == FINAL | {0}
-    [listed] = re.findall(r"Exit ([\d, and]+) end the Job", PAGE)
-    assert set(map(int, re.findall(r"\d+", listed))) == FINAL

@@ -1,12 +1,5 @@
 """Memory is accounted as it is used."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
-import pytest
 import tensorflow as tf
 
 from benchmarks.graphs.memory import step_memory
@@ -56,39 +49,3 @@ def test_loops_and_branches_count_what_is_inside():
     for function in (loop, branch):
         _, most = step_memory(traced(function, [250]))
         assert 10 <= of_cpu(most)["/CPU:0"] <= 12
-
-
-# A fresh child, whose peak is the training's, not that of other tests. Allocators that
-# keep what was freed (oneDNN's, and the C library's where it does not map) would show
-# what was ever reserved; and towers that share two threads reach their peaks in turn.
-ALONE = {
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "TF_NUM_INTEROP_THREADS": "4",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy,num_towers,group_size",
-    [
-        ("towers", 4, 1),
-        ("replicated", 4, 1),
-        ("async_towers", 4, 1),
-        ("model_parallel", 4, 2),
-    ],
-)
-def test_the_accounts_agree_with_the_peak_of_the_process(
-    strategy, num_towers, group_size
-):
-    child = pathlib.Path(__file__).with_name("peak_memory.py")
-    found = subprocess.run(
-        [sys.executable, child, strategy, str(num_towers), str(group_size)],
-        env=os.environ | ALONE,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result = json.loads(found.stdout.splitlines()[-1])
-    assert result["accounted"] > 5e8, "too little to tell from what else is allocated"
-    assert result["accounted"] == pytest.approx(result["peak"], rel=0.2), result

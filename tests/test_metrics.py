@@ -3,15 +3,12 @@
 import errno
 import json
 import os
-import pathlib
-import sys
-import threading
 
 import numpy as np
 import pytest
 
 from towers import store
-from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
+from towers.run.metrics import MetricsFile, last_accuracy
 
 
 def append_all(metrics, steps):
@@ -130,33 +127,3 @@ def test_row_37_lines_of_steps_beyond_the_checkpoint_are_ignored(path):
     assert steps_in(path) == [10, 30, 40, 60]
     path.write_text('{"step": 920, "test_accuracy": 0.5}\n')
     assert last_accuracy(path, 40) is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-@pytest.mark.row(37)
-def test_row_37_a_file_that_cannot_be_read_is_damaged():
-    # A file whose first byte gives EIO.
-    assert read_metrics(pathlib.Path("/proc/self/mem")) == ([], True)
-
-
-def test_one_thread_appends_while_another_one_saves(path, monkeypatch):
-    """As a checkpoint does, which is written in the background."""
-    monkeypatch.setattr(store, "sync", lambda path: None)
-    metrics, is_done = MetricsFile(path, 0), threading.Event()
-    metrics.flush()
-
-    def save():
-        while not is_done.is_set():
-            metrics.sync()
-
-    thread = threading.Thread(target=save)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        thread.start()
-        append_all(metrics, range(1, 501))
-    finally:
-        is_done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert steps_in(path) == list(range(1, 501))

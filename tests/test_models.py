@@ -9,7 +9,6 @@ import functools
 import math
 import pathlib
 import re
-import tracemalloc
 
 import described
 import keras
@@ -51,7 +50,6 @@ from towers.optim.phases import Phase
 from towers.parallel import strategies
 from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
-from towers.training.train import train
 
 CIFAR10, MNIST = ((32, 32, 3), 10), ((28, 28, 1), 10)
 IMAGENET = ((224, 224, 3), 1000)
@@ -467,21 +465,6 @@ def test_whitening_makes_patches_independent_of_each_other():
     np.testing.assert_array_equal(own.kernel, before)
 
 
-def test_whitening_holds_a_few_images_at_a_time():
-    """At 224x224 the 5,000 images would be 3 GB."""
-    model = create("speedrun", (96, 96, 3), width=NARROW)
-    draw = np.random.default_rng(0).standard_normal
-    arrays = (draw((50, 96, 96, 3), np.float32) for _ in range(20))
-    tracemalloc.start()
-    try:
-        adapt(model, lambda: arrays)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert np.any(model.get_layer("whitening").kernel)
-    assert peak < 20 * 50 * 96 * 96 * 3 * 4 / 2
-
-
 def he_stddev(kernel):
     return np.sqrt(2 / np.prod(kernel.shape[:-1]))
 
@@ -614,41 +597,6 @@ def test_noise_is_what_the_option_of_a_run_asks_for(name, option, shapes):
     assert num_params(model) == TABLE[name, *CIFAR10][0]
 
 
-WAYS = [
-    {"num_towers": 1},
-    {"num_towers": 3, "strategy": "replicated"},
-    {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "network,ways",
-    [
-        # The moments of batch normalization are those of all images.
-        ({"model": "resnet20", "width": 0.25, "batch_norm": "sync"}, WAYS),
-        (
-            {"model": "vit_tiny", "width": 0.1, "dropout": 0.5},
-            [WAYS[0], {"num_towers": 2, "batch_size": 16, "accumulate_steps": 2}],
-        ),
-    ],
-)
-def test_towers_drop_the_same_blocks_and_elements(network, ways, tmp_path):
-    trained = {}
-    for options in ways:
-        config = Config(
-            **{"dataset": "embedded", "stochastic_depth": 0.5, "device": "cpu"},
-            **{"max_steps": 2, "learning_rate": 0.01, "eval_every_epochs": 0.0},
-            **{"batch_size": 32} | network | options,
-        )
-        path = tmp_path / str(len(trained))
-        trained[str(options)] = train(path, config).state
-    expected, *others = trained.values()
-    for state in others:
-        for key, value in expected.items():
-            np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-5)
-
-
 # The tutorial's network.
 
 
@@ -677,17 +625,6 @@ def test_two_layers_of_one_shape_begin_differently():
     )
     first, second = (x.kernel.numpy() for x in model.layers)
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
-
-
-def test_a_narrow_cnn_is_as_loud_as_a_wide_one():
-    """Initial standard deviations grow as the layers' inputs get fewer."""
-    images = np.random.default_rng(0).normal(size=(16, 24, 24, 3)).astype(np.float32)
-    scales = []
-    for width in (1.0, 0.25):
-        model = create(width=width)
-        hidden = keras.Model(model.inputs[0], model.get_layer("relu3").output)
-        scales.append(np.std(hidden(images)))
-    assert scales[1] == pytest.approx(scales[0], rel=0.3)
 
 
 # Every family in the oracle's words. Networks that may have fewer blocks do.
@@ -969,12 +906,6 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     halves.train(steps)
     assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
     assert halves.transferred_bytes == bytes_of_a_split_in_two(network.model, 6)
-
-
-@pytest.mark.slow
-def test_other_networks_can_be_split():
-    for name in ("alexnet", "resnet18", "resnet34", "resnet50", "wide_resnet_28_10"):
-        Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 
 def test_columns_and_heads_are_not_split_between_devices():

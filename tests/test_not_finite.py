@@ -11,8 +11,7 @@ from recipes import Recipe, create_trainer, have_steps_of_gpus, parted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import NumericError
-from towers.evaluation.evaluate import evaluate
-from towers.parallel import finite, strategies
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training.train import train
 
@@ -152,22 +151,6 @@ def test_a_bad_step_ends_the_call_at_the_one_before(
     assert trainer.train(3)["step"] == 5
 
 
-@pytest.mark.slow
-def test_float16_first_lowers_its_scale_which_is_not_counted(monkeypatch):
-    monkeypatch.setattr(finite, "INITIAL_SCALE", 2.0)
-    network = networks.residual_network("mixed_float16")
-    trainer = create(
-        strategies.towers, network, batches_with("gbbg"), 2, scale_loss=True
-    )
-    for expected in [(2.0, 0, 0), (1.0, 0, 0), (1.0, 1, 1), (1.0, 1, 0)]:
-        metrics = trainer.train(1)
-        state = trainer.state()
-        names = ("loss_scale/scale", "skipped/total", "skipped/in_a_row")
-        assert tuple(state[name] for name in names) == expected
-        assert metrics["skipped_steps"] == expected[1]
-    assert state["step"] == 4
-
-
 # Whole runs. The last images of two neighboring steps are bad, in both epochs.
 
 
@@ -197,23 +180,3 @@ def test_a_run_stopped_in_a_row_of_bad_steps_continues_bit_for_bit(config, tmp_p
     ]
     events = EventAccumulator(str(tmp_path / "whole" / "tensorboard" / "train"))
     assert "optimizer/skipped_steps" in events.Reload().Tags()["tensors"]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_with_skip_and_back(
-    config, tmp_path, monkeypatch
-):
-    """As if it had skipped from the start: until then there was nothing to skip."""
-    stopping = dataclasses.replace(config, on_nonfinite="stop")
-    with pytest.raises(NumericError, match="^step 3: .* --on_nonfinite=skip"):
-        train(tmp_path / "run", stopping)
-    assert not of_counts(small_runs.saved(tmp_path / "run").tensors)
-    until_five = dataclasses.replace(config, max_steps=5)
-    state = train(tmp_path / "run", until_five).state
-    expected = train(tmp_path / "skipping", until_five).state
-    small_runs.assert_equal_states(state, expected)
-    assert evaluate(tmp_path / "run", stopping, step=5)["step"] == 5
-
-    small_runs.use(monkeypatch)  # the images are mended
-    state = train(tmp_path / "run", stopping).state
-    assert state["step"] == 10 and not of_counts(state)

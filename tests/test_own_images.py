@@ -137,17 +137,6 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.slow
-def test_a_folder_of_photos_trains_and_continues_by_the_same_command(photos, tmp_path):
-    command = "python run_train.py --data_dir=photos --max_steps="
-    first, second = (typed(f"{command}{steps}", tmp_path) for steps in (1, 2))
-    assert "chosen for the images: num_epochs=30.0" in first
-    assert "run folder:" in second and "step 2 of" in second
-    config = json.loads((tmp_path / "runs/photos_finetune/config.json").read_text())
-    assert (config["dataset"], config["image_size"]) == ("image_folder", 160)
-    assert config["num_epochs"] == 30
-
-
 def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
     photos, tmp_path, monkeypatch
 ):

@@ -7,10 +7,8 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from refused import refusal
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, augment, random_images
 
-from towers.config import Config
 from towers.config.choices import POLICIES
 from towers.data.augment import operations, policies
 from towers.data.augment.crops import crop_resize_flip
@@ -314,22 +312,6 @@ def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
 # In an augmentation.
 
 
-def test_every_operation_and_sign_is_drawn_about_equally_often(monkeypatch):
-    drawn = []
-
-    def count(images, operations, values, possible, **options):
-        drawn.append(operations)
-        return images
-
-    monkeypatch.setattr(policies, "apply", count)
-    n = 28_000
-    policies.rand_augment(tf.zeros([n, 1, 1, 1]), Drawn(n=n))
-    assert len(drawn) == 2
-    for rows in drawn:
-        counts = np.bincount(rows, minlength=14)
-        np.testing.assert_allclose(counts, 2000, atol=5 * 2000**0.5)
-
-
 def test_the_augmentation_is_a_crop_then_the_operations_on_whole_values():
     images, drawn = tf.constant(random_images()), Drawn()
     actual = augment("rand_augment").train(images, drawn)
@@ -373,19 +355,6 @@ def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
         actual = found.train_on_crops(images, drawn) * DEVIATION + MEAN
         expected = function(crops, drawn, **row.options)
         np.testing.assert_allclose(actual, expected, atol=1e-3)
-
-
-def test_a_policy_of_images_standardized_by_themselves_is_refused():
-    message = refusal(policy="augmix", augment="tutorial")
-    assert message.startswith("policy=augmix with augment=tutorial: ")
-    assert "--augment" in message
-
-
-def test_the_same_random_operations_twice_are_refused():
-    message = refusal(policy="rand_augment", augment="rand_augment")
-    assert message.startswith("policy=rand_augment with augment=rand_augment: ")
-    assert "--augment=random_resized_crop" in message
-    Config(policy="trivial_augment", augment="rand_augment")
 
 
 @pytest.mark.parametrize("name", [*POLICIES])

@@ -193,24 +193,3 @@ def test_row_1_after_a_power_cut_what_was_saved_is_there(
     num_states = recover_from_all(states, config, scratch)
     assert num_states > expected
     count("crash states replayed", num_states)
-
-
-@pytest.mark.slow
-@pytest.mark.row(1)
-def test_row_1_a_power_cut_after_a_kill(recorded, tmp_path, scratch, count):
-    """A process killed at any operation until its first save leaves to the next one
-    what it has not synced."""
-    config, operations, lines = recorded
-    config = dataclasses.replace(config, max_steps=5)
-    last = operations.index(("said", 3))
-    disk, num_states = Disk(), 0
-    for place, (kind, *args) in enumerate(operations[:last]):
-        root = tmp_path / str(place)
-        write_tree(root, disk.tree())
-        continued = operations[:place] + recorded_training(root, config)
-        states = crash_states(continued, lines, most=3, first=place)
-        num_states += recover_from_all(states, config, scratch)
-        if kind != "said":
-            getattr(disk, kind)(*args)
-    assert num_states > 20 * last
-    count("crash states replayed", num_states)

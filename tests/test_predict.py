@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from pictures import random_pixels
 from PIL import Image
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
@@ -26,9 +25,7 @@ from towers.data.files.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict
-from towers.evaluation.tables import create_table
 from towers.run.folder import RunFolder
-from towers.training.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -189,35 +186,6 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
             call()
 
 
-def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
-    outputs = {}
-    for form in ("json", "csv", "table"):
-        predict(workdir, [str(photos)], form=form, top=9)
-        outputs[form] = capfd.readouterr().out
-    rows = list(csv.DictReader(io.StringIO(outputs["csv"])))
-    lines = outputs["table"].splitlines()
-    for line, row, text in zip(lines, rows, outputs["json"].splitlines(), strict=True):
-        values = json.loads(text)
-        assert (row["path"], row["label"]) == (values["path"], values["label"])
-        assert line.endswith(f"  {values['path']}")
-        assert len(values["predictions"]) == len(CLASS_NAMES)
-        for place, best in enumerate(values["predictions"], start=1):
-            assert row[f"class_{place}"] == best["class"]
-            assert float(row[f"probability_{place}"]) == best["probability"]
-            assert line.split()[2 * place - 2] == best["class"]
-    predict(workdir, [str(photos)], form="csv", top=9, output=str(tmp_path / "x.csv"))
-    assert (tmp_path / "x.csv").read_text() == outputs["csv"]
-    assert capfd.readouterr().out == ""
-
-
-def test_probabilities_that_are_not_numbers_are_null_in_json(tmp_path):
-    path = tmp_path / "x.json"
-    with create_table(str(path), "json", CLASS_NAMES, top=1) as write:
-        write(["a.png"], [-1], np.full((1, len(CLASS_NAMES)), np.nan))
-    row = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert row["predictions"] == [{"class": CLASS_NAMES[0], "probability": None}]
-
-
 @pytest.mark.parametrize("use_ema,tta", [(True, "none"), (False, "mirror")])
 def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     workdir, photos, capfd, use_ema, tta
@@ -244,15 +212,6 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
         assert wrong == {int(row["index"]): row["prediction"] for row in mistakes}
 
 
-def test_a_rejected_checkpoint_is_reported_on_standard_error(workdir, photos, capfd):
-    damaged = workdir / "checkpoints" / "step-00000011"
-    shutil.copytree(damaged.with_name("step-00000010"), damaged)
-    (damaged / "tensors.index").unlink()
-    predict(workdir, sorted_files(photos)[:1], form="json")
-    out, err = capfd.readouterr()
-    assert json.loads(out) and f"rejected checkpoint {damaged}: " in err
-
-
 @pytest.mark.row(50)
 def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     workdir, photos, capfd, tmp_path
@@ -277,34 +236,6 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     }.items():
         [line] = [x for x in err.splitlines() if str(tmp_path / name) in x]
         assert words in line
-
-
-def test_one_path_of_any_kind_is_taken_and_none_is_refused(
-    workdir, photos, tmp_path, capfd
-):
-    [path, *_] = sorted_files(photos)
-    outputs = []
-    for paths in (path, pathlib.Path(path), [pathlib.Path(path)]):
-        predict(workdir, paths, form="json")
-        outputs.append(capfd.readouterr().out)
-    assert json.loads(outputs[0])["path"] == path and len(set(outputs)) == 1
-    with pytest.raises(DataError, match="no image; of a folder the JPEG, PNG"):
-        predict(workdir, [str(tmp_path)])
-
-
-def test_a_name_that_is_no_text_comes_out_in_its_bytes(
-    workdir, photos, tmp_path, monkeypatch
-):
-    name = os.fsencode(tmp_path) + b"/\xff.png"
-    shutil.copy(sorted_files(photos)[0], name)
-    output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "utf-8"))
-    predict(workdir, os.fsdecode(name), form="csv")
-    assert output.getvalue().splitlines()[1].startswith(name + b",")
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "ascii"))
-    os.rename(name, tmp_path / "\u00e9.png")
-    with pytest.raises(ConfigError, match="standard output: cannot be written: 'ascii"):
-        predict(workdir, tmp_path / "\u00e9.png", form="csv")
 
 
 @pytest.mark.parametrize("features", ["", "logits"])
@@ -349,33 +280,6 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
         labels = [CLASS_NAMES.index(pathlib.Path(x).parent.name) for x in paths[:-1]]
         assert file["labels"].tolist() == [*labels, -1]
     assert len(os.listdir(tmp_path)) == 2  # the image and the file
-
-
-@pytest.mark.slow
-def test_a_network_in_16_bits_gives_its_features(photos, tmp_path, monkeypatch):
-    small_runs.use(monkeypatch, small_runs.full_network)
-    train(tmp_path / "run", small_config(max_steps=1, precision="bfloat16"))
-    output = str(tmp_path / "x.npz")
-    predict(tmp_path / "run", [str(photos)], features="pool1", output=output)
-    with np.load(output) as file:
-        assert file["features"].dtype == np.float32
-        assert file["features"].shape == (NUM_TEST, 3, 3, 4)
-
-
-@pytest.mark.row(50)
-def test_features_replace_files_alone(workdir, photos, tmp_path):
-    """As root a rename would replace /dev/null, too."""
-    paths, pipe = sorted_files(photos)[:2], tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match="pipe: cannot be written: is there and no"):
-        predict(workdir, paths, features="logits", output=pipe)
-    assert pipe.is_fifo()
-    link = tmp_path / "link.npz"
-    link.symlink_to("target.npz")
-    predict(workdir, paths, features="logits", output=link)
-    with np.load(tmp_path / "target.npz") as file:
-        assert file["names"].tolist() == paths
-    assert link.is_symlink()
 
 
 def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
@@ -448,23 +352,3 @@ def test_the_program_ends_in_one_line(workdir, photos, tmp_path):
         assert (done.returncode, done.stdout) == (code, ""), arguments
         [line] = done.stderr.splitlines()
         assert line.startswith("run_predict.py: ") and words in line
-
-
-@pytest.mark.slow
-@pytest.mark.row(50)
-def test_the_program_predicts_and_names_what_cannot_be_read(tmp_path):
-    """With the command itself; flags stand before, between and after the paths."""
-    flags = "--dataset=embedded --width=0.25 --device=cpu --max_steps=2 --workdir=run"
-    assert not run(tmp_path, *flags.split(), program="run_train.py").returncode
-    Image.fromarray(random_pixels(0, 50, 60)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").touch()
-    flags = "--workdir=run b.png --json a.png --top=2 --num_towers=2"
-    done = run(tmp_path, *flags.split())
-    row = json.loads(done.stdout)
-    assert row["path"] == "a.png" and len(row["predictions"]) == 2
-    *_, fault, last = done.stderr.splitlines()
-    assert fault == "b.png: the file is empty"
-    assert last.startswith("run_predict.py: 1 of 2 files cannot be read")
-    assert done.returncode == 3
-    done = run(tmp_path, "--workdir=run", "a.png", after="| true")  # nobody reads
-    assert done.returncode == 0 and "rror" not in done.stderr

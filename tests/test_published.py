@@ -9,11 +9,8 @@ import pickle
 import shutil
 import socket
 import threading
-import time
-import urllib.request
 
 import pytest
-from marks import slow
 from pictures import write_folder
 from prepared_sets import (
     CIFAR,
@@ -23,18 +20,13 @@ from prepared_sets import (
     archive_of,
     assert_holds,
     change,
-    features,
     message,
     official,
-    random_examples,
     shrink_published,
-    store,
     write,
 )
-from processes import Program
 
 from towers import data
-from towers.data.sets import download, tfds
 from towers.data.sets.photos import photo_options
 from towers.data.sets.published import PUBLISHED
 from towers.errors import ConfigError
@@ -143,12 +135,6 @@ def test_the_files_of_the_other_set_are_refused(tmp_path, name, other):
     assert data.load(other, str(tmp_path)).name == other
 
 
-def test_data_dir_that_is_a_file(tmp_path):
-    (tmp_path / "x.tar.gz").touch()
-    text = message(data.load, "cifar10", str(tmp_path / "x.tar.gz"))
-    assert "x.tar.gz is not a folder" in text
-
-
 @pytest.mark.parametrize(
     "name, place",
     [
@@ -239,28 +225,6 @@ def test_row_20_archive_with_wrong_sum(tmp_path, monkeypatch):
     assert text.startswith(f"{path}: expected sha256 ") and "delete it and" in text
 
 
-@pytest.mark.parametrize(
-    "content, words",
-    [(None, "is missing"), (b"\0" * 99, ", found 99"), (b"\x0a" * 12292, "label 10")],
-)
-def test_an_archive_with_a_bad_member(tmp_path, monkeypatch, content, words):
-    files, _ = official("cifar10")
-    files["data_batch_5.bin"] = content
-    files = {name: x for name, x in files.items() if x is not None}
-    path, _ = write_archive(monkeypatch, tmp_path, "cifar10", files)
-    text = message(data.load, "cifar10", str(tmp_path))
-    assert text.startswith(f"{path}: data_batch_5.bin") and words in text
-
-
-def test_an_archive_that_is_none(tmp_path, monkeypatch):
-    path, _ = write_archive(monkeypatch, tmp_path, "cifar10", {})
-    for content in (b"no archive", b"\x1f\x8b\x08\x00torn", b""):
-        path.write_bytes(content)
-        sums = {path.name: hashlib.sha256(content).hexdigest()}
-        change(monkeypatch, "cifar10", archives=sums)
-        assert str(path) in message(data.load, "cifar10", str(tmp_path))
-
-
 # Prepared by tensorflow-datasets.
 
 
@@ -292,21 +256,6 @@ def test_what_tensorflow_datasets_prepares_comes_in_the_official_order(
         assert_holds(data_set, splits)
 
 
-def test_a_prepared_folder_of_other_classes_is_refused(tmp_path, no_network):
-    from tensorflow_datasets import features as kinds
-
-    examples = random_examples(2, 0, (28, 28, 1))
-    folder = store(
-        tmp_path,
-        examples,
-        examples,
-        "mnist",
-        features(image=kinds.Image(shape=(28, 28, 1)), id=None),
-    )
-    text = message(data.load, "mnist", str(tmp_path))
-    assert text.startswith(f"{folder}: these are not the classes of MNIST")
-
-
 # No data and no network.
 
 
@@ -326,19 +275,6 @@ def test_row_19_no_network(tmp_path, no_network, name):
         "--dataset=embedded needs no data",
     ):
         assert words in text
-
-
-@pytest.mark.parametrize("function", ["getaddrinfo", slow("create_connection")])
-@pytest.mark.row(19)
-def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
-    tfds.default_dir()  # Imports are not counted.
-    over = threading.Event()
-    monkeypatch.setattr(socket, function, lambda *_, **__: over.wait(60))
-    start = time.monotonic()
-    text = message(data.load, "cifar10")
-    assert time.monotonic() - start < 2
-    over.set()
-    assert "no answer within 1.2 s" in text
 
 
 # Downloads.
@@ -448,69 +384,3 @@ def test_row_20_a_bad_download_then_a_clean_second_try(
     server.send = good
     (tmp_path / "mine" / f"{name}.partial").write_bytes(b"left by a kill")
     assert_holds(data.load("cifar10", "mine"), splits)
-
-
-@pytest.mark.row(20)
-def test_row_20_a_download_of_several_archives_goes_on_where_it_ended(
-    tmp_path, monkeypatch, server
-):
-    splits = put_on(server, monkeypatch, "mnist")
-    good = server.send
-
-    def send(request, content):
-        if len(server.requests) < 3:
-            good(request, content)
-        else:
-            request.send_error(403)
-
-    server.send = send
-    assert "403 -- Forbidden" in message(data.load, "mnist", "mine")
-    server.send = good
-    assert_holds(data.load("mnist", "mine"), splits)
-    assert len(server.requests) == 5  # the third one twice
-
-
-def test_a_download_that_stands_still_ends(tmp_path, monkeypatch, server):
-    over = threading.Event()
-    put_on(server, monkeypatch, "cifar10")
-    server.send = lambda request, x: (request.send(x[:50], len(x)), over.wait(60))
-    monkeypatch.setattr(download, "STALL_SECS", 0.3)
-    assert "timed out" in message(data.load, "cifar10", "mine")
-    over.set()
-
-
-def test_a_proxy_is_asked_in_place_of_the_host(tmp_path, monkeypatch, server):
-    splits = put_on(server, monkeypatch, "mnist")
-    change(monkeypatch, "mnist", address="http://host.invalid/")
-    monkeypatch.setattr(urllib.request, "_opener", None)  # one per process
-    monkeypatch.setenv("http_proxy", server.address)
-    assert_holds(data.load("mnist", "mine"), splits)
-    assert {x.rsplit("/", 1)[0] for x in server.requests} == {"http://host.invalid"}
-    monkeypatch.setenv("no_proxy", "host.invalid")
-    assert "host.invalid cannot be reached" in message(data.load, "mnist", "other")
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, server):
-    put_on(server, monkeypatch, "cifar10")
-    (tmp_path / "keras").touch()
-    assert message(data.load, "cifar10").startswith(
-        f"{tmp_path}/keras/datasets: cannot"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.row(39)
-def test_row_39_a_signal_ends_a_download(tmp_path, server):
-    over, begun = threading.Event(), threading.Event()
-    server.files["x"] = b"x"
-    server.send = lambda *_: (begun.set(), over.wait(60))
-    script = (
-        "from towers.run.signals import exit_on_signals; exit_on_signals()\n"
-        "from towers.data.sets.download import fetch\n"
-        f"fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
-    )
-    with Program(["-c", script], tmp_path) as program:
-        assert begun.wait(60)
-        program.process.terminate()
-        assert program.wait(10) == 75
-        over.set()

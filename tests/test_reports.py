@@ -62,21 +62,3 @@ def test_row_36_nothing_is_written_in_the_folder_of_another_run(tmp_path, capsys
         reports.record({"step": 1})
         reports.scalars(1, {"loss": 0.5})
     assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "metrics.jsonl"])
-@pytest.mark.row(35)
-def test_row_35_what_is_no_file_or_folder_of_ours_ends_no_run(tmp_path, capsys, name):
-    path = tmp_path / name
-    if name == "tensorboard":
-        path.write_text("")
-    else:
-        (path / "x").mkdir(parents=True)
-    with Reports(RunFolder(tmp_path), "train") as reports:
-        reports.open_metrics(0)
-        reports.record({"step": 1})
-        reports.scalars(1, {"loss": 0.5})
-        assert reports.records() == [{"step": 1}]
-    is_told = f"warning: {name}" if name == "metrics.jsonl" else "warning: TensorBoard"
-    out = capsys.readouterr().out
-    assert is_told in out or "is kept as metrics.jsonl.damaged" in out

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -111,14 +110,6 @@ def test_a_file_of_the_user_that_is_missing_is_named(tmp_path, monkeypatch):
         pathlib.Path("aside.py").rename(f"{option}.py")
 
 
-def test_without_a_run_or_a_checkpoint_it_says_so(half_way, tmp_path):
-    with pytest.raises(ConfigError, match="holds no run"):
-        load_run(tmp_path / "nothing")
-    shutil.rmtree(half_way / "checkpoints")
-    with pytest.raises(CheckpointError, match="no checkpoint yet; train first"):
-        load_run(half_way)
-
-
 def test_a_checkpoint_of_another_network_is_refused(half_way, monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
     for use in (lambda: load_run(half_way).model, lambda: evaluate(half_way)):
@@ -127,24 +118,6 @@ def test_a_checkpoint_of_another_network_is_refused(half_way, monkeypatch):
 
 
 # What is stored, and what it is compared with.
-
-
-@pytest.mark.row(34)
-def test_row_34_the_checkpoint_decides_what_its_classes_are(half_way):
-    path = half_way / "dataset_info.json"
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps(stored | {"class_names": list("vwxyz")}))
-    assert load_run(half_way).class_names == CLASS_NAMES
-    assert evaluate(half_way)["step"] == 5
-    train(half_way, small_config(max_steps=5))  # it is finished
-    assert json.loads(path.read_text()) == stored  # and written anew
-
-
-def test_a_damaged_file_is_refused_with_its_path(half_way):
-    shutil.rmtree(half_way / "checkpoints")
-    (half_way / "dataset_info.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"dataset_info\.json: .*; remove it"):
-        evaluate(half_way, eval_interval_secs=1)
 
 
 @pytest.mark.parametrize(

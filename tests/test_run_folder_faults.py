@@ -142,17 +142,6 @@ def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     assert "can be written again" in capsys.readouterr().out
 
 
-@pytest.mark.row(35)
-def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys):
-    expected = evaluate(half_way)
-    capsys.readouterr()
-    with full_disk("write_aside"):
-        assert evaluate(half_way) == expected
-    out = capsys.readouterr().out
-    assert "accuracy" in out
-    assert "result.json cannot be written: No space left on device" in out
-
-
 @pytest.mark.parametrize("num_failures", [1, 2])
 @pytest.mark.row(4, 46)
 def test_rows_4_46_a_checkpoint_is_tried_once_more(tmp_path, capsys, num_failures):

@@ -267,13 +267,3 @@ def test_row_15_a_save_that_does_not_end_is_reported(
             train(tmp_path, small_config(checkpoint_every_steps=every_steps))
         halt.released.set()
         join_worker()
-
-
-@pytest.mark.row(12)
-def test_row_12_after_overwrite_the_command_without_it_is_named(tmp_path):
-    config = small_config()
-    halt = Halt(signal.SIGTERM, 4, hold=False)
-    with pytest.MonkeyPatch.context() as patch:
-        halt_at(patch, "computing", halt)
-        with pytest.raises(Preempted, match="command without --overwrite continues$"):
-            train(tmp_path, config, overwrite=True)

@@ -10,14 +10,12 @@ import sys
 
 import pytest
 from prepared_sets import features, message, random_examples, store
-from small_runs import half_way, small_config, use
 
 from towers.config.storage import from_json
 from towers.data.sets import tfds
 from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
 from towers.run.weights import open_weights
-from towers.training.train import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -71,23 +69,6 @@ def bomb(tmp_path):
     assert not fired.exists()
     pickle.loads(content).close()
     assert fired.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.row(22)
-def test_no_file_of_a_run_is_unpickled(tmp_path, monkeypatch, bomb):
-    use(monkeypatch)
-    original = half_way(tmp_path / "original")
-    names = [p.relative_to(original) for p in original.rglob("*") if p.is_file()]
-    assert len(names) > 5
-    for name in names:
-        workdir = shutil.copytree(original, tmp_path / "run")
-        (workdir / name).write_bytes(bomb)
-        try:
-            train(workdir, small_config())
-        except TowersError:
-            pass
-        shutil.rmtree(workdir)
 
 
 def test_a_config_and_metrics_are_not_unpickled(tmp_path, bomb):

@@ -1,15 +1,11 @@
 """The watched worker: results, errors, signals, stuck steps."""
 
-import concurrent.futures
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
-from processes import fill
 
 from towers import console
 from towers.errors import Preempted, StuckError
@@ -151,15 +147,6 @@ def test_the_handlers_from_before_are_restored():
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_outside_of_the_main_thread_it_watches_without_signals():
-    def work():
-        with Watchdog(Trainer()) as dog:
-            return dog.run(divmod, 7, 2)
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        assert pool.submit(work).result(WAIT_SECS) == (3, 1)
-
-
 # Abandoned workers.
 
 
@@ -179,31 +166,6 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
         trainer.released.set()
     join_worker()
     assert trainer.steps == 7
-
-
-def test_an_activity_is_not_left_while_it_is_being_abandoned(join_worker):
-    """The trainer returns just while the main thread decides to abandon it."""
-    trainer, touched = Trainer("waiting"), threading.Event()
-
-    def train_and_write(dog):
-        train(dog, trainer)
-        touched.set()
-
-    calls = itertools.count()
-
-    def progress():
-        if next(calls) == 1:  # the grace period is over
-            trainer.released.set()
-            assert not touched.wait(0.2)
-        return 6, "waiting"
-
-    trainer.progress = progress
-    with watch(trainer, *LATE) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Preempted):
-            dog.run(train_and_write, dog)
-    join_worker()
-    assert trainer.steps == 7 and not touched.is_set()
 
 
 def test_a_worker_that_has_left_its_activity_is_not_abandoned():
@@ -253,16 +215,6 @@ def test_row_15_a_stuck_worker_is_reported_with_stacks(capfd, work, message):
     assert "Thread worker" in stacks and "test_watchdog.py" in stacks
 
 
-@pytest.mark.row(15)
-def test_row_15_a_stuck_step_is_reported_without_a_file_for_the_stacks(monkeypatch):
-    trainer = Trainer()
-    monkeypatch.setattr(sys, "stderr", None)
-    dog = watch(trainer, *LATE, stuck_after_secs=600)
-    with pytest.raises(StuckError):
-        dog.run(train, dog, trainer)
-    trainer.released.set()
-
-
 def test_every_finished_step_restarts_the_clock_and_without_one_nothing_is_stuck():
     for stuck_after_secs, secs_per_step, num_steps in ((600, 599, 1), (0, 1e6, 0)):
         trainer, now = Trainer(), itertools.count(step=secs_per_step)
@@ -278,84 +230,9 @@ def test_every_finished_step_restarts_the_clock_and_without_one_nothing_is_stuck
         assert dog.run(train, dog, trainer) == "result"
 
 
-def test_every_evaluated_batch_restarts_the_clock():
-    turns = [threading.Event() for _ in range(3)]
-    beats = threading.Semaphore(0)
-    times = iter([599.0, 1198.0, 1797.0])
-
-    def evaluate_batches(dog):
-        with dog.activity("evaluating") as beat:
-            for turn in turns:
-                assert turn.wait(WAIT_SECS)
-                beat()
-                beats.release()
-
-    waiting = iter(turns)
-
-    def tick():
-        turn = next(waiting, None)
-        if turn is None:
-            return 1797.0
-        turn.set()
-        assert beats.acquire(timeout=WAIT_SECS)
-        return next(times)
-
-    dog = Watchdog(Trainer(), stuck_after_secs=600, clock=tick)
-    dog.run(evaluate_batches, dog)
-
-
 @pytest.mark.row(15)
 def test_row_15_the_time_between_two_ticks_counts_and_a_pause_does_not():
     """As by Ctrl-Z, or by `docker pause`."""
     times = iter([5.0, 5.1, 5.9, 3605.9, 3606.0])
     awake = watchdog.AwakeClock(times.__next__)
     assert [awake() for _ in range(4)] == pytest.approx([0.1, 0.9, 1.9, 2.0])
-
-
-# Before there is a watchdog.
-
-EARLY = """
-import os, signal, sys
-signal.signal(signal.SIGHUP, getattr(signal, sys.argv[2]))
-from towers.run import signals
-signals.exit_on_signals()
-class Output:  # as if the signal had cut into a print
-    def flush(self): raise RuntimeError("reentrant call")
-    def fileno(self): return 1
-sys.stdout = Output()
-os.kill(os.getpid(), int(sys.argv[1]))
-sys.stdout = sys.__stdout__  # it is ignored
-"""
-
-
-def end_early(number, hang_up="SIG_DFL", stdout=subprocess.PIPE):
-    return subprocess.run(
-        [sys.executable, "-c", EARLY, str(int(number)), hang_up],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=WAIT_SECS,
-    )
-
-
-@pytest.mark.row(39)
-def test_row_39_a_signal_that_cuts_into_a_print_ends_the_process():
-    done = end_early(signal.SIGHUP)
-    line = "stopped by SIGHUP, nothing to save; the same command continues\n"
-    assert (done.returncode, done.stdout, done.stderr) == (75, line, "")
-
-
-@pytest.mark.row(12)
-def test_row_12_a_closed_terminal_that_is_ignored_is_no_signal():
-    done = end_early(signal.SIGHUP, "SIG_IGN")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.row(39)
-def test_row_39_a_signal_ends_the_process_even_if_nobody_reads_its_output():
-    reader, writer = os.pipe()
-    fill(writer)
-    done = end_early(signal.SIGTERM, stdout=writer)
-    os.close(writer)
-    os.close(reader)
-    assert (done.returncode, done.stderr) == (75, "")

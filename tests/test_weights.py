@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from keras.src.utils import file_utils
 from marks import slow
 from small_runs import small_config, use
 
 from towers.config import Config
-from towers.errors import CheckpointError, ConfigError
-from towers.models.create import create_model, pretrained
-from towers.models.keras import applications
+from towers.errors import CheckpointError
+from towers.models.create import create_model
 from towers.run import initial
 from towers.run.weights import open_weights
 from towers.training.train import train
@@ -127,17 +125,6 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     shapes = {key: stored.shape for key, stored in drawn}
     assert shapes == {"params/logits/kernel": (4, 5), "params/logits/bias": (5,)}
     assert not np.any(state["params/logits/kernel"])
-
-
-def test_which_of_two_layers_of_a_name_is_meant_is_not_guessed(tmp_path):
-    x = images = keras.Input((4, 6))
-    for _ in range(2):
-        x = layers.MultiHeadAttention(2, 3, use_bias=False)(x, x)
-    keras.Model(images, x).save(tmp_path / "two.keras")
-    variable = "multi_head_attention/query/kernel"
-    with open_weights(str(tmp_path / "two.keras")) as weights:
-        assert weights.find("params", variable, {variable: (6, 2, 3)}) is None
-        assert len(list(weights.all())) == 8
 
 
 def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd):
@@ -295,40 +282,3 @@ def test_automatic_names_of_any_numbers_are_those_of_the_network(
     ]
     for ours, theirs in zip(values, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_of_another_number_of_automatic_names_none_is_taken(automatic, tmp_path):
-    path = tmp_path / "model.weights.h5"
-    saved_later(path, 0, num_convolutions=2)
-    taken, missing, _ = fill_of_keras(path, automatic)
-    assert set(taken) == {"params/predictions/kernel", "params/predictions/bias"}
-    assert len(missing) == 18 and not np.any(automatic.state["params/conv2d/kernel"])
-
-
-@pytest.mark.slow
-def test_weights_of_keras_have_the_names_of_the_network(monkeypatch, tmp_path):
-    """In the file that Keras' function would fetch; and it warns of nothing."""
-    stock = keras.applications.MobileNetV3Small(weights=None)
-    file = str(tmp_path / "fetched.weights.h5")
-    stock.save_weights(file)
-    monkeypatch.setattr(file_utils, "get_file", lambda *_, **__: file)
-    name = "keras:MobileNetV3Small"
-    arrays = pretrained(name)
-    model = create_model(name, image_shape=(32, 32, 3), num_classes=10)
-    assert set(arrays) == {variable.path for variable in model.variables}
-    other = [v.path for v in model.variables if v.shape != arrays[v.path].shape]
-    assert other == ["logits/kernel", "logits/bias"]
-    kernel = stock.get_layer("conv").kernel
-    np.testing.assert_array_equal(arrays["conv/kernel"], kernel)
-
-
-def test_weights_that_cannot_be_fetched_end_in_one_line(monkeypatch):
-    def offline(**_):
-        raise Exception("URL fetch failure on https://example.org: None -- refused")
-
-    monkeypatch.setattr(keras.applications, "ResNet50", offline)
-    with pytest.raises(ConfigError, match="keras.applications has"):
-        pretrained("keras:Unknown")
-    monkeypatch.setattr(applications, "find_function", lambda name: offline)
-    with pytest.raises(OSError, match="keras:ResNet50: URL fetch failure .*FILE.h5"):
-        pretrained("keras:ResNet50")
