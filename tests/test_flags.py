@@ -351,7 +351,8 @@ def test_the_list_names_every_choice_and_every_recipe():
     recipes = [path.stem for path in (ROOT / "configs").glob("*.py")]
     assert sorted(n for n, _ in listed) == sorted([*recipes, *(n for n, _ in rows)])
     for name, row in rows:
-        size = f"{row.num_params / 1e6:.2f} M  " if row.num_params else ""
+        num_params = getattr(row, "num_params", 0)
+        size = f"{num_params / 1e6:.2f} M  " if num_params else ""
         assert (name, size + row.help) in listed
 
 

@@ -112,7 +112,7 @@ def list_text(recipes: pathlib.Path) -> str:
         lines += [f"{title} (--{option}):", ""]
         for name, row in choices.TABLES[option].items():
             text = row.help
-            if row.num_params:
+            if option == "model" and row.num_params:
                 text = f"{row.num_params / 1e6:5.2f} M  {text}"
             lines += _columns(name, text)
         lines.append("")

