@@ -17,7 +17,7 @@ from recipes import Recipe, create_trainer
 from sklearn import metrics
 
 import towers
-from towers import Config, build
+from towers import Config, build, data
 from towers.data import classes
 from towers.data.augment.augmentation import create_augment
 from towers.data.augment.mixing import create_mix
@@ -433,6 +433,49 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     )
 
 
+TABLES = {
+    "names.csv": ("image,label", lambda i, row: f"{i}.png,{';'.join(row)}"),
+    "columns.tsv": (
+        "\t".join(["image", *NAMES]),
+        lambda i, row: "\t".join([f"{i}.png", *(str(int(n in row)) for n in NAMES)]),
+    ),
+    "lists.jsonl": (
+        None,
+        lambda i, row: json.dumps({"image": f"{i}.png", "label": row}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_sets_are_read(tmp_path, name):
+    header, line = TABLES[name]
+    images, labels = small_set(40)
+    for number, pixels in enumerate(images):
+        (tmp_path / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    rows = [[n for n, x in zip(NAMES, row, strict=True) if x] for row in labels]
+    assert [] in rows
+    lines = [header] * bool(header) + [line(i, row) for i, row in enumerate(rows)]
+    (tmp_path / name).write_text("\n".join(lines))
+    data_set = data.load("table", str(tmp_path / name))
+    assert data_set.multi_label and set(data_set.class_names) == set(NAMES)
+    order = [NAMES.index(x) for x in data_set.class_names]
+    counted = 0
+    for source in (data_set.train, data_set.test):
+        pixels, sets = source.read(tf.range(source.num_examples, dtype=tf.int64))
+        for place, (image, row) in enumerate(zip(pixels, sets, strict=True)):
+            number = int(source.place(place).rpartition("/")[2].removesuffix(".png"))
+            np.testing.assert_array_equal(image, images[number])
+            np.testing.assert_array_equal(row, labels[number][order])
+            counted += 1
+    assert counted == 40
+    if name == "columns.tsv":
+        (tmp_path / name).write_text(
+            "\n".join([*lines[:3], lines[3] + "2", *lines[4:]])
+        )
+        with pytest.raises(DataError, match="row 4: .*not 0 or 1"):
+            data.load("table", str(tmp_path / name))
+
+
 @pytest.mark.parametrize(
     "labels, test_labels, class_names, message",
     [
@@ -444,9 +487,9 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
 )
 def test_wrong_sets_are_refused(tmp_path, labels, test_labels, class_names, message):
     images = np.zeros((10, 8, 8, 3), np.uint8)
-    data = (images[:8], labels), (images[8:], test_labels)
+    given = (images[:8], labels), (images[8:], test_labels)
     with pytest.raises(DataError, match=message):
-        towers.train(tmp_path, CONFIG, data=data, class_names=class_names)
+        towers.train(tmp_path, CONFIG, data=given, class_names=class_names)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,10 @@ class CachedSource:
         self._options = options
         self._cache = cache or ImageCache(options.image_cache_mb)
         self._image_bytes = math.prod(image_shape)
-        self._has_read_crops = False
+        self._has_read_crops, self._label_sets = False, None
+        if self.labels is not None and self.labels.ndim == 2:
+            with tf.device("CPU:0"):
+                self._label_sets = tf.constant(self.labels)
         self._keep_none()
 
     def read(
@@ -153,14 +156,17 @@ class CachedSource:
             images, labels = tf.numpy_function(
                 self._read, [indices, *numbers], [tf.uint8, tf.int32], name="decode"
             )
-        return (
-            tf.ensure_shape(images, [*indices.shape, *self.image_shape]),
-            tf.ensure_shape(labels, indices.shape),
-        )
+            images = tf.ensure_shape(images, [*indices.shape, *self.image_shape])
+            labels = tf.ensure_shape(labels, indices.shape)
+            if self._label_sets is not None:
+                sets = tf.cast(tf.gather(self._label_sets, indices), tf.float32)
+                labels = tf.where(labels[:, tf.newaxis] < 0, -1.0, sets)
+        return images, labels
 
     @property
     def labels(self) -> np.ndarray | None:
-        """int32 [num_examples]; None where they are not known before they are read."""
+        """int32 [num_examples], or uint8 [num_examples, classes]; None where they are
+        not known before they are read."""
         return getattr(self._files, "labels", None)
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
@@ -372,7 +378,7 @@ def leave_out_bad_images(
         for _, labels in read_in_batches(source, 100):
             all_labels.append(labels)
             count_read(len(labels))
-        places = np.flatnonzero(np.concatenate(all_labels) >= 0)
+        places = np.flatnonzero(_are_read(np.concatenate(all_labels)))
         is_all = len(places) == source.num_examples
         good[source] = source if is_all else Subset(source, places)
     survey.close()
@@ -383,6 +389,11 @@ def leave_out_bad_images(
     more = ", ..." if len(bad) > MOST_NAMED else ""
     words = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
     return [good[source] for source in sources], words if bad else ""
+
+
+def _are_read(labels):
+    """bool [n]: the images that could be read."""
+    return labels.reshape(len(labels), -1).min(1, initial=0) >= 0
 
 
 def progress(
@@ -419,7 +430,7 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
             indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
     counts = np.zeros((source.image_shape[-1], 256))
     for images, labels in read_in_batches(source, 50, indices):
-        counts += channel_counts(images[labels >= 0])
+        counts += channel_counts(images[_are_read(labels)])
     if not counts.any():
         raise DataError(f"none of {len(indices)} training images can be read")
     return moments(counts)

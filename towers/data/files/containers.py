@@ -64,6 +64,11 @@ def load(
             [indexes] = indexes.values()
         else:
             indexes = {x: by_split["train"] for x, by_split in indexes.items()}
+        if any(index.labels.ndim == 2 for index in indexes.values()):
+            indexes = {
+                split: index if (index.labels < 0).all() else index.as_label_sets()
+                for split, index in indexes.items()
+            }
         openers = {x: lambda index=index: index for x, index in indexes.items()}
     else:
         if container == "parquet":

@@ -22,6 +22,8 @@ from towers.errors import DataError, nearest
 
 FORMAT = 1  # of what is kept of a file
 
+BETWEEN_LABELS = ";"
+
 
 class Names(Sequence):
     """Texts in one buffer: as Python's strings they would take four times the memory.
@@ -52,7 +54,7 @@ class Index:
         files: paths or URLs.
         numbers: int32 [n], the file of each image.
         offsets, lengths: int64 [n], its bytes there; None where a file is one image.
-        labels: int32 [n].
+        labels: int32 [n]; of label sets uint8 [n, classes] of 0 and 1.
         class_names: in the order of the labels.
         weights: float32 [n], factors on the losses, or None.
         names: [number of images before `take`], of images inside of the files.
@@ -75,7 +77,9 @@ class Index:
         return len(self.numbers)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        file, label = self.files[self.numbers[index]], int(self.labels[index])
+        file, label = self.files[self.numbers[index]], 0
+        if self.labels.ndim == 1:
+            label = int(self.labels[index])
         if self.offsets is None:
             return remote.read_image_file(file, self.max_pixels), label
         span = int(self.offsets[index]), int(self.lengths[index])
@@ -91,7 +95,8 @@ class Index:
 
     def checksum(self) -> int:
         """Of the labels and names of the files, and of the places in them."""
-        crc = zlib.crc32(self.labels.astype("<i4"))
+        is_set = self.labels.ndim == 2
+        crc = zlib.crc32(np.ascontiguousarray(self.labels, "u1" if is_set else "<i4"))
         numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
         names = "\0".join(os.path.basename(self.files[x]) for x in numbers)
         crc = zlib.crc32(names.encode(errors="surrogateescape"), crc)
@@ -131,15 +136,36 @@ class Index:
         """
         numbers = {name: number for number, name in enumerate(class_names)}
         new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
+        if self.labels.ndim == 2:
+            labels = np.zeros([len(self), len(class_names)], np.uint8)
+            labels[:, new[new >= 0]] = self.labels[:, new >= 0]
+            for number in np.flatnonzero(self.labels.any(0) & (new < 0))[:1]:
+                name = self.class_names[number]
+                index = int(self.labels[:, number].argmax())
+                raise self._unknown_class(index, name, class_names, where)
+            return dataclasses.replace(
+                self, labels=labels, class_names=tuple(class_names)
+            )
         labels = np.where(self.labels < 0, -1, new[self.labels])
         for index in np.flatnonzero((labels < 0) & (self.labels >= 0))[:1]:
             name = self.class_names[self.labels[index]]
-            raise DataError(
-                f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
-                f"there is no such class in {where}; {nearest(name, class_names)}"
-                f"it has {shown(', '.join(class_names[:20]), 100)}"
-            )
+            raise self._unknown_class(index, name, class_names, where)
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
+
+    def _unknown_class(self, index, name, class_names, where):
+        return DataError(
+            f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
+            f"there is no such class in {where}; {nearest(name, class_names)}"
+            f"it has {shown(', '.join(class_names[:20]), 100)}"
+        )
+
+    def as_label_sets(self) -> Self:
+        """With sets of one label each, where there are none."""
+        if self.labels.ndim == 2:
+            return self
+        numbers = np.arange(len(self.class_names))
+        labels = (self.labels[:, np.newaxis] == numbers).astype(np.uint8)
+        return dataclasses.replace(self, labels=labels)
 
 
 class LabelNumbers:
@@ -177,6 +203,27 @@ def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
     new = np.array([order[name] for name in names] or [0], np.int32)
     labels = np.where(labels < 0, -1, new[labels]).astype(np.int32)
     return {"labels": labels, "class_names": classes}
+
+
+def settle_label_sets(
+    labels: np.ndarray, names: Iterable[str], class_names: Sequence[str] = ()
+) -> dict:
+    """As `settle_classes`, of texts with several names and BETWEEN_LABELS between them.
+
+    Args:
+        labels: integers [n], the numbers of texts.
+        names: the texts.
+        class_names: by default those in the texts.
+    """
+    names = [[x.strip() for x in name.split(BETWEEN_LABELS)] for name in names]
+    names = [[class_name(x) for x in each if x] for each in names]
+    classes = tuple(map(class_name, class_names))
+    classes = classes or sorted_classes(set(itertools.chain(*names)))
+    order = {name: number for number, name in enumerate(classes)}
+    sets = np.zeros([len(names), len(classes)], np.uint8)
+    for row, each in zip(sets, names, strict=True):
+        row[[order[name] for name in each]] = 1
+    return {"labels": sets[labels], "class_names": classes}
 
 
 class Shard(NamedTuple):

@@ -1,6 +1,7 @@
 """Tables of image files: CSV, TSV, JSON Lines or Parquet with a row for each image."""
 
 import csv
+import functools
 import itertools
 import json
 import os
@@ -11,7 +12,14 @@ import numpy as np
 
 from towers.data.files import remote
 from towers.data.files.class_folders import split_of
-from towers.data.files.index import Index, LabelNumbers, Names, settle_classes
+from towers.data.files.index import (
+    BETWEEN_LABELS,
+    Index,
+    LabelNumbers,
+    Names,
+    settle_classes,
+    settle_label_sets,
+)
 from towers.data.files.paths import is_image_name, reason, shown
 from towers.errors import DataError, with_nearest
 
@@ -29,6 +37,8 @@ _ROLES = {
     "weight": (r"(sample_)?weight",),
 }
 ROLES = tuple(_ROLES)
+# Of a column of a class.
+_ANSWERS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
 
 
 def read(
@@ -49,20 +59,22 @@ def read(
     Returns:
         "train", "validation" and "test" -> its images, of splits that have any. Without
         a column for it all are in "train". Labels are -1 in a table without a column of
-        labels.
+        labels. They are sets where a label has several names, `cat;outdoor`, or is a
+        list, and where there is a column of 0 and 1 for each class in place of labels.
 
     Raises:
         DataError: a file is missing, or has two rows; a column is missing, or may be
             one of two; names the file and the row.
     """
     files, labels, splits, weights = [], [], [], []
-    places, numbers = {}, LabelNumbers()
+    places, numbers, unlabeled, are_sets, classes = {}, LabelNumbers(), "", False, ()
     for table in paths:
         rows = _rows(table)
         header = next(rows, None)
         if not header:
             raise DataError(f"{shown(table)}: the file is empty")
-        used = _columns(table, header, columns, fold)
+        used, of_classes = _columns(table, header, columns, fold)
+        classes = classes or tuple(header[i] for i in of_classes)
         resolve = _Resolver(image_dir or os.path.dirname(table))
         for number, row in rows:
             where = f"{shown(table)}: row {number}"
@@ -76,20 +88,31 @@ def read(
                 raise DataError(f"{where}: {shown(file)} is also in {before}")
             files.append(file)
             label = values.get("label")
-            if label in ("", None) and "label" in used:
-                raise DataError(f"{where}: has no label")
+            if of_classes:
+                label = _label_set(row, header, of_classes, where)
+            if isinstance(label, list):
+                label, are_sets = BETWEEN_LABELS.join(map(str, label)), True
+            has_label = bool(of_classes) or "label" in used
+            if label in ("", None) and has_label:
+                unlabeled, label = unlabeled or where, ""
             labels.append(-1 if label is None else numbers(str(label)))
             splits.append(_split(values, fold, where))
             if "weight" in used:
                 weights.append(_weight(values["weight"], where))
     if not files:
         raise DataError(f"{shown(paths[0])}: has no rows")
+    are_sets |= any(BETWEEN_LABELS in name for name in numbers.names)
+    if unlabeled and not are_sets:
+        raise DataError(f"{unlabeled}: has no label")
+    settle = settle_classes
+    if are_sets:
+        settle = functools.partial(settle_label_sets, class_names=classes)
     index = Index(
         Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
         np.arange(len(files), dtype=np.int32),
         weights=np.array(weights, np.float32) if weights else None,
         max_pixels=max_pixels,
-        **settle_classes(np.array(labels), numbers.names),
+        **settle(np.array(labels), numbers.names),
     )
     splits = np.array(splits)
     if not (splits != "train").any():
@@ -173,8 +196,22 @@ def _is_nested(kind):
     return types.is_nested(kind) or types.is_binary(kind)
 
 
+def _label_set(row, header, of_classes, where):
+    """The names of the columns of classes that have a 1."""
+    values = [str(row[place]) for place in of_classes]
+    for place, value in zip(of_classes, values, strict=True):
+        if value not in _ANSWERS:
+            raise DataError(
+                f"{where}: the column {shown(str(header[place]), 40)} of a class has "
+                f"{shown(value, 40)!r}, and not 0 or 1; --columns=label:NAME names a "
+                "column of labels"
+            )
+    chosen = zip(of_classes, values, strict=True)
+    return [header[place] for place, value in chosen if _ANSWERS[value]]
+
+
 def _columns(table, header, columns, fold):
-    """Role -> place of its column."""
+    """Role -> place of its column, and the places of columns of classes."""
     plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
     begin = f"{shown(table)}: "
     listed = shown(", ".join(map(str, header)), 100)
@@ -199,13 +236,14 @@ def _columns(table, header, columns, fold):
     rest = [i for i in range(len(header)) if i not in used.values()]
     if "label" not in used and "path" in used and len(rest) == 1:
         used["label"] = rest[0]
-    for role in ("path", *["label"] * bool(rest), *["fold"] * (fold >= 0)):
+    of_classes = rest if "label" not in used and len(rest) > 1 else []
+    for role in ("path", *["fold"] * (fold >= 0)):
         if role not in used:
             raise DataError(
                 f"{begin}no column is named like a {role}, only {listed}; name it, as "
                 f"in --columns={role}:{header[rest[0]] if rest else 'NAME'}"
             )
-    return used
+    return used, of_classes
 
 
 class _Resolver:
