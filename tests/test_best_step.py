@@ -25,7 +25,7 @@ from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.report import accuracies
 from towers.evaluation.restored import load_run
-from towers.run.session import is_better
+from towers.run.progress import is_better
 from towers.training.train import train
 
 EVALUATED = [3, 6, 9, 12, 15, 18]  # steps
@@ -221,7 +221,7 @@ def test_evaluations_that_were_cut_off_are_made_up_for_once(
     assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
     states = [saved(path).trainer_state for path in (tmp_path, expected.path)]
-    for key in "best", "num_worse", "num_plateaus", "unfinished":
+    for key in "best", "num_worse", "num_plateaus", "open_record", "accuracy":
         assert states[0][key] == states[1][key]
     best = (tmp_path / "best").read_text(), (expected.path / "best").read_text()
     assert best[0] == best[1]

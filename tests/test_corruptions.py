@@ -18,7 +18,7 @@ from towers.config import changed_mathematics
 from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
+from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import checkpointer_of, validate_changes
 from towers.training.train import train
 
@@ -76,7 +76,6 @@ def read_all(workdir):
         metrics.flush()
         metrics.append({"step": MORE_STEPS})
         metrics.flush()
-        last_accuracy(folder.metrics, checkpoint.step)
     assert folder.holder() is None
     assert changed_mathematics(folder.stored_config(), CONFIG) == {}
     assert len(folder.stored_dataset_info().class_names) == 5

@@ -33,9 +33,8 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
+from towers.run.progress import Progress
 from towers.run.restore import validate_trainer_state
-from towers.run.running_mean import RunningMean
-from towers.run.stopwatch import Stopwatch
 
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -153,13 +152,12 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as a run writes it."""
-    state = {"images_seen": 64}
-    state |= {"best": {"step": 1, "accuracy": 0.5, "loss": 0.1}}
-    state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
+    best = {"step": 1, "accuracy": 0.5, "loss": 0.1}
+    progress = Progress(step=1, best=best, open_record={"step": 1}, accuracy=0.5)
+    state = {"images_seen": 64, **progress.to_json()}
+    state |= {"config": dataclasses.asdict(Config())}
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
     state |= {"dataset_info": dataclasses.asdict(info)}
-    state |= {"epoch_means": dataclasses.asdict(RunningMean())}
-    state |= {"num_worse": 0, "num_plateaus": 0} | dataclasses.asdict(Stopwatch())
     tensors = {"step": example_tensors(1)["step"]}
     path = Checkpointer(tmp_path).save(Snapshot(1, tensors, state))
     checkpoint = read_checkpoint(path)
@@ -196,10 +194,12 @@ def test_any_trainer_state(fuzz, checkpoint):
         found = read_checkpoint(checkpoint.path)
         validate_trainer_state(found)
         # All with which a run calculates are finite numbers.
-        times = dataclasses.asdict(Stopwatch())
-        numbers = [found.trainer_state.get(name, 0) for name in times]
-        numbers += [x or 0 for x in (found.trainer_state["best"] or {}).values()]
-        assert all(map(math.isfinite, [found.trainer_state["images_seen"], *numbers]))
+        progress = Progress.from_json(found.trainer_state)
+        numbers = [found.trainer_state["images_seen"], progress.accuracy]
+        for group in (progress.stopwatch, progress.means):
+            numbers += dataclasses.asdict(group).values()
+        numbers += (progress.best or {}).values()
+        assert all(math.isfinite(x) for x in numbers if x is not None)
         json.dumps(found.trainer_state, indent=1)  # as the next save does
 
     fuzz(read, files_like(state), codes=(4,))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from towers import store
-from towers.run.metrics import MetricsFile, last_accuracy
+from towers.run.metrics import MetricsFile
 
 
 def append_all(metrics, steps):
@@ -125,5 +125,3 @@ def test_row_37_lines_of_steps_beyond_the_checkpoint_are_ignored(path):
     path.write_text("".join(f'{{"step": {i}}}\n' for i in (10, 920, 30, 40)))
     append_all(MetricsFile(path, 50), [60])
     assert steps_in(path) == [10, 30, 40, 60]
-    path.write_text('{"step": 920, "test_accuracy": 0.5}\n')
-    assert last_accuracy(path, 40) is None

@@ -8,7 +8,7 @@ import small_runs
 from small_runs import records, small_config
 
 from towers.run.periods import Periods
-from towers.run.running_mean import RunningMean
+from towers.run.progress import RunningMean
 from towers.run.stopwatch import Stopwatch
 from towers.training.train import train
 

@@ -94,7 +94,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
     assert checkpoint.trainer_state["images_seen"] == 8 * 12
     assert checkpoint.trainer_state["seed"] == config.seed
     assert checkpoint.trainer_state["config"] == dataclasses.asdict(config)
-    assert checkpoint.trainer_state["train_secs"] > 0
+    assert checkpoint.trainer_state["stopwatch"]["train_secs"] > 0
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored == dataclasses.asdict(config)
 

@@ -40,8 +40,9 @@ from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import read_metrics
+from towers.run.progress import Progress
 from towers.run.reports import NoReports, Reports
-from towers.run.restore import checkpointer_of, restore_fitting, stopwatch_of
+from towers.run.restore import checkpointer_of, restore_fitting
 
 
 def evaluate(
@@ -190,15 +191,16 @@ def _warn_of_difference(info, data):
 def _write_result(reports, folder, evaluation, checkpoint):
     """Writes `result.json` and the curves; its content."""
     trainer_state = checkpoint.trainer_state
+    progress = Progress.from_json(trainer_state)
     result = result_of(
         evaluation,
         "test",
         step=checkpoint.step,
         images=trainer_state["images_seen"],
-        stopwatch=stopwatch_of(trainer_state),
+        stopwatch=progress.stopwatch,
     )
-    if best := trainer_state["best"]:
-        result["best_step"] = best["step"]
+    if progress.best:
+        result["best_step"] = progress.best["step"]
     record = record_of(evaluation, "test")
     curves = {k.removeprefix("test_"): v for k, v in record.items()}
     reports.scalars(checkpoint.step, curves)
@@ -216,7 +218,7 @@ def _report(folder, config, class_names, evaluated, checkpoint):
         evaluated,
         step=checkpoint.step,
         images=trainer_state["images_seen"],
-        stopwatch=stopwatch_of(trainer_state),
+        stopwatch=Progress.from_json(trainer_state).stopwatch,
         versions=trainer_state.get("versions", {}),
         is_training=False,
     )

@@ -34,7 +34,7 @@ class OtherVersionError(ValueError):
     """Another version of towers wrote a checkpoint, which can read it."""
 
 
-FORMAT = 2
+FORMAT = 3
 
 _PREFIX = "tensors"
 _TENSOR_FILES = (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")

@@ -117,19 +117,6 @@ def _parsed(line):
     return record if type(step) is int and 0 <= step < 2**63 else None
 
 
-def last_accuracy(path: pathlib.Path, step: int) -> float | None:
-    """The accuracy of the last evaluation until a step, with the moving averages where
-    there are any; None if there was none, or the file cannot be read."""
-    records, _ = read_metrics(path, step)
-    for record in reversed(records):
-        for suffix in ("_ema", ""):
-            for split in ("validation", "test"):
-                accuracy = record.get(f"{split}_accuracy{suffix}")
-                if isinstance(accuracy, float):
-                    return accuracy
-    return None
-
-
 def _plain(value):
     """The value as JSON holds it, which has only finite numbers."""
     if isinstance(value, Mapping):

@@ -20,8 +20,8 @@ from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
+from towers.run.progress import Progress
 from towers.run.session import Session, scale_rate
-from towers.run.stopwatch import Stopwatch
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
 # limit.
@@ -178,24 +178,14 @@ def start_from_chief(session: Session) -> None:
     called inside of `Watchdog.run`."""
     if session.workers.size == 1:
         return
-    progress = {
-        "step": session.step,
-        "best": session.best,
-        "num_worse": session.num_worse,
-        "num_plateaus": session.num_plateaus,
-        "open_record": session.open_record,
-        "accuracy": session.accuracy,
-    }
-    state = session.trainer.state()
+    progress, state = session.progress, session.trainer.state()
     with session.watchdog.activity(WAITING):
-        progress, *_ = session.workers.exchange(progress)
+        values, *_ = session.workers.exchange(progress.to_json())
         state = session.workers.broadcast(state)
-    for name, value in progress.items():
-        setattr(session, name, value)
-    session.trainer.load(state)
-    scale_rate(session.trainer, session.config, session.num_plateaus)
     if not session.workers.is_chief:
-        session.stopwatch = Stopwatch()
+        session.progress = Progress.from_json(values)
+    session.trainer.load(state)
+    scale_rate(session.trainer, session.config, session.progress.num_plateaus)
 
 
 def agree_on_steps(session: Session, num_steps: int) -> tuple[int, bool, bool]:

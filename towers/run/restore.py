@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,10 +24,8 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
-from towers.run.metrics import last_accuracy
-from towers.run.running_mean import RunningMean
+from towers.run.progress import Progress, validate_numbers
 from towers.run.session import Session, scale_rate
-from towers.run.stopwatch import Stopwatch
 
 # What is raised where a value is of another type, too large, or nested too deeply.
 _OF_WRONG_VALUES = (
@@ -76,29 +72,8 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
 def _validate(state):
     from_values(state["config"])
     DatasetInfo.from_values(state["dataset_info"])
-    best, unfinished = state["best"], state["unfinished"]
-    numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
-    steps = [state["num_worse"], state["num_plateaus"]]
-    if not all(map(math.isfinite, vars(RunningMean(**state["epoch_means"])).values())):
-        raise ValueError("its running means are not finite")
-    if best is not None:
-        steps.append(best["step"])
-        numbers += [best["accuracy"], 0 if best["loss"] is None else best["loss"]]
-    if unfinished:
-        steps.append(unfinished["step"])
-        for value in unfinished.values():
-            np.asarray(value, np.float64)
-    if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
-        raise ValueError(f"not all of {steps} are steps")
-    # JSON also has numbers beyond any type, NaN and infinity.
-    if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers):
-        raise ValueError(f"not all of {numbers} are finite numbers")
-
-
-def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
-    """The Stopwatch of a run."""
-    names = [field.name for field in dataclasses.fields(Stopwatch)]
-    return Stopwatch(**{name: trainer_state[name] for name in names})
+    Progress.from_json(state)
+    validate_numbers([state["images_seen"]])
 
 
 def validate_changes(
@@ -207,20 +182,14 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> set[str]:
     """Continues a session, as `load_trainer` does its trainer."""
     new = load_trainer(session.trainer, session.config, checkpoint)
     if checkpoint is not None:
-        stored = checkpoint.trainer_state
-        session.step = session.saved_step = checkpoint.step
-        session.best, session.open_record = stored["best"], stored["unfinished"]
-        session.num_worse = stored["num_worse"]
-        session.num_plateaus = stored["num_plateaus"]
-        session.stopwatch = stopwatch_of(stored)
-        session.means = RunningMean(**stored["epoch_means"])
-        console.line(f"restored step {session.step} from {checkpoint.path}")
+        session.progress = Progress.from_json(checkpoint.trainer_state)
+        session.saved_step = checkpoint.step
+        console.line(f"restored step {session.progress.step} from {checkpoint.path}")
     return new
 
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues the metrics of a run where the checkpoint has them."""
     # A step whose record is unfinished is evaluated and logged once more.
-    resume_step = session.step - bool(session.open_record)
-    session.reports.open_metrics(resume_step, session.step)
-    session.accuracy = last_accuracy(session.folder.metrics, session.step)
+    resume_step = session.progress.step - bool(session.progress.open_record)
+    session.reports.open_metrics(resume_step, session.progress.step)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -25,9 +24,8 @@ from towers.run.checkpointer import Checkpointer, folder_name
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
+from towers.run.progress import Progress
 from towers.run.reports import Reports
-from towers.run.running_mean import RunningMean
-from towers.run.stopwatch import Stopwatch
 from towers.run.watchdog import Watchdog
 from towers.threads import Background
 
@@ -47,20 +45,12 @@ class Session:
         dataset_info: classes and preprocessing of the data set.
         workers: processes that train together.
         clock: seconds, from which what is due by the clock is known.
-        means: of the loss and accuracy over the epoch.
+        progress: what a checkpoint stores of the run.
         stopped: whether they agreed to stop before the last step.
-        step: steps taken.
-        best: "step", "accuracy" and "loss" of the best evaluation on held-out images,
-            see `is_better`.
-        num_worse: evaluations since then.
-        num_plateaus: how often the plateau schedule has lowered the rate.
-        accuracy: of the last evaluation.
-        evaluated: its step, and its accuracies.
+        evaluated: step and accuracies of the last evaluation.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         summarized_at: time of the last summary.
         summarized_params: name -> array, those of a summary until the step after it.
-        open_record: that of the last step until it is evaluated and written. A run that
-            was stopped before that begins with it.
         callbacks: of the user.
         is_calling: whether one of them is called.
         committed: steps and folders of checkpoints that they are not told yet.
@@ -82,19 +72,12 @@ class Session:
     workers: Workers = ALONE
     clock: Callable[[], float] = time.monotonic
     stopped: bool = False
-    step: int = 0
-    best: dict | None = None
-    num_worse: int = 0
-    num_plateaus: int = 0
-    accuracy: float | None = None
+    progress: Progress = dataclasses.field(default_factory=Progress)
     evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
-    stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
-    means: RunningMean = dataclasses.field(default_factory=RunningMean)
     saved_step: int = 0
     saved_at: float = 0.0
     summarized_at: float = 0.0
     summarized_params: dict[str, np.ndarray] | None = None
-    open_record: dict | None = None
     eval_feed: Feed | None = None
     callbacks: tuple[Callback, ...] = ()
     is_calling: bool = False
@@ -103,35 +86,17 @@ class Session:
     @property
     def is_out_of_patience(self) -> bool:
         """Whether the run ends here, as evaluations have long been no better."""
-        return 0 < self.config.patience <= self.num_worse
+        return 0 < self.config.patience <= self.progress.num_worse
 
     @property
     def is_at_end(self) -> bool:
         """Whether no step is left."""
-        return self.step >= self.last_step or self.is_out_of_patience
+        return self.progress.step >= self.last_step or self.is_out_of_patience
 
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
             console.line(line)
-
-
-def is_better(
-    evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, best_by: str
-) -> bool:
-    """Whether an evaluation is better than the best one so far.
-
-    Args:
-        evaluation, best: with "accuracy" and "loss"; a loss that is not finite is None,
-            and worse than any other.
-        best_by: "accuracy", where the loss decides among equal ones, or "loss".
-    """
-
-    def key(x):
-        loss = -math.inf if x["loss"] is None else -x["loss"]
-        return (loss, x["accuracy"]) if best_by == "loss" else (x["accuracy"], loss)
-
-    return best is None or key(evaluation) > key(best)
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
@@ -156,24 +121,19 @@ def save(session: Session) -> None:
     session.lock.assert_same_folder()
     trainer, reports = session.trainer, session.reports
     if is_between_steps(trainer) and trainer.progress()[0] == session.saved_step:
-        session.step = session.saved_step
+        session.progress.step = session.saved_step
         return
     with session.watchdog.saving():
         tensors = settled_state(trainer)
-    step = session.step = int(tensors["step"])
+    step = session.progress.step = int(tensors["step"])
     _validate_finite(tensors, step)
     trainer_state = {
         "images_seen": step * session.config.images_per_step,
         "seed": session.config.seed,
         "teacher": session.trainer.teacher and session.trainer.teacher.checksum,
-        "best": session.best,
-        "num_worse": session.num_worse,
-        "num_plateaus": session.num_plateaus,
-        "unfinished": session.open_record and as_lists(session.open_record),
         "config": dataclasses.asdict(session.config),
         "dataset_info": dataclasses.asdict(session.dataset_info),
-        "epoch_means": dataclasses.asdict(session.means),
-        **dataclasses.asdict(session.stopwatch),
+        **session.progress.to_json(),
     }
 
     def write():
@@ -231,14 +191,14 @@ def call_of_checkpoints(session: Session) -> None:
 def end_callbacks(session: Session) -> None:
     """Tells the callbacks that the run is at its end."""
     call_of_checkpoints(session)
-    call(session, "on_end", session.step)
+    call(session, "on_end", session.progress.step)
 
 
 def notify_exception(session: Session, error: BaseException) -> None:
     """Tells the callbacks, all of them, that the run ends with an error."""
     for callback in session.callbacks:
         try:
-            callback.on_exception(session.step, error)
+            callback.on_exception(session.progress.step, error)
         except BaseException as other:
             reason = one_line(f"{type(other).__name__}: {other}")
             console.warn(f"{type(callback).__name__}: {reason}")
@@ -283,8 +243,3 @@ def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
         if before[1] in _BETWEEN_STEPS and before == trainer.progress():
             return state
         time.sleep(0.01)
-
-
-def as_lists(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON takes it; floats keep all their bits."""
-    return {name: np.asarray(value).tolist() for name, value in record.items()}

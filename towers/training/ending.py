@@ -75,14 +75,15 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
             except StuckError as stuck:
                 console.line(str(stuck))
         raise
+    step = session.progress.step
     stopped = session.stopped or watchdog.stop_requested
-    if stopped and (not session.is_at_end or session.open_record):
+    if stopped and (not session.is_at_end or session.progress.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
         saved = f"{progress_text(session)} is saved in {session.folder.path}"
         if not session.workers.is_chief:
             saved = f"the chief saves {progress_text(session)}"
         raise Preempted(
-            f"stopped by {signal}: {saved if session.step else 'no step was taken'}; "
+            f"stopped by {signal}: {saved if step else 'no step was taken'}; "
             f"the same command {'without --overwrite ' if overwrite else ''}continues"
         )
 
@@ -90,7 +91,7 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
 def report_run(session: Session, parts: Parts) -> None:
     """Writes the report of a run, with its last evaluation: nothing is computed again.
     To be called inside of `Watchdog.run`; after a signal it is abandoned."""
-    evaluated, step = None, session.step
+    evaluated, step = None, session.progress.step
     if session.evaluated is not None:
         step, evaluation = session.evaluated
         evaluated = Evaluated.of_counts(*parts.eval_split, evaluation)
@@ -104,7 +105,7 @@ def report_run(session: Session, parts: Parts) -> None:
             evaluated,
             step=step,
             images=step * session.config.images_per_step,
-            stopwatch=session.stopwatch,
+            stopwatch=session.progress.stopwatch,
             versions=versions(),
             is_training=True,
         )
@@ -113,11 +114,11 @@ def report_run(session: Session, parts: Parts) -> None:
 
 def progress_text(session: Session) -> str:
     """Such as "step 5 of 10"."""
-    if session.step > session.last_step:
-        return f"step {session.step}, beyond {session.last_step}"
-    message = f"step {session.step} of {session.last_step}"
+    if session.progress.step > session.last_step:
+        return f"step {session.progress.step}, beyond {session.last_step}"
+    message = f"step {session.progress.step} of {session.last_step}"
     if session.is_out_of_patience:
-        message += f", after {session.num_worse} evaluations without a better "
+        message += f", after {session.progress.num_worse} evaluations without a better "
         message += f"{session.config.best_by},"
     return message
 

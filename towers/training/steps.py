@@ -19,12 +19,11 @@ from towers.reporting.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.peers import agree_on_steps, validate_copies
 from towers.run.periods import Periods
 from towers.run.profile import Profile
+from towers.run.progress import as_lists, is_better
 from towers.run.session import (
     Session,
-    as_lists,
     call,
     call_of_checkpoints,
-    is_better,
     save,
     scale_rate,
 )
@@ -41,14 +40,18 @@ def train_steps(
     after_call: Callable[[], None],
 ) -> None:
     """From the step that a run has reached to its last, or until a signal."""
-    config, trainer, stopwatch = session.config, session.trainer, session.stopwatch
+    config, trainer, stopwatch = (
+        session.config,
+        session.trainer,
+        session.progress.stopwatch,
+    )
     periods = build.create_periods(config, parts)
     phase_ends = {phase.end_step for phase in parts.phases}
     session.saved_at = session.summarized_at = session.clock()
     staleness = []  # of asynchronous updates since the last log line
     options = dataclasses.asdict(config)
-    call(session, "on_start", session.folder.path, options, session.step)
-    if session.open_record:
+    call(session, "on_start", session.folder.path, options, session.progress.step)
+    if session.progress.open_record:
         session.saved_step = -1  # its checkpoint lacks the evaluation
         _evaluate_and_save(session, parts, periods)
 
@@ -57,35 +60,35 @@ def train_steps(
         call_of_checkpoints(session)
         num_steps = min(
             1 if session.summarized_params else config.steps_per_loop,
-            periods.next_due(session.step) - session.step,
-            session.last_step - session.step,
+            periods.next_due(session.progress.step) - session.progress.step,
+            session.last_step - session.progress.step,
             stopwatch.steps_in(CALL_SECS),
-            profile.steps_to_border(session.step),
+            profile.steps_to_border(session.progress.step),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
             break
 
         # Train.
-        profile.at(session.step)
+        profile.at(session.progress.step)
         started = time.monotonic()
         with session.watchdog.training():
             metrics = trainer.train(num_steps)
         if not metrics:
             break
         ended, step = time.monotonic(), metrics.pop("step")
-        num_steps, before = step - session.step, session.step
+        num_steps, before = step - session.progress.step, session.progress.step
         staleness.extend(metrics.pop("staleness", ()))
         stopwatch.add(num_steps, ended - started, metrics.pop("input_wait_secs"))
         if step in phase_ends:
             stopwatch.begin_phase()
         epoch = before * config.images_per_step // parts.num_examples
-        session.means.add(epoch, metrics.pop("sums"))
-        session.step = step
+        session.progress.means.add(epoch, metrics.pop("sums"))
+        session.progress.step = step
         profile.at(step)
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
         epoch = step * config.images_per_step / parts.num_examples
-        session.open_record = {"step": step, "epoch": epoch}
+        session.progress.open_record = {"step": step, "epoch": epoch}
         _show(session, metrics, periods)
 
         # Write.
@@ -104,13 +107,17 @@ def train_steps(
 
 def _show(session: Session, metrics: dict[str, Any], periods: Periods) -> None:
     """Gives the display what is known after a call."""
-    step, last_step, stopwatch = session.step, session.last_step, session.stopwatch
+    step, last_step, stopwatch = (
+        session.progress.step,
+        session.last_step,
+        session.progress.stopwatch,
+    )
     evaluations = periods.num_evaluations(step - 1, last_step)
-    means = session.means.means(session.config.images_per_step)
+    means = session.progress.means.means(session.config.images_per_step)
     loss, accuracy = means or (None, None)
     session.display.update(
         step=step,
-        epoch=session.open_record["epoch"],
+        epoch=session.progress.open_record["epoch"],
         loss=loss,
         accuracy=accuracy,
         learning_rate=metrics["learning_rate"],
@@ -133,29 +140,31 @@ def _speed(session: Session, lap: Lap | None) -> dict[str, float]:
 
 def _log(session: Session, metrics: dict[str, Any], staleness: list[int]) -> None:
     """The curves of a step, whose metrics join its record."""
-    metrics |= _speed(session, session.stopwatch.lap())
+    metrics |= _speed(session, session.progress.stopwatch.lap())
     if staleness:
         metrics["staleness_mean"] = np.mean(staleness)
         metrics["staleness_max"] = np.max(staleness)
-        session.reports.histograms(session.step, {"updates": staleness}, "staleness")
+        session.reports.histograms(
+            session.progress.step, {"updates": staleness}, "staleness"
+        )
         staleness.clear()
-    session.open_record |= metrics
-    session.reports.scalars(session.step, metrics)
+    session.progress.open_record |= metrics
+    session.reports.scalars(session.progress.step, metrics)
 
 
 def _evaluate_and_save(
     session: Session, parts: build.Parts, periods: Periods, save_due: bool = False
 ) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
-    is_best = periods.evaluates(session.step) and _evaluate(session, parts)
-    record = session.open_record
+    is_best = periods.evaluates(session.progress.step) and _evaluate(session, parts)
+    record = session.progress.open_record
     if is_of_interest := record.keys() - {"step", "epoch"}:
         session.reports.record(record)
-    session.open_record = None  # before what may raise: it is counted
+    session.progress.open_record = None  # before what may raise: it is counted
     if is_of_interest:
         metrics = as_lists(record)
         call(session, "on_log", metrics.pop("step"), metrics)
-    save_due = save_due or is_best or periods.saves(session.step)
+    save_due = save_due or is_best or periods.saves(session.progress.step)
     if save_due or session.is_at_end:
         validate_copies(session)
     if save_due:
@@ -165,7 +174,7 @@ def _evaluate_and_save(
 def _epoch_of_evaluation(session: Session, parts: build.Parts) -> float:
     """The epoch that an evaluation is named by: a multiple of their period, although of
     the last batch some images are of the next epoch; else as far as the run is."""
-    config, epoch = session.config, session.open_record["epoch"]
+    config, epoch = session.config, session.progress.open_record["epoch"]
     every = config.eval_every_epochs
     multiple = math.floor(epoch / every + 1e-9) * every
     if epoch - multiple < config.images_per_step / parts.num_examples:
@@ -190,31 +199,34 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
             session.eval_feed, len(batches), weights, heartbeat
         )
     evaluation = counts.map(accuracies)
-    session.stopwatch.add_evaluation(time.monotonic() - started)
+    session.progress.stopwatch.add_evaluation(time.monotonic() - started)
     record = record_of(evaluation, split)
-    if means := session.means.means(session.config.images_per_step):
+    if means := session.progress.means.means(session.config.images_per_step):
         record["epoch_loss"], record["epoch_accuracy"] = means
-    session.open_record |= record
+    session.progress.open_record |= record
     report_evaluation(session, parts, record, evaluation.reported["predictions"])
     epoch = _epoch_of_evaluation(session, parts)
     session.say(accuracy_line(f"epoch {epoch:g}", evaluation, split, session.config))
-    call(session, "on_evaluation", session.step, as_lists(record))
+    call(session, "on_evaluation", session.progress.step, as_lists(record))
     accuracy, loss = (evaluation.reported[name] for name in ("accuracy", "loss"))
-    session.accuracy = accuracy
-    session.evaluated = session.step, evaluation
+    session.progress.accuracy = accuracy
+    session.evaluated = session.progress.step, evaluation
     if split != "validation":
         return False
     loss = loss if abs(loss) < 2**63 else None
-    result = {"step": session.step, "accuracy": accuracy, "loss": loss}
-    if not is_better(result, session.best, session.config.best_by):
-        session.num_worse += 1
+    result = {"step": session.progress.step, "accuracy": accuracy, "loss": loss}
+    if not is_better(result, session.progress.best, session.config.best_by):
+        session.progress.num_worse += 1
         by_accuracy = session.config.choice_of("schedule").by_accuracy
-        if by_accuracy and session.num_worse % session.config.plateau_patience == 0:
-            session.num_plateaus += 1
-            scale_rate(session.trainer, session.config, session.num_plateaus)
+        if (
+            by_accuracy
+            and session.progress.num_worse % session.config.plateau_patience == 0
+        ):
+            session.progress.num_plateaus += 1
+            scale_rate(session.trainer, session.config, session.progress.num_plateaus)
         return False
-    session.best = result
-    session.num_worse = 0
+    session.progress.best = result
+    session.progress.num_worse = 0
     predictions = evaluation.reported["predictions"]
     if isinstance(predictions, LabelSets):
         thresholds = thresholds_json(predictions, parts.data.class_names)
@@ -229,14 +241,14 @@ def summarize(session: Session, parts: build.Parts) -> None:
     """Histograms of the parameters and gradients, and the images of the next step."""
     state = session.trainer.state().items()
     params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
-    session.reports.histograms(session.step, params, "params")
+    session.reports.histograms(session.progress.step, params, "params")
     with session.watchdog.activity("waiting for data"):
-        batch = parts.train_batches(tf.constant(session.step, tf.int64))
+        batch = parts.train_batches(tf.constant(session.progress.step, tf.int64))
     with session.watchdog.activity("computing gradients for the summary"):
         gradients = session.trainer.gradients()
-    session.reports.histograms(session.step, gradients, "gradients")
+    session.reports.histograms(session.progress.step, gradients, "gradients")
     session.reports.picture(
-        session.step,
+        session.progress.step,
         "training_batch",
         lambda: batch_picture(
             batch["images"].numpy(), batch["labels"].numpy(), parts.data.class_names
@@ -257,7 +269,7 @@ def log_update(session: Session) -> None:
         norm += np.sum(values**2)
     if norm:
         ratio = np.sqrt(update / norm)
-        session.reports.scalars(session.step, {"update_ratio": ratio})
+        session.reports.scalars(session.progress.step, {"update_ratio": ratio})
 
 
 def report_evaluation(
@@ -267,7 +279,7 @@ def report_evaluation(
     split, source = parts.eval_split
     reports, names = session.reports, parts.data.class_names
     values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
-    reports.scalars(session.step, values, split)
+    reports.scalars(session.progress.step, values, split)
 
     def draw_mistakes():
         images, _ = source.read(tf.constant(worst, tf.int64))
@@ -277,4 +289,4 @@ def report_evaluation(
     worst = worst_mistakes(predictions, MOST_IMAGES)
     if len(worst):
         about = "The mistakes with the largest loss"
-        reports.picture(session.step, "mistakes", draw_mistakes, about, split)
+        reports.picture(session.progress.step, "mistakes", draw_mistakes, about, split)

@@ -162,15 +162,15 @@ def train(
         session.watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save.
-        if session.is_at_end and not session.open_record:
+        if session.is_at_end and not session.progress.open_record:
             say_finished(session, parts.total_steps)
         else:
             run_steps(session, parts, profile, overwrite, after_call)
             finish(session, parts, report)
         return TrainResult(
             path=folder.path,
-            step=session.step,
-            accuracy=session.accuracy,
+            step=session.progress.step,
+            accuracy=session.progress.accuracy,
             state=trainer.state(),
             history=create_history(session.reports.records()),
             config=config,
@@ -296,8 +296,8 @@ def run_steps(
     config, reports = session.config, session.reports
     hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
     reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
-    epoch = session.step * config.images_per_step / parts.num_examples
-    session.display.update(step=session.step, epoch=epoch)
+    epoch = session.progress.step * config.images_per_step / parts.num_examples
+    session.display.update(step=session.progress.step, epoch=epoch)
     try:
         with (
             callbacks_at_the_end(session),
@@ -307,7 +307,7 @@ def run_steps(
             try:
                 session.watchdog.run(train_steps, session, parts, profile, after_call)
             finally:
-                profile.end(session.step)
+                profile.end(session.progress.step)
     except CallbackError as carrier:  # a generator cannot raise StopIteration
         raise carrier.__cause__ from carrier.__cause__.__cause__
     reports.end(parts.eval_split[0])
@@ -316,7 +316,7 @@ def run_steps(
 def finish(session: Session, parts: build.Parts, report: bool) -> None:
     """Says what the run has reached, and writes its report."""
     session.say(f"done: {progress_text(session)} is saved in {session.folder.path}")
-    if best := session.best:
+    if best := session.progress.best:
         message = "best: step {step}, validation accuracy {accuracy:.4f}, loss "
         loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
         session.say(message.format(**best) + loss)
@@ -326,8 +326,8 @@ def finish(session: Session, parts: build.Parts, report: bool) -> None:
 
 def say_finished(session: Session, total_steps: int) -> None:
     """Says that no step is left, and how the run can go on."""
-    hint = how_to_continue(session.config, session.step, total_steps)
-    if session.is_out_of_patience and session.step < session.last_step:
+    hint = how_to_continue(session.config, session.progress.step, total_steps)
+    if session.is_out_of_patience and session.progress.step < session.last_step:
         hint = "To continue raise --patience, or set it to 0"
     session.say(
         f"{session.folder.path} is finished: {progress_text(session)}. {hint}; "
