@@ -32,7 +32,8 @@ from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.loop import CONSISTENT_ACTIVITIES
-from towers.run import session, watchdog
+from towers.run import watchdog
+from towers.run.run_store import is_between_steps
 from towers.training.train import train
 
 WAIT_SECS = 30  # for what should come at once
@@ -337,7 +338,7 @@ def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(num_towers, bad_
     assert_equal_to_oracle(towers.state(), expected)
     applied = collections.Counter(t for event, t, _ in record if event == "apply")
     is_whole = len(set(applied.values())) == 1 and len(applied) == num_towers
-    assert session.is_between_steps(towers) == is_whole
+    assert is_between_steps(towers) == is_whole
     assert num_towers > 1 or is_whole
 
 
@@ -376,13 +377,13 @@ def test_row_41_an_update_that_fails_midway_is_of_no_step_until_another_is_loade
     towers._apply_call = fail
     with pytest.raises(ZeroDivisionError):
         towers.train(2)
-    assert not session.is_between_steps(towers)
+    assert not is_between_steps(towers)
     towers._apply_call = call
     towers.train(1)
-    assert not session.is_between_steps(towers)
+    assert not is_between_steps(towers)
     towers.load(state)
-    assert session.is_between_steps(towers)
-    assert towers.train(1)["step"] == 3 and session.is_between_steps(towers)
+    assert is_between_steps(towers)
+    assert towers.train(1)["step"] == 3 and is_between_steps(towers)
 
 
 @pytest.mark.row(14)

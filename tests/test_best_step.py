@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
         stored = {"accuracy": 0.5, "loss": None}
         assert is_better({**stored, "loss": loss}, stored, best_by) is is_expected
     assert is_better({"accuracy": 0.6, "loss": None}, {**stored, "loss": 1}, "accuracy")
-    monkeypatch.setattr("towers.training.steps.accuracies", without_loss)
+    monkeypatch.setattr("towers.training.run.accuracies", without_loss)
     config = dataclasses.replace(TIED, patience=0)
     train(tmp_path, dataclasses.replace(config, max_steps=3))
     assert saved(tmp_path).trainer_state["best"]["loss"] is None

@@ -27,7 +27,7 @@ from towers.errors import ConfigError, DataError
 from towers.models.create import create_model
 from towers.models.keras import given
 from towers.parallel.trainer import Trainer
-from towers.run.session import Session
+from towers.training.run import Run
 
 CONFIG = Config(
     augment="none",
@@ -610,7 +610,7 @@ def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, request):
     """Reference cycles, which Python finds late, keep its arrays and its network."""
     gc.disable()
     request.addfinalizer(gc.enable)
-    kinds = keras.Model, Trainer, DataSet, Session, tf.Graph
+    kinds = keras.Model, Trainer, DataSet, Run, tf.Graph
 
     def alive():
         load_run(tmp_path / "first")  # a call frees what the program has dropped

@@ -1,8 +1,5 @@
 """What workers compare, with what others would give in place of their answers."""
 
-import contextlib
-import types
-
 import numpy as np
 import pytest
 
@@ -38,13 +35,10 @@ def data_set(images):
 @pytest.mark.row(27)
 def test_a_copy_that_differs_is_named():
     state = {"params/a": np.ones(3), "params/b": np.zeros(3)}
-    trainer = types.SimpleNamespace(state=lambda: state)
-    watchdog = types.SimpleNamespace(activity=contextlib.nullcontext)
-    run = types.SimpleNamespace(workers=Answers(), trainer=trainer, watchdog=watchdog)
-    peers.validate_copies(run)
-    run.workers = Answers(**{"params/b": 7})
+    peers.validate_copies(Answers(), state)
+    workers = Answers(**{"params/b": 7})
     with pytest.raises(NumericError, match=r"params/b of worker 2 \(c:1\) differs"):
-        peers.validate_copies(run)
+        peers.validate_copies(workers, state)
 
 
 @pytest.mark.row(29)

@@ -25,7 +25,8 @@ from small_runs import (
 
 from towers.errors import Preempted, StuckError
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
-from towers.run import session, watchdog
+from towers.run import watchdog
+from towers.run.run_store import settled_state
 from towers.run.watchdog import Watchdog
 from towers.training.train import train
 
@@ -213,7 +214,7 @@ class StepBegun:
 
 
 def test_row_12_a_step_that_begins_after_all_is_finished_before_the_save():
-    assert session.settled_state(StepBegun()) == "after"
+    assert settled_state(StepBegun()) == "after"
 
 
 def hurry_while_held(monkeypatch, halt):
@@ -224,7 +225,7 @@ def hurry_while_held(monkeypatch, halt):
         return now + 1e4 * (now - (halt.held_since or now))
 
     monkeypatch.setattr(
-        "towers.training.train.Watchdog", functools.partial(Watchdog, clock=clock)
+        "towers.training.run.Watchdog", functools.partial(Watchdog, clock=clock)
     )
 
 

@@ -140,7 +140,7 @@ def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
     """The same rate throughout: what evaluations make of it is a factor, which
-    `session.scale_rate` gives the trainer."""
+    `restore.scale_rate` gives the trainer."""
     return constant(learning_rate)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,8 @@ from towers.cluster.connect import HEARTBEAT_SECS, connect
 from towers.cluster.workers import ALONE, Workers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
-from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
+from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
-from towers.run.progress import Progress
-from towers.run.session import Session, scale_rate
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
 # limit.
@@ -173,81 +170,11 @@ def _checksum(source):
     return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(content))
 
 
-def start_from_chief(session: Session) -> None:
-    """Gives every worker the state and the progress that the chief has restored; to be
-    called inside of `Watchdog.run`."""
-    if session.workers.size == 1:
-        return
-    progress, state = session.progress, session.trainer.state()
-    with session.watchdog.activity(WAITING):
-        values, *_ = session.workers.exchange(progress.to_json())
-        state = session.workers.broadcast(state)
-    if not session.workers.is_chief:
-        session.progress = Progress.from_json(values)
-    session.trainer.load(state)
-    scale_rate(session.trainer, session.config, session.progress.num_plateaus)
-
-
-def agree_on_steps(session: Session, num_steps: int) -> tuple[int, bool, bool]:
-    """What all workers do next: what the chief would, by its clock.
-
-    Returns:
-        Steps to take, none after a signal to any worker; whether after them a
-        checkpoint, and a summary, is due by the clock.
-    """
-    now, config = session.clock(), session.config
-    with session.watchdog.activity(WAITING):
-        num_steps, saves, summarizes = session.workers.agree(
-            num_steps,
-            now - session.saved_at > config.checkpoint_every_secs > 0,
-            now - session.summarized_at > config.summary_every_secs > 0,
-            session.watchdog.stop_requested,
-        )
-    session.stopped = not num_steps
-    return num_steps, saves, summarizes
-
-
-def wait_for_chief(session: Session) -> None:
-    """No worker ends before the chief has saved the last step; or, where all have
-    agreed to stop, at once: another one may still be receiving what they agreed.
-
-    Raises:
-        WorkerLostError: the chief is gone before the end of the run.
-    """
-    stops_alone = session.watchdog.stop_requested and not session.stopped
-    if session.workers.size == 1 or stops_alone:
-        return
-
-    def meet():
-        with session.watchdog.activity(WAITING):
-            session.workers.agree(0, False, False, False)
-
-    try:
-        session.watchdog.run(meet)
-    except (Preempted, WorkerLostError):
-        if not (session.workers.is_chief or session.stopped):
-            raise
-
-
-def last_step_text(session: Session) -> str:
-    """The last finished step of a run that lost a worker, and when it was."""
-    step = int(session.trainer.progress()[0])
-    clock = time.strftime("%H:%M:%S", time.localtime(session.watchdog.progress_at))
-    line = f"step {step} was the last, at {clock}"
-    if session.workers.is_chief and session.saved_step == step:
-        line += f", and is saved in {session.folder.path}"
-    return f"{line}; the same command continues"
-
-
-def validate_copies(session: Session) -> None:
+def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:
     """Raises NumericError where a worker has other bits than the chief."""
-    if session.workers.size == 1:
-        return
-    state = session.trainer.state().items()
-    own = {name: zlib.crc32(np.ascontiguousarray(array)) for name, array in state}
-    with session.watchdog.activity(WAITING):
-        for worker, differing in _unlike_chief(session.workers, own):
-            raise NumericError(
-                f"{next(iter(differing))} of {worker} differs from that of the chief; "
-                "the last checkpoint is whole"
-            )
+    own = {k: zlib.crc32(np.ascontiguousarray(array)) for k, array in state.items()}
+    for worker, differing in _unlike_chief(workers, own):
+        raise NumericError(
+            f"{next(iter(differing))} of {worker} differs from that of the chief; "
+            "the last checkpoint is whole"
+        )

@@ -70,6 +70,18 @@ class Progress:
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
+    def add_evaluation(self, accuracy: float, loss: float, best_by: str) -> bool:
+        """Adds an evaluation on held-out images; returns whether it is the best so far,
+        see `is_better`."""
+        loss = loss if abs(loss) < 2**63 else None
+        evaluation = {"step": self.step, "accuracy": accuracy, "loss": loss}
+        if not is_better(evaluation, self.best, best_by):
+            self.num_worse += 1
+            return False
+        self.best = evaluation
+        self.num_worse = 0
+        return True
+
     def to_json(self) -> dict[str, Any]:
         """The values as JSON holds them; floats keep all their bits."""
         values = dataclasses.asdict(self)

@@ -25,7 +25,6 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
 from towers.run.progress import Progress, validate_numbers
-from towers.run.session import Session, scale_rate
 
 # What is raised where a value is of another type, too large, or nested too deeply.
 _OF_WRONG_VALUES = (
@@ -178,18 +177,8 @@ def load_trainer(
     return set()
 
 
-def load_values(session: Session, checkpoint: Checkpoint | None) -> set[str]:
-    """Continues a session, as `load_trainer` does its trainer."""
-    new = load_trainer(session.trainer, session.config, checkpoint)
-    if checkpoint is not None:
-        session.progress = Progress.from_json(checkpoint.trainer_state)
-        session.saved_step = checkpoint.step
-        console.line(f"restored step {session.progress.step} from {checkpoint.path}")
-    return new
-
-
-def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
-    """Continues the metrics of a run where the checkpoint has them."""
-    # A step whose record is unfinished is evaluated and logged once more.
-    resume_step = session.progress.step - bool(session.progress.open_record)
-    session.reports.open_metrics(resume_step, session.progress.step)
+def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
+    """Gives a trainer the factor that so many plateaus have made of the rate, where
+    evaluations lower it."""
+    if config.choice_of("schedule").by_accuracy:
+        trainer.scale_rate(config.decay_factor**num_plateaus)

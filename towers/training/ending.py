@@ -1,10 +1,10 @@
 """The end of a training: what is saved then, and how the run continues."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from towers import console
-from towers.build import Parts
 from towers.config import Config
 from towers.errors import (
     CheckpointError,
@@ -16,30 +16,24 @@ from towers.errors import (
 )
 from towers.evaluation.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
-from towers.run.peers import last_step_text, wait_for_chief
-from towers.run.session import (
-    CallbackError,
-    Session,
-    end_callbacks,
-    is_between_steps,
-    notify_exception,
-    save_and_wait,
-    try_to_save,
-)
+from towers.run.run_store import is_between_steps
+from towers.training.callback_list import CallbackError
+from towers.training.run import Run
 
 
 @contextlib.contextmanager
-def callbacks_at_the_end(session: Session) -> Iterator[None]:
+def callbacks_at_the_end(run: Run) -> Iterator[None]:
     """Tells the callbacks how the steps that a run takes inside have ended."""
+    callbacks, watchdog = run.callbacks, run.watchdog
     try:
         yield
-        session.watchdog.run(end_callbacks, session)
+        watchdog.run(callbacks.end, run.step)
     except BaseException as raised:
         error = raised.__cause__ if isinstance(raised, CallbackError) else raised
         # One that hangs is not waited for again.
-        if not (session.is_calling and isinstance(error, StuckError)):
+        if not (callbacks.is_calling and isinstance(error, StuckError)):
             try:
-                session.watchdog.run(notify_exception, session, error)
+                watchdog.run(callbacks.notify_exception, run.step, error)
             except StuckError as stuck:
                 console.line(str(stuck))
         del error  # and with its traceback the state of the run
@@ -47,7 +41,7 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
+def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     """Saves after the steps that a run takes inside, also after a signal or an error.
 
     Raises:
@@ -55,72 +49,81 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
         RunFolderError: the run's folder is gone.
         StuckError: a step, or a save, did not end.
     """
-    watchdog = session.watchdog
+    watchdog = run.watchdog
     try:
         # After an activity was abandoned, the state is that of a finished step.
         with contextlib.suppress(Preempted):
-            with data_errors_of_tensorflow(), session.workers.noticing_losses():
+            with data_errors_of_tensorflow(), run.workers.noticing_losses():
                 yield
-        watchdog.run(save_and_wait, session)
-        wait_for_chief(session)
+        watchdog.run(run.save_and_wait)
+        run.wait_for_chief()
     except (CheckpointError, RunFolderError, StuckError):
         raise
     except WorkerLostError as error:
-        watchdog.run(try_to_save, session, error)
-        raise WorkerLostError(f"{error}; {last_step_text(session)}") from None
+        watchdog.run(run.try_to_save, error)
+        raise WorkerLostError(f"{error}; {last_step_text(run)}") from None
     except BaseException as error:
-        if is_between_steps(session.trainer):
+        if is_between_steps(run.trainer):
             try:
-                watchdog.run(try_to_save, session, error)
+                watchdog.run(run.try_to_save, error)
             except StuckError as stuck:
                 console.line(str(stuck))
         raise
-    step = session.progress.step
-    stopped = session.stopped or watchdog.stop_requested
-    if stopped and (not session.is_at_end or session.progress.open_record):
+    stopped = run.stopped or watchdog.stop_requested
+    if stopped and (not run.is_at_end or run.progress.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
-        saved = f"{progress_text(session)} is saved in {session.folder.path}"
-        if not session.workers.is_chief:
-            saved = f"the chief saves {progress_text(session)}"
+        saved = f"the chief saves {progress_text(run)}"
+        if run.store.saved_step == run.step:
+            saved = f"{progress_text(run)} is saved in {run.folder.path}"
         raise Preempted(
-            f"stopped by {signal}: {saved if step else 'no step was taken'}; "
+            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; "
             f"the same command {'without --overwrite ' if overwrite else ''}continues"
         )
 
 
-def report_run(session: Session, parts: Parts) -> None:
+def report_run(run: Run) -> None:
     """Writes the report of a run, with its last evaluation: nothing is computed again.
     To be called inside of `Watchdog.run`; after a signal it is abandoned."""
-    evaluated, step = None, session.progress.step
-    if session.evaluated is not None:
-        step, evaluation = session.evaluated
-        evaluated = Evaluated.of_counts(*parts.eval_split, evaluation)
-    with session.watchdog.activity("writing the report"):
-        session.lock.assert_same_folder()
+    evaluated, step = None, run.step
+    if run.evaluated is not None:
+        step, evaluation = run.evaluated
+        evaluated = Evaluated.of_counts(*run.parts.eval_split, evaluation)
+    with run.watchdog.activity("writing the report"):
+        run.store.lock.assert_same_folder()
         page = write_report(
-            session.folder,
-            session.config,
-            parts.data.class_names,
-            session.reports.records(),
+            run.folder,
+            run.config,
+            run.parts.data.class_names,
+            run.reports.records(),
             evaluated,
             step=step,
-            images=step * session.config.images_per_step,
-            stopwatch=session.progress.stopwatch,
+            images=step * run.config.images_per_step,
+            stopwatch=run.progress.stopwatch,
             versions=versions(),
             is_training=True,
         )
-    session.say(f"report: {page}")
+    run.store.say(f"report: {page}")
 
 
-def progress_text(session: Session) -> str:
+def progress_text(run: Run) -> str:
     """Such as "step 5 of 10"."""
-    if session.progress.step > session.last_step:
-        return f"step {session.progress.step}, beyond {session.last_step}"
-    message = f"step {session.progress.step} of {session.last_step}"
-    if session.is_out_of_patience:
-        message += f", after {session.progress.num_worse} evaluations without a better "
-        message += f"{session.config.best_by},"
+    if run.step > run.last_step:
+        return f"step {run.step}, beyond {run.last_step}"
+    message = f"step {run.step} of {run.last_step}"
+    if run.is_out_of_patience:
+        message += f", after {run.progress.num_worse} evaluations without a better "
+        message += f"{run.config.best_by},"
     return message
+
+
+def last_step_text(run: Run) -> str:
+    """The last finished step of a run that lost a worker, and when it was."""
+    step = int(run.trainer.progress()[0])
+    clock = time.strftime("%H:%M:%S", time.localtime(run.watchdog.progress_at))
+    line = f"step {step} was the last, at {clock}"
+    if run.store.saved_step == step:
+        line += f", and is saved in {run.folder.path}"
+    return f"{line}; the same command continues"
 
 
 def how_to_continue(config: Config, step: int, total_steps: int) -> str:

@@ -16,26 +16,15 @@ from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.files.paths import data_folder
 from towers.data.sets.arrays import Data
 from towers.evaluation.run_report import try_to_write
-from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
-from towers.parallel.trainer import Trainer
 from towers.reporting.display import Status, create_display
 from towers.run.checkpoint import Checkpoint
-from towers.run.checkpointer import Checkpointer
-from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.lock import Lock
-from towers.run.peers import LOCK_SECS, cluster_of, join, start_from_chief
+from towers.run.peers import LOCK_SECS, cluster_of, join
 from towers.run.profile import Profile
-from towers.run.reports import NoReports, Reports
-from towers.run.restore import (
-    checkpointer_of,
-    load_values,
-    open_metrics,
-    validate_changes,
-)
-from towers.run.session import CallbackError, Session
-from towers.run.watchdog import Watchdog
-from towers.threads import Background
+from towers.run.progress import Progress
+from towers.run.restore import checkpointer_of, load_trainer, validate_changes
+from towers.run.run_store import NoStore, RunStore
+from towers.training.callback_list import CallbackError
 from towers.training.ending import (
     callbacks_at_the_end,
     how_to_continue,
@@ -45,12 +34,8 @@ from towers.training.ending import (
 )
 from towers.training.linear_probe import fit_head
 from towers.training.result import TrainResult, create_history
-from towers.training.setup import (
-    build_run,
-    print_banner,
-    with_given,
-)
-from towers.training.steps import train_steps
+from towers.training.run import Run
+from towers.training.setup import build_run, print_banner, with_given
 
 # In TensorBoard's table of hyperparameters, besides those that are not defaults.
 HPARAMS = ("dataset", "model", "batch_size", "optimizer", "learning_rate", "num_epochs")
@@ -125,56 +110,54 @@ def train(
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
-    folder = RunFolder(workdir)
-    profile = Profile(profile_steps if is_chief else (), folder.tensorboard)
+    if not is_chief:  # the chief alone uses the folder, and prints
+        progress, profile_steps, callbacks, report = "off", (), (), False
+    folder, store, checkpoint = RunFolder(workdir), NoStore(), None
+    profile = Profile(profile_steps, folder.tensorboard)
     with contextlib.ExitStack() as stack:
-        # Of several workers the chief alone uses the folder.
-        lock = checkpointer = checkpoint = None
         if is_chief:
-            lock, checkpointer, checkpoint, overwrite = open_run(
+            store, checkpoint, overwrite = open_run(
                 stack, folder, config, cluster, overwrite, allow_change
             )
 
         # Build.
         devices = build.configure_devices(config)
-        if is_chief:
-            lock.describe(device=devices.kind)
+        store.describe(device=devices.kind)
         workers = join(cluster, config, devices)
         parts, trainer = build_run(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
-        session = create_session(
-            stack,
-            config,
-            parts,
-            trainer,
-            progress,
-            folder=folder,
-            lock=lock,
-            checkpointer=checkpointer,
-            clock=clock,
-            callbacks=callbacks if is_chief else (),
+        status = Status(
+            build.last_step_of(config, parts),
+            config.num_epochs,
+            epochs_per_step=config.images_per_step / parts.num_examples,
         )
+        display = create_display(progress, status)
+        run = Run(config, folder, parts, trainer, store, display, callbacks, clock)
+        stack.enter_context(run.watchdog)
+        stack.enter_context(store)
+
+        # Restore.
         if is_chief:
-            restore(session, parts, checkpoint, overwrite, architecture)
-        session.watchdog.run(start_from_chief, session)
+            restore(run, checkpoint, overwrite, architecture)
+        run.watchdog.run(run.start_from_chief)
 
         # Train, write, evaluate and save.
-        if session.is_at_end and not session.progress.open_record:
-            say_finished(session, parts.total_steps)
+        if run.is_at_end and not run.progress.open_record:
+            say_finished(run)
         else:
-            run_steps(session, parts, profile, overwrite, after_call)
-            finish(session, parts, report)
+            run_steps(run, profile, overwrite, after_call)
+            finish(run, report)
         return TrainResult(
             path=folder.path,
-            step=session.progress.step,
-            accuracy=session.progress.accuracy,
+            step=run.step,
+            accuracy=run.progress.accuracy,
             state=trainer.state(),
-            history=create_history(session.reports.records()),
+            history=create_history(run.reports.records()),
             config=config,
-            dataset_info=session.dataset_info,
+            dataset_info=run.dataset_info,
         )
 
 
@@ -185,7 +168,7 @@ def open_run(
     cluster: Cluster | None,
     overwrite: bool,
     allow_change: tuple[str, ...],
-) -> tuple[Lock, Checkpointer, Checkpoint | None, bool]:
+) -> tuple[RunStore, Checkpoint | None, bool]:
     """Locks the folder of a run, which `stack` ends, and reads its last checkpoint;
     None where the run starts again. The bool says whether it does."""
     folder.validate_teacher(config.teacher)
@@ -207,129 +190,104 @@ def open_run(
     lock.assert_same_folder()
     folder.remove_leftovers()
     checkpointer.remove_leftovers()
-    return lock, checkpointer, checkpoint, overwrite
-
-
-def create_session(
-    stack: contextlib.ExitStack,
-    config: Config,
-    parts: build.Parts,
-    trainer: Trainer,
-    progress: str,
-    *,
-    folder: RunFolder,
-    lock: Lock | None,
-    **others: Any,
-) -> Session:
-    """The session of a run, with what watches it and reports about it, which `stack`
-    ends; `others` are further attributes."""
-    workers, reports = trainer.workers, NoReports()
-    last_step = build.last_step_of(config, parts)
-    epochs_per_step = config.images_per_step / parts.num_examples
-    status = Status(last_step, config.num_epochs, epochs_per_step=epochs_per_step)
-    display = create_display(progress if workers.is_chief else "off", status)
-    watchdog = Watchdog(
-        trainer,
-        CONSISTENT_ACTIVITIES,
-        starting=STARTING_ACTIVITIES,
-        stuck_after_secs=config.stuck_after_secs,
-        tick=display.tick,
-    )
-    stack.enter_context(watchdog)
-    if workers.is_chief:
-        reports = Reports(folder, "train", lock.assert_same_folder)
-        stack.enter_context(reports)
-    return Session(
-        config=config,
-        folder=folder,
-        lock=lock,
-        reports=reports,
-        trainer=trainer,
-        watchdog=watchdog,
-        background=stack.enter_context(Background()),
-        display=display,
-        last_step=last_step,
-        dataset_info=DatasetInfo.of(parts.data),
-        workers=workers,
-        **others,
-    )
+    return RunStore(folder, lock, checkpointer), checkpoint, overwrite
 
 
 def restore(
-    session: Session,
-    parts: build.Parts,
-    checkpoint: Checkpoint | None,
-    overwrite: bool,
-    architecture: str,
+    run: Run, checkpoint: Checkpoint | None, overwrite: bool, architecture: str
 ) -> None:
     """Loads the checkpoint, or the initial values, and writes what describes the run.
 
     Args:
         architecture: of a network that a Python program gives, in JSON, or empty.
     """
-    folder, reports, watchdog = session.folder, session.reports, session.watchdog
-    config, new = session.config, load_values(session, checkpoint)
+    config, folder, reports = run.config, run.folder, run.reports
+    new = load_trainer(run.trainer, config, checkpoint)
+    if checkpoint is not None:
+        run.progress = Progress.from_json(checkpoint.trainer_state)
+        run.store.saved_step = checkpoint.step
+        console.line(f"restored step {run.step} from {checkpoint.path}")
     if config.linear_probe and new:
-        activity = watchdog.activity
-        watchdog.run(fit_head, session.trainer, parts, config, new, activity)
+        activity = run.watchdog.activity
+        run.watchdog.run(fit_head, run.trainer, run.parts, config, new, activity)
     if overwrite:  # only now that everything else is known to be in order
-        session.lock.assert_same_folder()
+        run.store.lock.assert_same_folder()
         for path in folder.clear():
             console.line(f"{path} stays: no run wrote it")
         folder.note_job()
-    open_metrics(session, checkpoint)
+    # A step whose record is not finished is evaluated and logged once more.
+    reports.open_metrics(run.step - bool(run.progress.open_record), run.step)
     if architecture:
         folder.write_network(architecture)
     reports.file(folder.config, to_json(config))
-    reports.file(folder.dataset_info, session.dataset_info.to_json())
+    reports.file(folder.dataset_info, run.dataset_info.to_json())
+
+
+def loop(run: Run, profile: Profile, after_call: Callable[[], None]) -> None:
+    """Trains, writes, evaluates and saves, from the step that a run has reached to its
+    last, or until a signal."""
+    run.begin()
+    while not run.is_at_end:
+        run.store.raise_error()
+        run.callbacks.call_of_checkpoints()
+        num_steps, save_due, summary_due = run.agree(profile.steps_to_border(run.step))
+        if not num_steps:
+            break
+        profile.at(before := run.step)
+        metrics = run.train(num_steps)
+        if not metrics:
+            break
+        ended = time.monotonic()
+        profile.at(run.step)
+        run.write(metrics, summary_due)
+        run.evaluate_and_save(save_due)
+        run.progress.stopwatch.add_pause(run.step - before, time.monotonic() - ended)
+        after_call()
 
 
 def run_steps(
-    session: Session,
-    parts: build.Parts,
-    profile: Profile,
-    overwrite: bool,
-    after_call: Callable[[], None],
+    run: Run, profile: Profile, overwrite: bool, after_call: Callable[[], None]
 ) -> None:
-    """`train_steps` in another thread, which this one watches. The run is saved and
-    the callbacks are notified, however it ends."""
-    config, reports = session.config, session.reports
+    """`loop` in another thread, which this one watches. The run is saved and the
+    callbacks are notified, however it ends."""
+    config, reports, split = run.config, run.reports, run.parts.eval_split[0]
     hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
-    reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
-    epoch = session.progress.step * config.images_per_step / parts.num_examples
-    session.display.update(step=session.progress.step, epoch=epoch)
+    reports.begin(split, dataclasses.asdict(config), hparams)
+    epoch = run.step * config.images_per_step / run.parts.num_examples
+    run.display.update(step=run.step, epoch=epoch)
     try:
         with (
-            callbacks_at_the_end(session),
-            session.display,
-            saved_at_the_end(session, overwrite),
+            callbacks_at_the_end(run),
+            run.display,
+            saved_at_the_end(run, overwrite),
         ):
             try:
-                session.watchdog.run(train_steps, session, parts, profile, after_call)
+                run.watchdog.run(loop, run, profile, after_call)
             finally:
-                profile.end(session.progress.step)
+                profile.end(run.step)
     except CallbackError as carrier:  # a generator cannot raise StopIteration
         raise carrier.__cause__ from carrier.__cause__.__cause__
-    reports.end(parts.eval_split[0])
+    reports.end(split)
 
 
-def finish(session: Session, parts: build.Parts, report: bool) -> None:
+def finish(run: Run, report: bool) -> None:
     """Says what the run has reached, and writes its report."""
-    session.say(f"done: {progress_text(session)} is saved in {session.folder.path}")
-    if best := session.progress.best:
+    say = run.store.say
+    say(f"done: {progress_text(run)} is saved in {run.folder.path}")
+    if best := run.progress.best:
         message = "best: step {step}, validation accuracy {accuracy:.4f}, loss "
         loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
-        session.say(message.format(**best) + loss)
-    if session.workers.is_chief and report:
-        try_to_write(lambda: session.watchdog.run(report_run, session, parts))
+        say(message.format(**best) + loss)
+    if report:
+        try_to_write(lambda: run.watchdog.run(report_run, run))
 
 
-def say_finished(session: Session, total_steps: int) -> None:
+def say_finished(run: Run) -> None:
     """Says that no step is left, and how the run can go on."""
-    hint = how_to_continue(session.config, session.progress.step, total_steps)
-    if session.is_out_of_patience and session.progress.step < session.last_step:
+    hint = how_to_continue(run.config, run.step, run.parts.total_steps)
+    if run.is_out_of_patience and run.step < run.last_step:
         hint = "To continue raise --patience, or set it to 0"
-    session.say(
-        f"{session.folder.path} is finished: {progress_text(session)}. {hint}; "
+    run.store.say(
+        f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
         "--overwrite starts again"
     )

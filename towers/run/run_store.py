@@ -1,0 +1,158 @@
+"""The store of a run: its lock, checkpoints and reports, which the chief writes."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from towers import console
+from towers.errors import NumericError
+from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
+from towers.parallel.trainer import Trainer
+from towers.run.checkpoint import Snapshot, Tensors
+from towers.run.checkpointer import Checkpointer, folder_name
+from towers.run.folder import RunFolder
+from towers.run.lock import Lock
+from towers.run.reports import NoReports, Reports
+from towers.threads import Background
+
+_BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
+
+
+class RunStore:
+    """Writes what a run leaves; a context manager that waits for the last checkpoint.
+
+    Args:
+        folder: of the run.
+        lock: that this process holds on it.
+        checkpointer: of its checkpoints.
+
+    Attributes:
+        reports: TensorBoard, `metrics.jsonl` and small files.
+        saved_step: the step of the last checkpoint that was begun, or restored.
+        committed: steps and folders of checkpoints, until they are taken.
+    """
+
+    def __init__(self, folder: RunFolder, lock: Lock, checkpointer: Checkpointer):
+        self.lock, self._folder, self._checkpointer = lock, folder, checkpointer
+        self.reports = Reports(folder, "train", lock.assert_same_folder)
+        self.saved_step: int | None = 0
+        self.committed: list[tuple[int, pathlib.Path]] = []
+        self._background, self._stack = Background(), contextlib.ExitStack()
+
+    def __enter__(self) -> "RunStore":
+        self._stack.enter_context(self.reports)
+        self._stack.enter_context(self._background)
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._stack.__exit__(*error)
+
+    def describe(self, **about: str) -> None:
+        """Adds to the description of this process, see `Lock.describe`."""
+        self.lock.describe(**about)
+
+    def say(self, line: str) -> None:
+        """Prints a line about the run, once for all workers."""
+        console.line(line)
+
+    def save(
+        self,
+        take_snapshot: Callable[[], Snapshot | None],
+        saving: Callable[[], contextlib.AbstractContextManager],
+    ) -> None:
+        """Writes a checkpoint in the background.
+
+        Args:
+            take_snapshot: called by the chief alone; None where there is nothing new.
+            saving: entered while the previous checkpoint is waited for.
+
+        Raises:
+            CheckpointError: the previous checkpoint could not be written.
+            RunFolderError: the run's folder is gone.
+        """
+        self.lock.assert_same_folder()
+        snapshot = take_snapshot()
+        if snapshot is None:
+            return
+
+        def write():
+            self.reports.sync()
+            path = self._checkpointer.save(snapshot)
+            self.committed.append((snapshot.step, path))
+            if best := snapshot.trainer_state["best"]:
+                self.reports.file(self._folder.best, f"{folder_name(best['step'])}\n")
+
+        with saving():
+            self._background.submit(write)
+        self.saved_step = snapshot.step
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is committed. Raises what `save` does."""
+        self._background.wait()
+
+    def raise_error(self) -> None:
+        """Raises the error of a checkpoint that could not be written; does not wait."""
+        self._background.raise_job_error()
+
+
+class NoStore(RunStore):
+    """The store of a worker that is not the chief, which writes and prints nothing."""
+
+    def __init__(self):
+        self.reports, self.saved_step, self.committed = NoReports(), None, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def describe(self, **about):
+        pass
+
+    def say(self, line):
+        pass
+
+    def save(self, take_snapshot, saving):
+        pass
+
+    def wait(self):
+        pass
+
+    def raise_error(self):
+        pass
+
+
+def is_between_steps(trainer: Trainer) -> bool:
+    """True if no update is under way, so that the parameters are those of a step."""
+    return trainer.progress()[1] in _BETWEEN_STEPS
+
+
+def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
+    """The state between two steps.
+
+    A call that was abandoned waiting for data may take its last step at this very
+    moment; that step is then waited for.
+    """
+    while True:
+        before = trainer.progress()
+        state = trainer.state()
+        if before[1] in _BETWEEN_STEPS and before == trainer.progress():
+            return state
+        time.sleep(0.01)
+
+
+def validate_finite(tensors: Tensors, step: int) -> None:
+    """Raises NumericError where a value is not finite: a loss and gradients that are
+    finite may give an update that is not."""
+    for name, array in tensors.items():
+        is_float = array.dtype.kind not in "biu"
+        if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():
+            raise NumericError(
+                f"{name} is not finite after step {step}, which is therefore not "
+                "saved; loss and gradients were finite. A lower --learning_rate or "
+                "--clip_norm may help"
+            )

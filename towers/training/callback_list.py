@@ -1,0 +1,71 @@
+"""The callbacks of a run, called together."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from towers import console
+from towers.callbacks import Callback, Tracker
+from towers.errors import one_line
+from towers.run.run_store import RunStore
+
+
+class CallbackError(BaseException):
+    """Carries an exception of any type that a callback of the user has raised, its
+    `__cause__`, past the handlers of errors of the run itself."""
+
+
+class CallbackList:
+    """Calls the callbacks of the user.
+
+    Args:
+        callbacks: of the user.
+        store: of the run.
+
+    Attributes:
+        is_calling: whether one of them is called.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], store: RunStore):
+        self._callbacks, self._store = callbacks, store
+        self.is_calling = False
+
+    def call(self, method: str, *args: Any) -> None:
+        """Calls a method of all callbacks.
+
+        Raises:
+            CallbackError: one of them raised an error; not one of a tracker that has
+                begun, which is a report that cannot be written.
+        """
+        self.is_calling = True
+        try:
+            for callback in self._callbacks:
+                bound = functools.partial(getattr(callback, method), *args)
+                if isinstance(callback, Tracker) and method != "on_start":
+                    name = f"{type(callback).__name__}.{method}"
+                    self._store.reports.attempt(name, bound, Exception)
+                else:
+                    bound()
+        except BaseException as error:
+            raise CallbackError(error) from error
+        finally:
+            self.is_calling = False
+
+    def call_of_checkpoints(self) -> None:
+        """Calls `on_checkpoint` for the checkpoints that were committed."""
+        while committed := self._store.committed:
+            self.call("on_checkpoint", *committed.pop(0))
+
+    def end(self, step: int) -> None:
+        """Calls `on_checkpoint` and `on_end`."""
+        self.call_of_checkpoints()
+        self.call("on_end", step)
+
+    def notify_exception(self, step: int, error: BaseException) -> None:
+        """Calls `on_exception` of all callbacks."""
+        for callback in self._callbacks:
+            try:
+                callback.on_exception(step, error)
+            except BaseException as other:
+                reason = one_line(f"{type(other).__name__}: {other}")
+                console.warn(f"{type(callback).__name__}: {reason}")

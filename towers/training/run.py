@@ -1,0 +1,403 @@
+"""A training under way: what it has reached, and what it does between two steps."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from towers import build, console
+from towers.callbacks import Callback
+from towers.config import Config
+from towers.data.batches import EvalBatches
+from towers.errors import (
+    CheckpointError,
+    NumericError,
+    Preempted,
+    RunFolderError,
+    WorkerLostError,
+)
+from towers.evaluation.label_sets import thresholds_json
+from towers.evaluation.predictions import LabelSets
+from towers.evaluation.report import accuracies, accuracy_line, record_of
+from towers.evaluation.restored import evaluated_weights
+from towers.parallel.evaluator import Evaluation
+from towers.parallel.feed import Feed
+from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
+from towers.parallel.trainer import Trainer
+from towers.reporting.display import Display
+from towers.run.checkpoint import Snapshot
+from towers.run.dataset_info import DatasetInfo
+from towers.run.folder import RunFolder
+from towers.run.peers import WAITING, validate_copies
+from towers.run.progress import Progress, as_lists
+from towers.run.restore import scale_rate
+from towers.run.run_store import (
+    RunStore,
+    is_between_steps,
+    settled_state,
+    validate_finite,
+)
+from towers.run.stopwatch import Lap
+from towers.run.watchdog import Watchdog
+from towers.training.callback_list import CallbackList
+from towers.training.summaries import Summaries
+
+# Target duration of one compiled call: signals and the clock are served between calls.
+CALL_SECS = 2.0
+
+
+class Run:
+    """A training under way. Its methods are called inside of `Watchdog.run`, except
+    where they say otherwise.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        parts: of the run: data, network, update.
+        trainer: takes the steps.
+        store: writes checkpoints and reports.
+        display: of the progress.
+        callbacks: of the user.
+        clock: seconds, from which what is due by the clock is known.
+
+    Attributes:
+        progress: what a checkpoint stores besides the tensors.
+        last_step: the last step of the schedule, or max_steps before it.
+        evaluated: step and accuracies of the last evaluation; None before the first.
+        stopped: whether all workers agreed to stop before the last step.
+        dataset_info: classes and preprocessing of the data set.
+        watchdog: watches the thread that trains.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        parts: build.Parts,
+        trainer: Trainer,
+        store: RunStore,
+        display: Display,
+        callbacks: Sequence[Callback] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.config, self.folder, self.parts = config, folder, parts
+        self.trainer, self.store, self.display = trainer, store, display
+        self.workers, self.reports = trainer.workers, store.reports
+        self.dataset_info = DatasetInfo.of(parts.data)
+        self.last_step = build.last_step_of(config, parts)
+        self.progress = Progress()
+        self.evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
+        self.stopped = False
+        self.callbacks = CallbackList(callbacks, store)
+        self.watchdog = Watchdog(
+            trainer,
+            CONSISTENT_ACTIVITIES,
+            starting=STARTING_ACTIVITIES,
+            stuck_after_secs=config.stuck_after_secs,
+            tick=display.tick,
+        )
+        self._periods = build.create_periods(config, parts)
+        self._summaries = Summaries(parts, trainer, self.reports, self.watchdog, clock)
+        self._clock, self._saved_at = clock, 0.0
+        # TensorFlow traces the functions of each data set that is made, and never frees
+        # all of that: every evaluation has the same feed.
+        self._eval_feed: Feed | None = None
+        self._staleness: list[int] = []  # of asynchronous updates since the last log
+
+    @property
+    def step(self) -> int:
+        """The steps taken."""
+        return self.progress.step
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the run ends here, as evaluations have long been no better."""
+        return 0 < self.config.patience <= self.progress.num_worse
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no step is left."""
+        return self.step >= self.last_step or self.is_out_of_patience
+
+    # What all workers agree on.
+
+    def start_from_chief(self) -> None:
+        """Gives every worker the state and the progress that the chief has restored."""
+        if self.workers.size == 1:
+            return
+        state = self.trainer.state()
+        with self.watchdog.activity(WAITING):
+            progress, *_ = self.workers.exchange(self.progress.to_json())
+            state = self.workers.broadcast(state)
+        self.progress = Progress.from_json(progress)
+        self.trainer.load(state)
+        scale_rate(self.trainer, self.config, self.progress.num_plateaus)
+
+    def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
+        """What all workers do next: what the chief would, by its clock.
+
+        Args:
+            steps_to_border: the most steps to take.
+
+        Returns:
+            Steps to take, none after a signal to any worker; whether after them a
+            checkpoint, and a summary, is due by the clock.
+        """
+        config, step, now = self.config, self.step, self._clock()
+        num_steps = min(
+            1 if self._summaries.is_pending else config.steps_per_loop,
+            self._periods.next_due(step) - step,
+            self.last_step - step,
+            self.progress.stopwatch.steps_in(CALL_SECS),
+            steps_to_border,
+        )
+        with self.watchdog.activity(WAITING):
+            num_steps, saves, summarizes = self.workers.agree(
+                num_steps,
+                now - self._saved_at > config.checkpoint_every_secs > 0,
+                now - self._summaries.written_at > config.summary_every_secs > 0,
+                self.watchdog.stop_requested,
+            )
+        self.stopped = not num_steps
+        return num_steps, saves, summarizes
+
+    def wait_for_chief(self) -> None:
+        """No worker ends before the chief has saved the last step; or, where all have
+        agreed to stop, at once: another one may still be receiving what they agreed.
+        To be called outside of `Watchdog.run`.
+
+        Raises:
+            WorkerLostError: the chief is gone before the end of the run.
+        """
+        stops_alone = self.watchdog.stop_requested and not self.stopped
+        if self.workers.size == 1 or stops_alone:
+            return
+
+        def meet():
+            with self.watchdog.activity(WAITING):
+                self.workers.agree(0, False, False, False)
+
+        try:
+            self.watchdog.run(meet)
+        except (Preempted, WorkerLostError):
+            if not (self.store.saved_step == self.step or self.stopped):
+                raise
+
+    # Steps.
+
+    def begin(self) -> None:
+        """Tells the callbacks, and evaluates a step that was not evaluated before the
+        run was interrupted."""
+        self._saved_at = self._summaries.written_at = self._clock()
+        options = dataclasses.asdict(self.config)
+        self.callbacks.call("on_start", self.folder.path, options, self.step)
+        if self.progress.open_record:
+            self.store.saved_step = -1  # its checkpoint lacks the evaluation
+            self.evaluate_and_save()
+
+    def train(self, num_steps: int) -> dict[str, Any]:
+        """Takes up to `num_steps` steps; the metrics of the last one, empty where none
+        was taken."""
+        config, parts, progress = self.config, self.parts, self.progress
+        before, started = self.step, time.monotonic()
+        with self.watchdog.training():
+            metrics = self.trainer.train(num_steps)
+        if not metrics:
+            return metrics
+        secs, step = time.monotonic() - started, metrics.pop("step")
+        self._staleness.extend(metrics.pop("staleness", ()))
+        progress.stopwatch.add(step - before, secs, metrics.pop("input_wait_secs"))
+        if step in {phase.end_step for phase in parts.phases}:
+            progress.stopwatch.begin_phase()
+        epoch = before * config.images_per_step // parts.num_examples
+        progress.means.add(epoch, metrics.pop("sums"))
+        progress.step = step
+        # A checkpoint stores it, so that a step is evaluated even after a preemption.
+        epoch = step * config.images_per_step / parts.num_examples
+        progress.open_record = {"step": step, "epoch": epoch}
+        self._show(metrics)
+        return metrics
+
+    def _show(self, metrics):
+        """Gives the display what is known after a call."""
+        step, last_step, progress = self.step, self.last_step, self.progress
+        evaluations = self._periods.num_evaluations(step - 1, last_step)
+        means = progress.means.means(self.config.images_per_step)
+        loss, accuracy = means or (None, None)
+        self.display.update(
+            step=step,
+            epoch=progress.open_record["epoch"],
+            loss=loss,
+            accuracy=accuracy,
+            learning_rate=metrics["learning_rate"],
+            skipped_steps=metrics.get("skipped_steps", 0),
+            secs_left=progress.stopwatch.secs_left(last_step - step, evaluations),
+            **self._speed(progress.stopwatch.speed()),
+        )
+
+    def _speed(self, lap: Lap | None) -> dict[str, float]:
+        """Figures of a lap; none before there is one."""
+        if lap is None:
+            return {}
+        return {
+            "images_per_sec": lap.steps_per_sec * self.config.images_per_step,
+            "input_wait_percent": lap.input_wait_percent,
+        }
+
+    def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
+        """Writes the metrics of a step, and a summary, where they are due.
+
+        Args:
+            metrics: of `train`.
+            summary_due: whether a summary is due by the clock.
+        """
+        step = self.step
+        if self._summaries.is_pending:
+            self._summaries.write_update(step)
+        if summary_due or self._periods.logs(step):
+            metrics |= self._speed(self.progress.stopwatch.lap())
+            if staleness := self._staleness:
+                metrics["staleness_mean"] = np.mean(staleness)
+                metrics["staleness_max"] = np.max(staleness)
+                self.reports.histograms(step, {"updates": staleness}, "staleness")
+                staleness.clear()
+            self.progress.open_record |= metrics
+            self.reports.scalars(step, metrics)
+        if summary_due or self._periods.summarizes(step):
+            self._summaries.write(step)
+
+    # Evaluations and checkpoints.
+
+    def evaluate_and_save(self, save_due: bool = False) -> None:
+        """Evaluates and saves where it is due, and writes the record of the step.
+
+        Args:
+            save_due: whether a checkpoint is due by the clock.
+        """
+        is_best = self._periods.evaluates(self.step) and self.evaluate()
+        record = self.progress.open_record
+        if is_of_interest := record.keys() - {"step", "epoch"}:
+            self.reports.record(record)
+        self.progress.open_record = None  # before what may raise: it is counted
+        if is_of_interest:
+            metrics = as_lists(record)
+            self.callbacks.call("on_log", metrics.pop("step"), metrics)
+        save_due = save_due or is_best or self._periods.saves(self.step)
+        if self.workers.size > 1 and (save_due or self.is_at_end):
+            state = self.trainer.state()
+            with self.watchdog.activity(WAITING):
+                validate_copies(self.workers, state)
+        if save_due:
+            self.save()
+
+    def evaluate(self) -> bool:
+        """Evaluates, and returns whether the step is the best so far.
+
+        A run reports the accuracy of the EMA weights, where it keeps them; and only
+        images held out of the training set may decide which step is best.
+        """
+        config, progress = self.config, self.progress
+        split, _ = self.parts.eval_split
+        evaluation = self._compute_accuracies()
+        record = record_of(evaluation, split)
+        if means := progress.means.means(config.images_per_step):
+            record["epoch_loss"], record["epoch_accuracy"] = means
+        progress.open_record |= record
+        result = evaluation.reported
+        self._summaries.write_evaluation(self.step, record, result["predictions"])
+        epoch = self._epoch_of_evaluation()
+        self.store.say(accuracy_line(f"epoch {epoch:g}", evaluation, split, config))
+        self.callbacks.call("on_evaluation", self.step, as_lists(record))
+        progress.accuracy = result["accuracy"]
+        self.evaluated = self.step, evaluation
+        if split != "validation":
+            return False
+        is_best = progress.add_evaluation(
+            result["accuracy"], result["loss"], config.best_by
+        )
+        by_accuracy = config.choice_of("schedule").by_accuracy
+        num_worse = progress.num_worse
+        if by_accuracy and num_worse and num_worse % config.plateau_patience == 0:
+            progress.num_plateaus += 1
+            scale_rate(self.trainer, config, progress.num_plateaus)
+        if is_best and isinstance(result["predictions"], LabelSets):
+            names = self.parts.data.class_names
+            thresholds = thresholds_json(result["predictions"], names)
+            self.reports.file(self.folder.thresholds, thresholds)
+        return is_best
+
+    def _compute_accuracies(self):
+        _, source = self.parts.eval_split
+        batches = EvalBatches(
+            source, self.parts.augment, self.config.batch_size, self.parts.share
+        )
+        if self._eval_feed is None:
+            self._eval_feed = build.create_eval_feed(batches, self.trainer)
+        weights, started = evaluated_weights(self.config), time.monotonic()
+        with self.watchdog.activity("evaluating") as heartbeat:
+            counts = self.trainer.evaluate(
+                self._eval_feed, len(batches), weights, heartbeat
+            )
+        evaluation = counts.map(accuracies)
+        self.progress.stopwatch.add_evaluation(time.monotonic() - started)
+        return evaluation
+
+    def _epoch_of_evaluation(self):
+        """The epoch that an evaluation is named by: a multiple of their period, even if
+        some images of the last batch are of the next epoch; else the exact one."""
+        config, epoch = self.config, self.progress.open_record["epoch"]
+        every = config.eval_every_epochs
+        multiple = math.floor(epoch / every + 1e-9) * every
+        if epoch - multiple < config.images_per_step / self.parts.num_examples:
+            epoch = multiple
+        return round(min(epoch, config.num_epochs), 3)
+
+    def save(self) -> None:
+        """Saves a snapshot of the state in the background, unless the last checkpoint
+        holds it already; the chief does that for all workers.
+
+        Raises:
+            CheckpointError: the previous snapshot could not be written.
+            NumericError: a parameter is not finite.
+            RunFolderError: the run's folder is gone.
+        """
+        self.store.save(self._take_snapshot, self.watchdog.saving)
+        self._saved_at = self._clock()
+
+    def _take_snapshot(self):
+        """The state and the progress; None where the last checkpoint holds them."""
+        trainer, saved_step = self.trainer, self.store.saved_step
+        if is_between_steps(trainer) and trainer.progress()[0] == saved_step:
+            self.progress.step = saved_step
+            return None
+        with self.watchdog.saving():
+            tensors = settled_state(trainer)
+        step = self.progress.step = int(tensors["step"])
+        validate_finite(tensors, step)
+        trainer_state = {
+            **self.progress.to_json(),
+            "images_seen": step * self.config.images_per_step,
+            "seed": self.config.seed,
+            "teacher": trainer.teacher and trainer.teacher.checksum,
+            "config": dataclasses.asdict(self.config),
+            "dataset_info": dataclasses.asdict(self.dataset_info),
+        }
+        return Snapshot(step, tensors, trainer_state)
+
+    def save_and_wait(self) -> None:
+        """Saves as `save`, and waits until the checkpoint is committed."""
+        self.save()
+        with self.watchdog.saving():
+            self.store.wait()
+
+    def try_to_save(self, because: BaseException) -> None:
+        """Saves before a run ends because of an error; says why where that fails for
+        another reason."""
+        try:
+            self.save_and_wait()
+        except (CheckpointError, NumericError, RunFolderError) as error:
+            if str(error) != str(because):
+                console.line(str(error))
