@@ -20,6 +20,7 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import checkpointer_of, validate_changes
+from towers.run.stored_config import stored_config, stored_dataset_info
 from towers.training.train import train
 
 STEPS = (2, 4, 6)
@@ -77,8 +78,8 @@ def read_all(workdir):
         metrics.append({"step": MORE_STEPS})
         metrics.flush()
     assert folder.holder() is None
-    assert changed_mathematics(folder.stored_config(), CONFIG) == {}
-    assert len(folder.stored_dataset_info().class_names) == 5
+    assert changed_mathematics(stored_config(folder), CONFIG) == {}
+    assert len(stored_dataset_info(folder).class_names) == 5
     return checkpoint
 
 

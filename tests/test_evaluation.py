@@ -20,6 +20,7 @@ from towers.errors import CheckpointError, ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
+from towers.run.stored_config import evaluation_config
 from towers.training.train import train
 
 CONFIG = small_config(checkpoint_every_steps=4)
@@ -75,13 +76,13 @@ def test_a_run_that_was_split_is_evaluated_on_other_devices(
 ):
     split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
     path = small_runs.uninterrupted(split).path
-    config = RunFolder(path).evaluation_config(**changes)
+    config = evaluation_config(RunFolder(path), **changes)
     assert config.devices_per_network == num_together
     assert config.num_towers == num_towers
     result = evaluate(path, config)
     assert result["test_correct_ema"] == count_correct(path, 10, use_ema=True)
     with pytest.raises(ConfigError, match="multiple of 2, or another --group_size"):
-        RunFolder(path).evaluation_config(num_towers=3)
+        evaluation_config(RunFolder(path), num_towers=3)
 
 
 def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir):

@@ -21,6 +21,7 @@ from towers.errors import ConfigError, DataError, WorkerLostError
 from towers.exporting.export import export
 from towers.reporting.board import Board
 from towers.run.folder import RunFolder
+from towers.run.stored_config import evaluation_config, stored_config
 
 # Holds a run folder until it is killed, or until its standard input is closed.
 HOLD = """
@@ -98,7 +99,7 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert RunFolder("~/run").path == tmp_path / "run"
     with pytest.raises(ConfigError, match="is the run itself"):
-        RunFolder(tmp_path / "run").validate_teacher("~/run")
+        RunFolder(tmp_path / "run").validate_apart(Config(teacher="~/run"))
     for workdir in ("/", "//", "/usr/..", ""):
         with pytest.raises(ConfigError, match="^workdir"):
             RunFolder(workdir)
@@ -107,12 +108,16 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
 @pytest.mark.row(49)
 @pytest.mark.parametrize("place", ["", "train/dog/run"])
 def test_no_run_lies_among_class_folders(tmp_path, place):
+
+    def config_of(data):
+        return Config(dataset="image_folder", data_dir=str(tmp_path / data))
+
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     for data in ("photos", "link"):
         with pytest.raises(ConfigError, match="where folders are classes"):
             folder = RunFolder(tmp_path / "photos" / place)
-            folder.validate_outside_of(tmp_path / data)
-    RunFolder(tmp_path / "photos2").validate_outside_of(tmp_path / "photos")
+            folder.validate_apart(config_of(data))
+    RunFolder(tmp_path / "photos2").validate_apart(config_of("photos"))
 
 
 @pytest.mark.row(5)
@@ -260,15 +265,15 @@ def test_only_what_killed_processes_left_is_removed(folder):
 def test_the_stored_config_comes_back(folder, tmp_path):
     config = Config(seed=3, batch_size=7)
     store.write_aside(folder.config, to_json(config))
-    assert folder.stored_config() == config
+    assert stored_config(folder) == config
     repeating = dataclasses.replace(config, repeats=3)
     store.write_aside(folder.config, to_json(repeating))
-    assert folder.evaluation_config(batch_size=1).batch_size == 1  # has no repeats
+    assert evaluation_config(folder, batch_size=1).batch_size == 1  # has no repeats
     folder.config.unlink()
     for path in (folder.path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=f"{path} holds no run.*--workdir"):
-            RunFolder(path).stored_config()
+            stored_config(RunFolder(path))
     for content in (b"", b'{"seed": 3', b'{"sed": 3}', b"\xff\xfe\x00", b"[]"):
         folder.config.write_bytes(content)
         with pytest.raises(ConfigError, match=f"{folder.config}: "):
-            folder.stored_config()
+            stored_config(folder)

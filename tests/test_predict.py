@@ -26,6 +26,7 @@ from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict
 from towers.run.folder import RunFolder
+from towers.run.stored_config import evaluation_config, prediction_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -71,7 +72,7 @@ SPLIT = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 def test_the_best_classes_have_their_probabilities(photos, capfd, trained, options):
     """On any number of devices, also where those of the run shared a network."""
     workdir = small_runs.uninterrupted(small_config(**trained)).path
-    config = RunFolder(workdir).prediction_config(**options)
+    config = prediction_config(RunFolder(workdir), **options)
     assert config.group_size == 1
     capfd.readouterr()
     predict(workdir, [str(photos)], config, top=3, form="json")
@@ -93,7 +94,7 @@ def test_in_python_arrays_are_returned_and_nothing_is_printed(
 ):
     (tmp_path / "no.png").write_bytes(b"no image")
     paths = sorted_files(photos)
-    config = RunFolder(workdir).prediction_config(batch_size=9)
+    config = prediction_config(RunFolder(workdir), batch_size=9)
     predicted = predict(workdir, [photos, tmp_path], config)
     assert predicted.paths == paths
     assert predicted.labels == [pathlib.Path(path).parent.name for path in paths]
@@ -190,7 +191,7 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
 def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     workdir, photos, capfd, use_ema, tta
 ):
-    config = RunFolder(workdir).evaluation_config(tta=tta)
+    config = evaluation_config(RunFolder(workdir), tta=tta)
     result, ema = evaluate(workdir, config, use_ema=use_ema), "_ema" * use_ema
     correct = round(result[f"test_accuracy{'_tta' * (tta != 'none')}{ema}"] * NUM_TEST)
     capfd.readouterr()
@@ -266,7 +267,7 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
     paths = sorted_files(photos)
     Image.fromarray(arrays(1, 5)[0][0]).save(tmp_path / "\u00e9.png")
     paths.append(str(tmp_path / "\u00e9.png"))
-    config = RunFolder(workdir).prediction_config(batch_size=7, num_towers=2)
+    config = prediction_config(RunFolder(workdir), batch_size=7, num_towers=2)
     output = tmp_path / "features.npz"
     predict(workdir, paths, config, features="pool1", output=str(output))
     run = load_run(workdir)

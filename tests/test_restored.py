@@ -18,6 +18,7 @@ from towers.errors import CheckpointError, ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.stored_config import evaluation_config
 from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -86,7 +87,7 @@ def test_an_older_step_has_the_options_that_it_was_trained_with(half_way):
     train(half_way, changed, allow_change=("augment",))
     for step, augment in ((5, "pad_crop_flip"), (10, changed.augment)):
         assert load_run(half_way, step=step).config.augment == augment
-        assert RunFolder(half_way).evaluation_config(step).augment == augment
+        assert evaluation_config(RunFolder(half_way), step).augment == augment
     assert load_run(half_way).config.augment == changed.augment
 
 

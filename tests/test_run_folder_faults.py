@@ -22,7 +22,7 @@ from towers import store
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
 from towers.evaluation.evaluate import evaluate
-from towers.run.folder import config_to_continue
+from towers.run.stored_config import config_to_continue
 from towers.training import setup
 from towers.training.train import train
 

@@ -10,7 +10,8 @@ from absl import flags
 
 import towers
 from towers.cli import flags as config_flags
-from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
+from towers.run.folder import RunFolder
+from towers.run.stored_config import EVALUATION_BATCH_SIZE, evaluation_config
 
 
 def define_flags() -> None:
@@ -42,7 +43,7 @@ def main(_):
     folder = RunFolder(values.workdir)
     towers.evaluate(
         folder.path,
-        folder.evaluation_config(values.step, **config_flags.given_flags()),
+        evaluation_config(folder, values.step, **config_flags.given_flags()),
         step=values.step,
         use_ema=values.use_ema,
         eval_interval_secs=values.eval_interval_secs,

@@ -12,7 +12,8 @@ from absl import flags
 import towers
 from towers.cli import flags as config_flags
 from towers.data.files.paths import check_paths
-from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
+from towers.run.folder import RunFolder
+from towers.run.stored_config import EVALUATION_BATCH_SIZE, prediction_config
 
 
 def define_flags() -> None:
@@ -43,7 +44,7 @@ def main(argv):
     towers.predict(
         folder.path,
         paths,
-        folder.prediction_config(values.step, **config_flags.given_flags()),
+        prediction_config(folder, values.step, **config_flags.given_flags()),
         step=values.step,
         use_ema=values.use_ema,
         top=values.top,

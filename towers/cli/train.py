@@ -18,7 +18,7 @@ from towers.cli import train_flags
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
-from towers.run.folder import config_to_continue
+from towers.run.stored_config import config_to_continue
 
 
 def define_flags() -> None:

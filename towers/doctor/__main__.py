@@ -8,6 +8,7 @@ the run folder. See docs/doctor.md.
 """
 
 from towers.run.signals import exit_on_signals
+from towers.run.stored_config import config_to_continue
 
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
@@ -22,7 +23,6 @@ from towers.cli import train_flags
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
-from towers.run.folder import config_to_continue
 
 PROGRAM = "towers.doctor"
 

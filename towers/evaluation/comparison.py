@@ -19,6 +19,7 @@ from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.run.folder import RunFolder
 from towers.run.metrics import read_metrics
+from towers.run.stored_config import stored_config
 
 
 class Run(NamedTuple):
@@ -84,7 +85,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
         )
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
-        Run(name, folder.stored_config(), _result(folder, records), curves_of(records))
+        Run(name, stored_config(folder), _result(folder, records), curves_of(records))
         for name, folder in zip(_names(folders), folders, strict=True)
         for records in [read_metrics(folder.metrics)[0]]
     ]

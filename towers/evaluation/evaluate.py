@@ -43,6 +43,7 @@ from towers.run.metrics import read_metrics
 from towers.run.progress import Progress
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import checkpointer_of, restore_fitting
+from towers.run.stored_config import evaluation_config, stored_dataset_info
 
 
 def evaluate(
@@ -95,10 +96,10 @@ def evaluate(
     # Build.
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
-    config = config or folder.evaluation_config(step)
+    config = config or evaluation_config(folder, step)
     weights = evaluated_weights(config, use_ema)
     devices = evaluation_devices(config, folder)
-    info = folder.stored_dataset_info(step)
+    info = stored_dataset_info(folder, step)
     # Of images that are not the run's nothing is written.
     is_of_run = data is None or config.choice_of("dataset").is_given
     if data is not None:

@@ -35,6 +35,7 @@ from towers.models.inference import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor
 from towers.run.folder import RunFolder
+from towers.run.stored_config import prediction_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +147,7 @@ def predict(
     folder = RunFolder(workdir)
     if output and os.path.realpath(output) in map(os.path.realpath, folder.files()):
         raise ConfigError(f"output={output}: is a file of the run; choose another")
-    config = config or folder.prediction_config(step)
+    config = config or prediction_config(folder, step)
     weights = reported_weights(config, use_ema)
     devices = evaluation_devices(config, folder, console.remark)
     run = read_run(workdir, step=step, log=console.remark)

@@ -25,6 +25,7 @@ from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.restore import checkpointer_of, validate_architecture
+from towers.run.stored_config import stored_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +207,7 @@ def read_run(
     """
     checks.check_environment()
     folder = RunFolder(workdir)
-    config, checkpoint = folder.stored_config(step), read_checkpoint(folder, step, log)
+    config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 

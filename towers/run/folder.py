@@ -14,25 +14,18 @@ report/            index.html and report.json; a comparison with other runs
 """
 
 import contextlib
-import dataclasses
 import errno
 import os
 import pathlib
 import re
 import tempfile
-from typing import TYPE_CHECKING
 
-from towers import quiet_imports, store
-from towers.config import Config, changed_mathematics, from_json, from_values
+from towers import store
+from towers.config import Config
 from towers.config.options import check_path
-from towers.errors import JOB, ConfigError, RunFolderError
+from towers.data.files.paths import data_folder
+from towers.errors import JOB, ConfigError
 from towers.run.lock import WAY_OUT, Lock, busy, holder
-
-if TYPE_CHECKING:
-    from towers.run.dataset_info import DatasetInfo
-
-# Images of a batch in an evaluation.
-EVALUATION_BATCH_SIZE = 500
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
@@ -50,7 +43,7 @@ _JOBS = JOB, "SLURM_JOB_ID"
 
 
 class RunFolder:
-    """Paths of a run, and its small JSON files.
+    """The paths of a run.
 
     Raises:
         ConfigError: the text of the folder can be no path.
@@ -123,24 +116,24 @@ class RunFolder:
             "--workdir"
         )
 
-    def validate_teacher(self, teacher: str) -> None:
-        """Raises ConfigError where the run would be its own teacher."""
-        if teacher and os.path.realpath(
-            os.path.expanduser(teacher)
-        ) == os.path.realpath(self.path):
+    def validate_apart(self, config: Config) -> None:
+        """Raises ConfigError where the run would be its own teacher, or the folder is,
+        or is in, a folder of classes: it would be a class."""
+        path, workdir = pathlib.Path(os.path.realpath(self.path)), self.path
+        teacher = config.teacher and os.path.realpath(
+            os.path.expanduser(config.teacher)
+        )
+        if teacher == str(path):
             raise ConfigError(
-                f"teacher={teacher} is the run itself; choose another --workdir"
+                f"teacher={config.teacher} is the run itself; choose another --workdir"
             )
-
-    def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
-        """Raises ConfigError where the folder is, or is in, one of class folders: it
-        would be a class."""
-        path = pathlib.Path(os.path.realpath(self.path))
-        if path.is_relative_to(os.path.realpath(data_dir)):
-            raise ConfigError(
-                f"workdir={self.path} is in data_dir={data_dir}, where folders are "
-                "classes; choose another --workdir"
-            )
+        if config.dataset == "image_folder":
+            data_dir = data_folder(config.data_dir)
+            if path.is_relative_to(os.path.realpath(data_dir)):
+                raise ConfigError(
+                    f"workdir={self.path} is in data_dir={data_dir}, where folders are "
+                    "classes; choose another --workdir"
+                )
 
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
@@ -221,143 +214,11 @@ class RunFolder:
         """The description of the process that holds the lock; None if none does."""
         return holder(self.path)
 
-    def holds_config(self) -> bool:
-        """True where there is a config.json, or a checkpoint with a Config."""
-        is_stored = self._stored("config", from_values) is not None
-        return is_stored or os.path.exists(self.config)
-
-    def stored_config(self, step: int | str = "last") -> Config:
-        """The Config of the run in this folder.
-
-        The checkpoint decides about all options that change the mathematics;
-        config.json, where there is one, about the others.
-
-        Args:
-            step: of the checkpoint, as options may have been allowed to change since;
-                "last", or where it is none, for the newest one; or "best".
-
-        Raises:
-            ConfigError: there is no run, or no Config can be read.
-            RunFolderError: the folder cannot be looked into.
-        """
-        trained = self._stored("config", from_values, step)
-        config = trained or self._config_of_file()
-        if trained is not None:
-            # Missing, damaged, or it contradicts the checkpoint.
-            with contextlib.suppress(ConfigError):
-                stored = self._config_of_file()
-                changed = changed_mathematics(stored, trained)
-                config = dataclasses.replace(
-                    stored, **{k: value for k, (_, value) in changed.items()}
-                )
-        if config.choice_of("model").is_given:
-            with quiet_imports():  # of Keras
-                from towers.models.keras import given
-            given.give_stored(config.model, self.network)
-        return config
-
-    def stored_dataset_info(self, step: int | str = "last") -> "DatasetInfo | None":
-        """Classes and preprocessing of the run's data set, from the newest checkpoint
-        that has them, or that of a step, else from dataset_info.json; None where
-        neither does.
-
-        Raises:
-            ConfigError: the file is damaged.
-            RunFolderError: the folder cannot be looked into.
-        """
-        with quiet_imports():  # of TensorFlow
-            from towers.run.dataset_info import DatasetInfo
-        trained = self._stored("dataset_info", DatasetInfo.from_values, step)
-        if trained is not None:
-            return trained
-        try:
-            return DatasetInfo.from_json(self.dataset_info.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ConfigError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{self.dataset_info}: {reason}; remove it") from None
-
-    def _stored(self, key, parse, step="last"):
-        """`Checkpointer.stored`; without TensorFlow where there are no checkpoints."""
-        if not os.path.isdir(self.checkpoints):
-            return None
-        with quiet_imports():  # of TensorFlow
-            from towers.run.checkpointer import Checkpointer
-
-        return Checkpointer(self.checkpoints).stored(key, parse, step)
-
-    def _config_of_file(self):
-        try:
-            return from_json(self.config.read_bytes())
-        except ValueError as error:
-            raise ConfigError(f"{self.config}: {error}") from None
-        except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(
-                f"{self.path} holds no run: there is no {self.config.name} in it; give "
-                "the folder of a run as --workdir"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{self.config}: {error.strerror or error}") from None
-
-    def evaluation_config(self, step: int | str = "last", **changes) -> Config:
-        """The stored Config, with the device, the towers and the batch of an
-        evaluation in place of those of the training.
-
-        Args:
-            step: of the checkpoint, as in `stored_config`.
-            **changes: options that the evaluation sets otherwise.
-
-        Raises:
-            ConfigError: as `stored_config`, or the options do not fit.
-        """
-        settings = {
-            "device": "auto",
-            "device_order": "",
-            "parameter_device": "cpu",
-            "batch_size": EVALUATION_BATCH_SIZE,
-            "num_towers": 0,
-            "repeats": 1,
-        }
-        config = dataclasses.replace(self.stored_config(step), **settings | changes)
-        if "num_towers" in changes or config.devices_per_network == 1:
-            return config
-        # One group.
-        return dataclasses.replace(config, num_towers=config.devices_per_network)
-
-    def prediction_config(self, step: int | str = "last", **changes) -> Config:
-        """As `evaluation_config`, for predictions: every device has the whole network,
-        whatever the strategy of the training."""
-        return self.evaluation_config(step, **{"group_size": 1} | changes)
-
 
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     """The path, or the nearest of its parents that exists."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if os.path.lexists(p))
-
-
-def config_to_continue(
-    workdir: str | os.PathLike, overwrite: bool = False
-) -> Config | None:
-    """The stored Config of the run in a folder, on which a command without --config
-    stands; None where the folder holds no run.
-
-    Args:
-        workdir: the run's folder.
-        overwrite: whether the run is to start again: one that is unreadable then counts
-            as none.
-
-    Raises:
-        ConfigError, RunFolderError: as `RunFolder.stored_config`.
-    """
-    folder = RunFolder(workdir)
-    try:
-        return folder.stored_config() if folder.holds_config() else None
-    except (ConfigError, RunFolderError):
-        if overwrite:
-            return None
-        raise
 
 
 def _clear(folder, written):

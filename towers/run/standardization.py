@@ -19,6 +19,7 @@ from towers.models.create import pixel_moments, rescales_images
 from towers.run import torch_files
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.stored_config import stored_dataset_info
 
 # Endings of files of weights that timm and torchvision publish.
 OF_PYTORCH = (".safetensors", *torch_files.SUFFIXES)
@@ -62,7 +63,7 @@ def _moments(config, channels, model, continued):
     if path:
         info = continued
         if info is None and path != IMAGENET and os.path.isdir(path):
-            info = RunFolder(path).stored_dataset_info("best")
+            info = stored_dataset_info(RunFolder(path), "best")
         if info is not None and len(info.mean) == channels:
             return (info.mean, info.deviation), f"as init_from={config.init_from}"
         trained = choice.pretrained

@@ -13,7 +13,6 @@ from towers import build, console
 from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
-from towers.data.files.paths import data_folder
 from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.restored import read_run
@@ -191,9 +190,7 @@ def folder_of_trial(
             "process: call it without them, with the --batch_size of one worker"
         )
     folder = RunFolder(workdir)
-    folder.validate_teacher(config.teacher)
-    if config.dataset == "image_folder":
-        folder.validate_outside_of(data_folder(config.data_dir))
+    folder.validate_apart(config)
     folder.validate()
     return folder
 

@@ -13,7 +13,6 @@ from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
-from towers.data.files.paths import data_folder
 from towers.data.sets.arrays import Data
 from towers.evaluation.run_report import try_to_write
 from towers.reporting.display import Status, create_display
@@ -171,9 +170,7 @@ def open_run(
 ) -> tuple[RunStore, Checkpoint | None, bool]:
     """Locks the folder of a run, which `stack` ends, and reads its last checkpoint;
     None where the run starts again. The bool says whether it does."""
-    folder.validate_teacher(config.teacher)
-    if config.dataset == "image_folder":
-        folder.validate_outside_of(data_folder(config.data_dir))
+    folder.validate_apart(config)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
     if overwrite and folder.is_restarted():

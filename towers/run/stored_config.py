@@ -1,0 +1,165 @@
+"""The Config and the data set of a run, as its folder stores them."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from towers import quiet_imports
+from towers.config import Config, changed_mathematics, from_json, from_values
+from towers.errors import ConfigError, RunFolderError
+from towers.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from towers.run.dataset_info import DatasetInfo
+
+T = TypeVar("T")
+
+# Images of a batch in an evaluation.
+EVALUATION_BATCH_SIZE = 500
+
+
+def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
+    """The Config of the run in a folder.
+
+    The checkpoint decides about all options that change the mathematics; config.json,
+    where there is one, about the others.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint, as options may have been allowed to change since;
+            "last", or where it is none, for the newest one; or "best".
+
+    Raises:
+        ConfigError: there is no run, or no Config can be read.
+        RunFolderError: the folder cannot be read.
+    """
+    trained = _stored(folder, "config", from_values, step)
+    config = trained or _config_of_file(folder)
+    if trained is not None:
+        # Missing, damaged, or it contradicts the checkpoint.
+        with contextlib.suppress(ConfigError):
+            stored = _config_of_file(folder)
+            changed = changed_mathematics(stored, trained)
+            config = dataclasses.replace(
+                stored, **{k: value for k, (_, value) in changed.items()}
+            )
+    if config.choice_of("model").is_given:
+        with quiet_imports():  # of Keras
+            from towers.models.keras import given
+        given.give_stored(config.model, folder.network)
+    return config
+
+
+def stored_dataset_info(
+    folder: RunFolder, step: int | str = "last"
+) -> "DatasetInfo | None":
+    """Classes and preprocessing of a run's data set, from the newest checkpoint that
+    has them, or the checkpoint of a step, else from dataset_info.json; None where
+    neither does.
+
+    Raises:
+        ConfigError: the file is damaged.
+        RunFolderError: the folder cannot be read.
+    """
+    with quiet_imports():  # of TensorFlow
+        from towers.run.dataset_info import DatasetInfo
+    trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
+    if trained is not None:
+        return trained
+    try:
+        return DatasetInfo.from_json(folder.dataset_info.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ConfigError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{folder.dataset_info}: {reason}; remove it") from None
+
+
+def _stored(
+    folder: RunFolder, key: str, parse: Callable[[Any], T], step: int | str = "last"
+) -> T | None:
+    """`Checkpointer.stored`; without TensorFlow where there are no checkpoints."""
+    if not os.path.isdir(folder.checkpoints):
+        return None
+    with quiet_imports():  # of TensorFlow
+        from towers.run.checkpointer import Checkpointer
+
+    return Checkpointer(folder.checkpoints).stored(key, parse, step)
+
+
+def _config_of_file(folder):
+    try:
+        return from_json(folder.config.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{folder.config}: {error}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"{folder.path} holds no run: there is no {folder.config.name} in it; give "
+            "the folder of a run as --workdir"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder.config}: {error.strerror or error}") from None
+
+
+def config_to_continue(
+    workdir: str | os.PathLike, overwrite: bool = False
+) -> Config | None:
+    """The stored Config of the run in a folder, on which a command without --config
+    stands; None where the folder holds no run.
+
+    Args:
+        workdir: the run's folder.
+        overwrite: whether the run is to start again: one that is unreadable then counts
+            as none.
+
+    Raises:
+        ConfigError, RunFolderError: as `stored_config`.
+    """
+    folder = RunFolder(workdir)
+    try:
+        is_run = _stored(folder, "config", from_values) is not None
+        is_run = is_run or os.path.exists(folder.config)
+        return stored_config(folder) if is_run else None
+    except (ConfigError, RunFolderError):
+        if overwrite:
+            return None
+        raise
+
+
+def evaluation_config(
+    folder: RunFolder, step: int | str = "last", **changes: Any
+) -> Config:
+    """The stored Config, with the device, the towers and the batch of an evaluation in
+    place of the training's.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint, as in `stored_config`.
+        **changes: options that the evaluation sets otherwise.
+
+    Raises:
+        ConfigError: as `stored_config`, or the options do not fit.
+    """
+    settings = {
+        "device": "auto",
+        "device_order": "",
+        "parameter_device": "cpu",
+        "batch_size": EVALUATION_BATCH_SIZE,
+        "num_towers": 0,
+        "repeats": 1,
+    }
+    config = dataclasses.replace(stored_config(folder, step), **settings | changes)
+    if "num_towers" in changes or config.devices_per_network == 1:
+        return config
+    # One group.
+    return dataclasses.replace(config, num_towers=config.devices_per_network)
+
+
+def prediction_config(
+    folder: RunFolder, step: int | str = "last", **changes: Any
+) -> Config:
+    """As `evaluation_config`, for predictions: every device has the whole network,
+    whatever the strategy of the training."""
+    return evaluation_config(folder, step, **{"group_size": 1} | changes)
