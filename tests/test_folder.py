@@ -108,7 +108,6 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
 @pytest.mark.row(49)
 @pytest.mark.parametrize("place", ["", "train/dog/run"])
 def test_no_run_lies_among_class_folders(tmp_path, place):
-
     def config_of(data):
         return Config(dataset="image_folder", data_dir=str(tmp_path / data))
 
@@ -144,7 +143,7 @@ def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
         ("workdir", lambda: towers.train(path, Config())),
         ("workdir", lambda: towers.evaluate(path)),
         ("workdir", lambda: export(path, "keras")),
-        ("output", lambda: towers.predict(tmp_path, image, output=path)),
+        ("output", lambda: towers.write_predictions(tmp_path, image, output=path)),
         ("output", lambda: export(tmp_path, "keras", f"{path}.keras")),
     ]:
         with pytest.raises(ConfigError, match=f"^{name}.*has a character that no path"):
@@ -171,7 +170,7 @@ def test_urls_and_homes_of_nobody_are_refused_before_anything(
         lambda: towers.load_run(path),
         lambda: towers.compare([path, "b"]),
         lambda: towers.predict(path, __file__),
-        lambda: towers.predict("a", __file__, output=path),
+        lambda: towers.write_predictions("a", __file__, output=path),
         lambda: export(path, "keras"),
         lambda: export("a", "keras", path),
         *(

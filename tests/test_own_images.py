@@ -150,7 +150,9 @@ def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
     images, _ = test.read(tf.range(test.num_examples, dtype=tf.int64))
     expected = tf.nn.softmax(restored.model_ema(restored.preprocess(images)))
     paths = [test.place(index) for index in range(test.num_examples)]
-    towers.predict(run, paths, form="json", output=tmp_path / "predicted.jsonl")
+    towers.write_predictions(
+        run, paths, form="json", output=tmp_path / "predicted.jsonl"
+    )
     lines = (tmp_path / "predicted.jsonl").read_text().splitlines()
     for line, probabilities in zip(lines, expected.numpy(), strict=True):
         found = {x["class"]: x["probability"] for x in json.loads(line)["predictions"]}

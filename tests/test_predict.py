@@ -24,7 +24,7 @@ from towers.data.files.paths import walk
 from towers.data.files.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
-from towers.evaluation.predict import predict
+from towers.evaluation.predict import predict, write_predictions
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config, prediction_config
 
@@ -75,7 +75,7 @@ def test_the_best_classes_have_their_probabilities(photos, capfd, trained, optio
     config = prediction_config(RunFolder(workdir), **options)
     assert config.group_size == 1
     capfd.readouterr()
-    predict(workdir, [str(photos)], config, top=3, form="json")
+    write_predictions(workdir, [str(photos)], config, top=3, form="json")
     rows = list(map(json.loads, capfd.readouterr().out.splitlines()))
     paths = sorted_files(photos)
     logits = expected_logits(workdir, paths)
@@ -171,7 +171,7 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
     capfd.readouterr()
     outputs = {}
     for form in ("csv", "json"):
-        predict(workdir, paths, form=form, top=0)
+        write_predictions(workdir, paths, form=form, top=0)
         outputs[form] = capfd.readouterr().out.splitlines()
     header, *rows = csv.reader(outputs["csv"])
     assert header == ["path", "label", *CLASS_NAMES]
@@ -182,7 +182,7 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
         found = [x["probability"] for x in predictions]
         np.testing.assert_allclose(found, row, rtol=1e-5)
     top = predict(workdir, paths).top
-    for call in (lambda: predict(workdir, paths, top=-1), lambda: top(-1)):
+    for call in (lambda: write_predictions(workdir, paths, top=-1), lambda: top(-1)):
         with pytest.raises(ConfigError, match="-1: must be at least"):
             call()
 
@@ -195,7 +195,7 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     result, ema = evaluate(workdir, config, use_ema=use_ema), "_ema" * use_ema
     correct = round(result[f"test_accuracy{'_tta' * (tta != 'none')}{ema}"] * NUM_TEST)
     capfd.readouterr()
-    predict(workdir, [str(photos)], config, use_ema=use_ema, form="csv")
+    write_predictions(workdir, [str(photos)], config, use_ema=use_ema, form="csv")
     out, err = capfd.readouterr()
     words = "moving averages of the parameters" if use_ema else "parameters"
     words += " of step 10" + ", test-time augmentation mirror" * (tta == "mirror")
@@ -225,7 +225,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     (tmp_path / "lost.png").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to(tmp_path)
     with pytest.raises(DataError, match="5 of 7 files cannot be read; each is named"):
-        predict(workdir, [paths[0], str(tmp_path), paths[1]], form="csv")
+        write_predictions(workdir, [paths[0], str(tmp_path), paths[1]], form="csv")
     out, err = capfd.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
     for name, words in {
@@ -244,7 +244,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
 def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, features):
     def refuses(output, words):
         with pytest.raises(ConfigError, match=f"{output}: {words}"):
-            predict(workdir, [str(photos)], output=output, features=features)
+            write_predictions(workdir, [str(photos)], output=output, features=features)
 
     refuses(tmp_path / "nowhere" / "x", "cannot be written: No such")
     if not features:
@@ -269,7 +269,7 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
     paths.append(str(tmp_path / "\u00e9.png"))
     config = prediction_config(RunFolder(workdir), batch_size=7, num_towers=2)
     output = tmp_path / "features.npz"
-    predict(workdir, paths, config, features="pool1", output=str(output))
+    write_predictions(workdir, paths, config, features="pool1", output=str(output))
     run = load_run(workdir)
     pool1 = run.model_ema.get_layer("pool1").output
     images = np.stack([np.asarray(Image.open(path)) for path in paths])
@@ -285,9 +285,9 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
 
 def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
     with pytest.raises(ConfigError, match="did you mean 'logits'. layers: flatten, lo"):
-        predict(workdir, [str(photos)], features="logit")
+        write_predictions(workdir, [str(photos)], features="logit")
     with pytest.raises(ConfigError, match="features=logits with form=csv"):
-        predict(workdir, [str(photos)], features="logits", form="csv")
+        write_predictions(workdir, [str(photos)], features="logits", form="csv")
 
 
 # Files.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from towers.evaluation.comparison import compare as compare
     from towers.evaluation.evaluate import evaluate as evaluate
     from towers.evaluation.predict import predict as predict
+    from towers.evaluation.predict import write_predictions as write_predictions
     from towers.evaluation.restored import load_run as load_run
     from towers.exporting.export import export as export
     from towers.training.dry_run import dry_run as dry_run
@@ -47,6 +48,7 @@ _MODULES = {
     "lr_range_test": "training.lr_range",
     "predict": "evaluation.predict",
     "train": "training.train",
+    "write_predictions": "evaluation.predict",
 }
 __all__ = list(_MODULES)
 

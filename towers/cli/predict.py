@@ -41,7 +41,7 @@ def main(argv):
     values = flags.FLAGS
     paths, folder = argv[1:], RunFolder(values.workdir)
     check_paths(paths)
-    towers.predict(
+    towers.write_predictions(
         folder.path,
         paths,
         prediction_config(folder, values.step, **config_flags.given_flags()),

@@ -1,6 +1,6 @@
 """Evaluation of a run's checkpoints: every test image exactly once."""
 
-import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,16 +84,7 @@ def evaluate(
         TowersError: such as a CheckpointError where no checkpoint is valid and fits.
     """
     checks.check_environment()
-    if not 0 <= eval_interval_secs <= 1e6:
-        raise ConfigError(f"eval_interval_secs={eval_interval_secs}: give 0 to 1000000")
-    if isinstance(step, int) and eval_interval_secs:
-        raise ConfigError(
-            f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
-            "checkpoint is evaluated once; drop one of the two"
-        )
-    if data is not None and eval_interval_secs:
-        raise ConfigError("data is evaluated once; leave eval_interval_secs out")
-    # Build.
+    _validate_arguments(data, step, eval_interval_secs)
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
     config = config or evaluation_config(folder, step)
@@ -123,34 +114,48 @@ def evaluate(
         checkpoints = follow(folder, eval_interval_secs, sleep)
     else:
         checkpoints = [read_checkpoint(folder, step)]
-    with contextlib.ExitStack() as stack:
-        reports = NoReports()
-        if is_of_run:
-            reports = stack.enter_context(Reports(folder, "eval"))
+    with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
+            progress = Progress.from_json(checkpoint.trainer_state)
             predictions = evaluate_checkpoint(trainer, checkpoint, stream, weights)
             thresholds = read_thresholds(folder.thresholds, class_names)
             evaluation = predictions.map(
-                lambda x, thresholds=thresholds: figures(x, class_names, thresholds)
+                functools.partial(
+                    figures, class_names=class_names, thresholds=thresholds
+                )
             )
-            result = _write_result(reports, folder, evaluation, checkpoint)
+            result = _write_result(reports, folder, evaluation, checkpoint, progress)
             mistakes = mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
             console.line(accuracy_line(at, evaluation, "test", config))
-            if _is_last(result, checkpoint.trainer_state, config, parts):
+            if _is_last(result, progress, config, parts):
                 break
-        for line in table(evaluation):
-            console.line(line)
-        if is_written and not predictions.reported.correct.all():
-            console.line(f"the images that are predicted wrongly: {folder.mistakes}")
-        if is_of_run and report:
-            evaluated = Evaluated("test", test, predictions)
-            try_to_write(
-                lambda: _report(folder, config, class_names, evaluated, checkpoint)
+    for line in table(evaluation):
+        console.line(line)
+    if is_written and not predictions.reported.correct.all():
+        console.line(f"the images that are predicted wrongly: {folder.mistakes}")
+    if is_of_run and report:
+        evaluated = Evaluated("test", test, predictions)
+        try_to_write(
+            functools.partial(
+                _report, folder, config, class_names, evaluated, checkpoint, progress
             )
+        )
     return result
+
+
+def _validate_arguments(data, step, eval_interval_secs):
+    if not 0 <= eval_interval_secs <= 1e6:
+        raise ConfigError(f"eval_interval_secs={eval_interval_secs}: give 0 to 1000000")
+    if isinstance(step, int) and eval_interval_secs:
+        raise ConfigError(
+            f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
+            "checkpoint is evaluated once; drop one of the two"
+        )
+    if data is not None and eval_interval_secs:
+        raise ConfigError("data is evaluated once; leave eval_interval_secs out")
 
 
 def evaluate_checkpoint(
@@ -189,15 +194,13 @@ def _warn_of_difference(info, data):
             )
 
 
-def _write_result(reports, folder, evaluation, checkpoint):
+def _write_result(reports, folder, evaluation, checkpoint, progress):
     """Writes `result.json` and the curves; its content."""
-    trainer_state = checkpoint.trainer_state
-    progress = Progress.from_json(trainer_state)
     result = result_of(
         evaluation,
         "test",
         step=checkpoint.step,
-        images=trainer_state["images_seen"],
+        images=checkpoint.trainer_state["images_seen"],
         stopwatch=progress.stopwatch,
     )
     if progress.best:
@@ -209,8 +212,7 @@ def _write_result(reports, folder, evaluation, checkpoint):
     return result
 
 
-def _report(folder, config, class_names, evaluated, checkpoint):
-    trainer_state = checkpoint.trainer_state
+def _report(folder, config, class_names, evaluated, checkpoint, progress):
     page = write_report(
         folder,
         config,
@@ -218,9 +220,9 @@ def _report(folder, config, class_names, evaluated, checkpoint):
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
-        images=trainer_state["images_seen"],
-        stopwatch=Progress.from_json(trainer_state).stopwatch,
-        versions=trainer_state.get("versions", {}),
+        images=checkpoint.trainer_state["images_seen"],
+        stopwatch=progress.stopwatch,
+        versions=checkpoint.trainer_state.get("versions", {}),
         is_training=False,
     )
     console.line(f"report: {page}")
@@ -247,10 +249,10 @@ def follow(
         sleep(interval_secs)
 
 
-def _is_last(result, trainer_state, config, parts):
+def _is_last(result, progress, config, parts):
     """Whether the run ends at the step of the result: images decide, as the batch size
     of the config is that of the evaluation."""
-    if 0 < config.patience <= trainer_state["num_worse"]:
+    if 0 < config.patience <= progress.num_worse:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)
     return 0 < config.max_steps <= result["step"] or last_image <= result["images"]

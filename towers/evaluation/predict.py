@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -59,16 +59,6 @@ class Predicted:
     failed: dict[str, str]
     thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
 
-    def present(self) -> list[list[str]]:
-        """Per image the names of the classes whose probability reaches the threshold;
-        of a network of one label an image the likeliest class."""
-        if self.thresholds is None:
-            return [[name] for [(name, _)] in self.top()]
-        return [
-            [self.class_names[c] for c in np.flatnonzero(row >= self.thresholds)]
-            for row in self.probabilities
-        ]
-
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
         """Per image the names and probabilities of its k most likely classes."""
         if k < 1:
@@ -79,6 +69,16 @@ class Predicted:
             for row, classes in zip(self.probabilities, order, strict=True)
         ]
 
+    def present(self) -> list[list[str]]:
+        """Per image the names of the classes whose probability reaches the threshold;
+        of a network of one label an image the likeliest class."""
+        if self.thresholds is None:
+            return [[name] for [(name, _)] in self.top()]
+        return [
+            [self.class_names[c] for c in np.flatnonzero(row >= self.thresholds)]
+            for row in self.probabilities
+        ]
+
 
 def predict(
     workdir: str | os.PathLike,
@@ -87,16 +87,9 @@ def predict(
     *,
     step: int | str = "best",
     use_ema: bool | None = None,
-    top: int = 5,
-    form: str = "",
-    features: str = "",
-    output: str | os.PathLike = "",
-) -> Predicted | None:
+) -> Predicted:
     """The predictions for images, in their order. The label of an image file is the
     class whose name its folder has.
-
-    With `form`, `features` or `output` they are written batch by batch, and nothing is
-    returned.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
@@ -110,13 +103,6 @@ def predict(
         step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
-        top: classes of each image; 0 for all, in the order of the classes, which are
-            then the columns of "csv".
-        form: "table", "csv" or "json", a line for each image; by default none, or
-            "table" where there is an output.
-        features: layer whose activations are written instead, to an `.npz` file with
-            "features", "names" and "labels".
-        output: path of a file; by default standard output, or `features.npz`.
 
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float
@@ -125,116 +111,202 @@ def predict(
         `present()`, the names of the predicted classes.
 
     Raises:
-        TowersError: such as a DataError where no file can be read; and where results
-            are written, where some cannot: they are named on standard error, and the
-            others are done.
+        TowersError: such as a DataError where no file can be read.
     """
-    if top < 0:
-        raise ConfigError(f"top={top}: must be at least 0, for all classes")
-    if form and form not in FORMS:
-        raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
-    if features and form not in ("", "table"):
-        raise ConfigError(f"features={features} with form={form}: one of the two")
-    paths, images = paths_or_images(images)
-    check_path("output", output)
-    output = os.path.expanduser(output) or ("features.npz" if features else "")
-    if image_paths.is_image_name(output):
-        raise ConfigError(
-            f"output={output}: is the name of an image, which would be replaced; "
-            "choose another --output"
-        )
-
-    folder = RunFolder(workdir)
-    if output and os.path.realpath(output) in map(os.path.realpath, folder.files()):
-        raise ConfigError(f"output={output}: is a file of the run; choose another")
-    config = config or prediction_config(folder, step)
-    weights = reported_weights(config, use_ema)
-    devices = evaluation_devices(config, folder, console.remark)
-    run = read_run(workdir, step=step, log=console.remark)
-    model = without_noise(run.network(weights), features)
-    tta = "none" if features else config.tta
-    if tta != config.tta:
-        console.remark(f"tta={config.tta} is not used for features")
-    predictor = create_predictor(model, devices.towers, create_tta(tta))
-    message = "moving averages of the " if weights is Weights.EMA else ""
-    message += f"parameters of step {run.step}"
-    message += f", test-time augmentation {tta}" if tta != "none" else ""
-    console.remark(f"predicting with the {message}")
-
-    counts, label_of = collections.Counter(), Labels(run.class_names, paths)
-    is_training_image, failed = _training_images(run), {}
-    if not paths:
-        label_of, is_training_image = (lambda path: -1), (lambda path: False)
-
-    def fail(path, why):
-        failed[path] = why
-        console.error(f"{shown(path)}: {why}")
-
-    def readable_images():
-        sources = image_paths.walk(paths, fail) if paths else enumerate(images)
-        options = config.max_image_pixels, run.config.center_crop
-        for file in read_files(sources, run.image_shape, *options):
-            if file.image is None:
-                fail(file.path, file.fault)
-            else:
-                yield file
-
-    probabilities_fn = sigmoid if run.dataset_info.multi_label else softmax
-    gathered = ([], [], [])
-    if features:
-        results = create_features_file(output)
-    elif form or output:
-        results = create_table(
-            output,
-            form or "table",
-            run.class_names,
-            top,
-            probabilities_fn,
-            run.thresholds,
-        )
-    else:
-        results = contextlib.nullcontext(
-            lambda *batch: [x.extend(y) for x, y in zip(gathered, batch, strict=True)]
-        )
-    with _errors_of_output(output), results as write:
-        readable, size = readable_images(), 0
-        while batch := list(itertools.islice(readable, config.batch_size)):
-            size = max(size, len(batch))
-            outputs = _outputs(batch, size, run, predictor)
-            counts["read"] += len(batch)
-            names = [file.path for file in batch]
-            labels = [label_of(name) for name in names]
-            if not features:
-                counts["trained"] += sum(map(is_training_image, names))
-                counts["labeled"] += sum(label >= 0 for label in labels)
-                counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
-            write(names, labels, outputs)
-    if form or features or output:
-        _report(counts, len(failed), paths)
-        return None
-    _report(counts, 0 if gathered[0] else len(failed), paths)
-    names, labels, logits = gathered
-    labels = [run.class_names[x] if x >= 0 else None for x in labels]
-    probabilities = probabilities_fn(np.array(logits))
+    prediction = _Prediction(workdir, images, config, step, use_ema)
+    batches = list(prediction.batches())
+    prediction.report(may_fail=bool(batches))
+    paths, labels, logits = (
+        list(itertools.chain(*column)) for column in zip(*batches, strict=True)
+    )
+    run, names = prediction.run, prediction.run.class_names
     return Predicted(
-        names, labels, probabilities, run.class_names, failed, run.thresholds
+        paths,
+        [names[label] if label >= 0 else None for label in labels],
+        prediction.probabilities_fn(np.array(logits)),
+        names,
+        prediction.failed,
+        run.thresholds,
     )
 
 
-def _outputs(batch, size, run, predictor):
-    """The outputs of the network for image files.
+def write_predictions(
+    workdir: str | os.PathLike,
+    images: Images,
+    config: Config | None = None,
+    *,
+    step: int | str = "best",
+    use_ema: bool | None = None,
+    top: int = 5,
+    form: str = "table",
+    features: str = "",
+    output: str | os.PathLike = "",
+) -> None:
+    """Writes the predictions for images, batch by batch.
 
-    A last batch is filled up to the size of the others, as it would be traced anew.
+    Args:
+        workdir, images, config, step, use_ema: as of `predict`.
+        top: classes of each image; 0 for all, in the order of the classes, which are
+            then the columns of "csv".
+        form: "table", "csv" or "json", a line for each image.
+        features: layer whose activations are written instead, to an `.npz` file with
+            "features", "names" and "labels".
+        output: path of a file; by default standard output, or `features.npz`.
+
+    Raises:
+        TowersError: such as a DataError where some files cannot be read: they are named
+            on standard error, and the others are done.
     """
-    images = np.zeros((size, *run.image_shape), np.uint8)
-    images[: len(batch)] = [file.image for file in batch]
-    with tf.device("CPU:0"):
-        weights = tf.constant(np.arange(size) < len(batch), tf.float32)
-        inputs = {"images": run.preprocess(images), "weights": weights}
-    outputs = next(predictor.predictions([inputs]))[Weights.RAW]
-    result = outputs.get("logits_tta", outputs["logits"])
-    # NumPy has no bfloat16.
-    return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
+    if top < 0:
+        raise ConfigError(f"top={top}: must be at least 0, for all classes")
+    if form not in FORMS:
+        raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
+    if features and form != "table":
+        raise ConfigError(f"features={features} with form={form}: one of the two")
+    check_path("output", output)
+    path = os.path.expanduser(output) or ("features.npz" if features else "")
+    if image_paths.is_image_name(path):
+        raise ConfigError(
+            f"output={path}: is the name of an image, which would be replaced; "
+            "choose another --output"
+        )
+    if path and os.path.realpath(path) in map(
+        os.path.realpath, RunFolder(workdir).files()
+    ):
+        raise ConfigError(f"output={path}: is a file of the run; choose another")
+    prediction = _Prediction(workdir, images, config, step, use_ema, features)
+    if features:
+        results = create_features_file(path)
+    else:
+        run = prediction.run
+        results = create_table(
+            path,
+            form,
+            run.class_names,
+            top,
+            prediction.probabilities_fn,
+            run.thresholds,
+        )
+    with _errors_of_output(path), results as write:
+        for batch in prediction.batches():
+            write(*batch)
+    prediction.report()
+
+
+class _Prediction:
+    """The network of a run and the images that it predicts. For the arguments see
+    `predict` and `write_predictions`.
+
+    Attributes:
+        run: with the network.
+        failed: path -> why an image cannot be read.
+        probabilities_fn: of the logits.
+    """
+
+    def __init__(self, workdir, images, config, step, use_ema, features=""):
+        self._paths, self._images = paths_or_images(images)
+        folder = RunFolder(workdir)
+        self._config = config = config or prediction_config(folder, step)
+        weights = reported_weights(config, use_ema)
+        devices = evaluation_devices(config, folder, console.remark)
+        self.run = read_run(workdir, step=step, log=console.remark)
+        model = without_noise(self.run.network(weights), features)
+        tta = "none" if features else config.tta
+        if tta != config.tta:
+            console.remark(f"tta={config.tta} is not used for features")
+        self._predictor = create_predictor(model, devices.towers, create_tta(tta))
+        message = "moving averages of the " if weights is Weights.EMA else ""
+        message += f"parameters of step {self.run.step}"
+        message += f", test-time augmentation {tta}" if tta != "none" else ""
+        console.remark(f"predicting with the {message}")
+        self.probabilities_fn = (
+            sigmoid if self.run.dataset_info.multi_label else softmax
+        )
+        self._has_classes, self._counts = not features, collections.Counter()
+        self.failed: dict[str, str] = {}
+
+    def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
+        """Of each batch of n images their paths, labels, -1 where there is none, and
+        the outputs of the network, [n, ...]."""
+        run, paths, counts = self.run, self._paths, self._counts
+        label_of, is_training_image = Labels(run.class_names, paths), lambda path: False
+        if paths:
+            is_training_image = _training_images(run)
+        files, size = self._readable_files(), 0
+        while batch := list(itertools.islice(files, self._config.batch_size)):
+            size = max(size, len(batch))
+            outputs = self._outputs(batch, size)
+            names = [file.path for file in batch]
+            labels = [label_of(name) if paths else -1 for name in names]
+            counts["read"] += len(batch)
+            if self._has_classes:
+                counts["trained"] += sum(map(is_training_image, names))
+                counts["labeled"] += sum(label >= 0 for label in labels)
+                counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
+            yield names, labels, outputs
+
+    def _readable_files(self):
+        files = enumerate(self._images)
+        if self._paths:
+            files = image_paths.walk(self._paths, self._fail)
+        options = self._config.max_image_pixels, self.run.config.center_crop
+        for file in read_files(files, self.run.image_shape, *options):
+            if file.image is None:
+                self._fail(file.path, file.fault)
+            else:
+                yield file
+
+    def _fail(self, path, why):
+        self.failed[path] = why
+        console.error(f"{shown(path)}: {why}")
+
+    def _outputs(self, batch, size):
+        """The outputs of the network for image files.
+
+        A last batch is filled up to the size of the others, as it would be traced anew.
+        """
+        run = self.run
+        images = np.zeros((size, *run.image_shape), np.uint8)
+        images[: len(batch)] = [file.image for file in batch]
+        with tf.device("CPU:0"):
+            weights = tf.constant(np.arange(size) < len(batch), tf.float32)
+            inputs = {"images": run.preprocess(images), "weights": weights}
+        outputs = next(self._predictor.predictions([inputs]))[Weights.RAW]
+        result = outputs.get("logits_tta", outputs["logits"])
+        # NumPy has no bfloat16.
+        return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
+
+    def report(self, may_fail: bool = False) -> None:
+        """Prints remarks about training images and labeled ones.
+
+        Args:
+            may_fail: whether some files need not be readable.
+
+        Raises:
+            DataError: there was no image, or some files cannot be read.
+        """
+        counts = self._counts
+        if counts["trained"]:
+            console.error(
+                f"the network was trained on {counts['trained']} of {counts['read']} "
+                "images: they do not show how well it does on new ones"
+            )
+        if counts["labeled"]:
+            console.remark(
+                f"{counts['correct']} of {counts['labeled']} labeled images (in "
+                "folders named like a class) predicted correctly "
+                f"({counts['correct'] / counts['labeled']:.4f})"
+            )
+        if self.failed and not may_fail:
+            raise DataError(
+                f"{len(self.failed)} of {counts['read'] + len(self.failed)} files "
+                "cannot be read; each is named above"
+            )
+        if not counts["read"]:
+            raise DataError(
+                f"{shown(', '.join(self._paths)) or 'images'}: no image; of a folder "
+                f"the {image_paths.FORMATS_TEXT} files are taken"
+            )
 
 
 def _training_images(run: RestoredRun) -> Callable[[str], bool]:
@@ -262,32 +334,6 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
         return {place(place_of(train, i)) for i in range(train.num_examples)}
 
     return lambda path: place(path)[0].startswith(root) and place(path) in trained()
-
-
-def _report(counts, num_failed, paths):
-    """The remarks about training images and labeled ones, and the error of those that
-    were not read."""
-    if counts["trained"]:
-        console.error(
-            f"the network was trained on {counts['trained']} of {counts['read']} "
-            "images: they do not show how well it does on new ones"
-        )
-    if counts["labeled"]:
-        console.remark(
-            f"{counts['correct']} of {counts['labeled']} labeled images (in folders "
-            "named like a class) predicted correctly "
-            f"({counts['correct'] / counts['labeled']:.4f})"
-        )
-    if num_failed:
-        total = counts["read"] + num_failed
-        raise DataError(
-            f"{num_failed} of {total} files cannot be read; each is named above"
-        )
-    if not counts["read"]:
-        raise DataError(
-            f"{shown(', '.join(paths)) or 'images'}: no image; of a folder the "
-            f"{image_paths.FORMATS_TEXT} files are taken"
-        )
 
 
 @contextlib.contextmanager

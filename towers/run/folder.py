@@ -119,11 +119,9 @@ class RunFolder:
     def validate_apart(self, config: Config) -> None:
         """Raises ConfigError where the run would be its own teacher, or the folder is,
         or is in, a folder of classes: it would be a class."""
-        path, workdir = pathlib.Path(os.path.realpath(self.path)), self.path
-        teacher = config.teacher and os.path.realpath(
-            os.path.expanduser(config.teacher)
-        )
-        if teacher == str(path):
+        path = pathlib.Path(os.path.realpath(self.path))
+        teacher = os.path.expanduser(config.teacher)
+        if teacher and os.path.realpath(teacher) == str(path):
             raise ConfigError(
                 f"teacher={config.teacher} is the run itself; choose another --workdir"
             )

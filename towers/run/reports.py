@@ -165,6 +165,7 @@ class NoReports(Reports):
 
     def __init__(self):
         self._writer, self._board = "", lambda writer: None
+        self._num_failed, self.metrics = {}, None
 
     def record(self, record):
         pass

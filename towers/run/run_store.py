@@ -104,26 +104,10 @@ class NoStore(RunStore):
     def __init__(self):
         self.reports, self.saved_step, self.committed = NoReports(), None, []
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
+    def _do_nothing(self, *args, **kwargs):
         pass
 
-    def describe(self, **about):
-        pass
-
-    def say(self, line):
-        pass
-
-    def save(self, take_snapshot, saving):
-        pass
-
-    def wait(self):
-        pass
-
-    def raise_error(self):
-        pass
+    __enter__ = __exit__ = describe = say = save = wait = raise_error = _do_nothing
 
 
 def is_between_steps(trainer: Trainer) -> bool:
