@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
-from towers.cluster.workers import ALONE
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation, strategies
+from towers.parallel.assembly import assemble_trainer
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
-from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
+from towers.parallel.trainer import Trainer
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -120,7 +120,8 @@ def record_events(coordinator: Coordinator, record: list[tuple[str, int, int]]) 
     coordinator.apply = recorded("apply", coordinator.apply)
 
 
-TASK = {field.name for field in dataclasses.fields(Task)}
+# Of a trainer, whichever strategy it has.
+OPTIONS = {*inspect.signature(assemble_trainer).parameters} - {"strategy", "feed"}
 
 
 def create_trainer(
@@ -135,7 +136,7 @@ def create_trainer(
 
     Args:
         create: a strategy, or an asynchronous trainer, whose strategy is `towers`.
-        **options: of the task, the strategy, the asynchronous trainer; a feed.
+        **options: of the trainer, the strategy; a feed.
     """
     images_per_step = len(batches[0]["labels"])
     values = {
@@ -144,28 +145,29 @@ def create_trainer(
         "update_fn": recipe.update(images_per_step),
         "micro_batch_size": images_per_step // options.get("accumulate_steps", 1),
     }
-    task = Task(**values | {k: v for k, v in options.items() if k in TASK})
+    values |= {k: v for k, v in options.items() if k in OPTIONS}
     is_asynchronous = isinstance(create, type)
-    more = {k: v for k, v in options.items() if k not in TASK | {"feed"}}
-    if not is_asynchronous:
-        more = {}
-    others = options.keys() - TASK - more.keys() - {"feed"}
+    others = {k: v for k, v in options.items() if k not in OPTIONS | {"feed"}}
+    if is_asynchronous:
+        values |= others | {"trainer_class": create}
+        others = {}
     create_strategy = strategies.towers if is_asynchronous else create
     taken = inspect.signature(create_strategy).parameters
-    if unknown := others - {"workers"} - taken.keys():
+    if unknown := others.keys() - taken.keys():
         raise TypeError(f"no option of the strategy: {unknown}")
+    if "workers" in taken and "workers" in options:
+        others["workers"] = options["workers"]
     strategy = create_strategy(
-        Initial.of(task.model),
-        task.update_fn,
+        Initial.of(values["model"]),
+        values["update_fn"],
         [f"/CPU:{device}" for device in range(num_devices)],
-        task.micro_batch_size,
-        **{name: options[name] for name in others if name in taken},
+        values["micro_batch_size"],
+        **others,
     )
     feed = options.get("feed") or networks.feed_of(
         batches, strategy.sizes, strategy.devices[:: strategy.num_shards]
     )
-    trainer = create if is_asynchronous else SynchronousTrainer
-    return trainer(task, strategy, feed, options.get("workers", ALONE), **more)
+    return assemble_trainer(strategy, feed=feed, **values)
 
 
 def assert_equal_to_oracle(

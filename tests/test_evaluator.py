@@ -24,7 +24,7 @@ def of_numpy(trainer, recipe):
     """Weights -> (correct, loss), by Keras' own call of the network in one batch."""
     images, labels = small_runs.arrays(TEST.num_examples, 1)
     images = AUGMENT.evaluate(images)
-    model, state = keras.models.clone_model(trainer.task.model), trainer.state()
+    model, state = keras.models.clone_model(trainer.model), trainer.state()
     for kind, of_params, of_state in (
         (Weights.RAW, "params", "state"),
         (Weights.EMA, "averages", "averages"),

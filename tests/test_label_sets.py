@@ -418,7 +418,7 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     assert len(rows) == 50 - of_new["test_correct"]
     assert {n for row in rows for n in row["label"].split(", ")} <= {*NAMES, "none"}
     lines = tmp_path / "lines.json"
-    towers.predict(run.path, images, form="json", output=lines)
+    towers.write_predictions(run.path, images, form="json", output=lines)
     written = [json.loads(line)["present"] for line in lines.read_text().splitlines()]
     assert written == expected
     path = towers.export(run.path, "saved_model", tmp_path / "exported")

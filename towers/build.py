@@ -34,13 +34,14 @@ from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel import devices as parallel_devices
+from towers.parallel.assembly import assemble_trainer
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.compilation import why_not_xla
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
-from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
+from towers.parallel.trainer import SynchronousTrainer, Trainer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods
 from towers.run.standardization import standardize
@@ -469,15 +470,25 @@ def create_trainer(
         compiles = not why_not
     if why_not and config.compile == "xla":
         raise ConfigError(f"compile=xla: {why_not}; set --compile=none")
-    task = Task(
-        model=parts.model,
-        loss_fn=loss_fn,
-        eval_loss_fn=create_loss(**plain),
-        update_fn=parts.update,
-        micro_batch_size=config.batch_size,
+    if batches is not None and feed is None:
+        lead_devices = devices.towers[:: strategy.num_shards]
+        feed = create_feed(config, batches, lead_devices, strategy.sizes)
+    trainer_class, options = SynchronousTrainer, {}
+    if choice.asynchronous:
+        trainer_class = AsynchronousTrainer
+        options = {name: all_options[name] for name in choice.trainer_options}
+    return assemble_trainer(
+        strategy,
+        parts.model,
+        loss_fn,
+        parts.update,
+        config.batch_size,
+        feed=feed,
+        workers=workers,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
         phases=parts.phases,
         tta=create_tta(config.tta),
+        eval_loss_fn=create_loss(**plain),
         compile_towers=compiles,
         not_compiled=why_not,
         sync_batch_norm=config.batch_norm == "sync",
@@ -485,14 +496,9 @@ def create_trainer(
         skip_not_finite=config.on_nonfinite == "skip",
         scale_rate=config.choice_of("schedule").by_accuracy,
         teacher=teacher,
+        trainer_class=trainer_class,
+        **options,
     )
-    if batches is not None and feed is None:
-        lead_devices = devices.towers[:: strategy.num_shards]
-        feed = create_feed(config, batches, lead_devices, strategy.sizes)
-    if not choice.asynchronous:
-        return SynchronousTrainer(task, strategy, feed, workers)
-    options = {name: all_options[name] for name in choice.trainer_options}
-    return AsynchronousTrainer(task, strategy, feed, workers, **options)
 
 
 def _why_not_xla(config, parts, loss_fn, device, teacher):

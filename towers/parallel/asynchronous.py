@@ -107,7 +107,7 @@ class AsynchronousTrainer(Trainer):
         [result] = self.network.gradients(phase, [values], [batch], first_tower=tower)
         layout = self._copy.layout.params
         with tf.device(self.devices[tower]):
-            add_decay = WeightDecay(self.task.model.trainable_variables, layout)
+            add_decay = WeightDecay(self.model.trainable_variables, layout)
             decay, gradients = add_decay(values.params, result.gradients)
             gradients = zero_frozen(gradients, layout, self.phases[phase].frozen)
             total_loss = result.loss + tf.cast(decay, result.loss.dtype)

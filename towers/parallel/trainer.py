@@ -6,7 +6,6 @@ metrics; a strategy owns the variables.
 
 import abc
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -14,147 +13,68 @@ import numpy as np
 import tensorflow as tf
 
 from towers.cluster.workers import ALONE, Workers
-from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
-from towers.optim.phases import Phase, phase_at, phases_of, steps_within
+from towers.optim.phases import Phase, phase_at, steps_within
 from towers.optim.update import Update
-from towers.parallel import compilation
+from towers.parallel.compilation import Compilation
 from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Loop, colocated_identity
-from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
 from towers.parallel.teacher import Teacher
-from towers.parallel.tower import LossFn, WholeNetwork
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is trained, whichever strategy trains it.
-
-    Attributes:
-        model: a single-device Functional model; its variables are the initial values.
-        loss_fn: (logits, labels) -> the loss of each image; with a teacher its logits
-            are the third argument.
-        eval_loss_fn: the loss of evaluations; None for `loss_fn`.
-        update_fn: from the mean gradient to the next parameters.
-        micro_batch_size: images over all towers that are computed at once; a step has
-            several such batches with `accumulate_steps`.
-        accumulate_steps: micro-batches of a step; their mean gradient is applied once.
-        phases: of the run, in order; `model` is that of the last one. Empty where all
-            steps are alike and nothing is frozen.
-        tta: test-time augmentation of evaluations, see `towers.data.augment.tta`.
-        compile_towers: whether XLA compiles the forward and backward part of each
-            tower, and nothing that crosses devices.
-        not_compiled: why XLA does not, for the start banner; may be empty.
-        sync_batch_norm: whether the towers share the moments of batch normalization,
-            as if one device saw the whole batch.
-        scale_loss: whether the loss is scaled dynamically, see `finite`.
-        skip_not_finite: whether a step that is not finite is skipped, see `finite`.
-        scale_rate: whether `Trainer.scale_rate` may be called.
-        teacher: a trained network for the images of `model`, see `Teacher`.
-        keeps_logits: of evaluations, see `Evaluator`.
-    """
-
-    model: keras.Model
-    loss_fn: LossFn
-    update_fn: Update
-    micro_batch_size: int
-    accumulate_steps: int = 1
-    phases: Sequence[Phase] = ()
-    tta: Sequence[Transform] = ()
-    eval_loss_fn: LossFn | None = None
-    compile_towers: bool = False
-    not_compiled: str = ""
-    sync_batch_norm: bool = False
-    scale_loss: bool = False
-    skip_not_finite: bool = False
-    scale_rate: bool = False
-    teacher: keras.Model | None = None
-    keeps_logits: bool = False
+from towers.parallel.tower import WholeNetwork
 
 
 class Trainer(abc.ABC):
-    """Trains a network on several devices.
+    """Trains a network on several devices; `assemble_trainer` makes one.
 
     A subclass has `train`, `gradients`, `trace`, `request_stop`, `progress` and
     `_restart`, after which the next `train` begins at the current step.
 
     Args:
-        task: what is trained.
-        strategy: made for the task's model.
-        feed: the batches; None where no step is taken.
-        workers: processes that train together, each with as many devices.
-
-    Attributes:
+        strategy, model, update_fn, accumulate_steps, feed, workers: as of
+            `assemble_trainer`.
+        network: computes the gradients of the towers.
         evaluator: computes logits on all devices.
-        rate_factor: on all learning rates, where the task has one.
-        teacher: on the devices, where the task has one; else None.
+        guard: decides what happens to a step that is not finite.
+        phases: of the run, in order; `model` is the network of the last one.
+        sizes: images of a micro-batch per tower, over all workers.
+        compilation: of the towers.
+        teacher: on the devices, or None.
+        rate_factor: a float64 scalar on all learning rates, or None.
+        remarks: lines for the start banner.
     """
 
     def __init__(
         self,
-        task: Task,
         strategy: Strategy,
+        model: keras.Model,
+        network: WholeNetwork | ShardedNetwork,
+        update_fn: Update,
+        evaluator: Evaluator,
+        guard: FiniteGuard,
+        *,
+        phases: Sequence[Phase],
+        sizes: Sequence[int],
+        compilation: Compilation,
+        accumulate_steps: int = 1,
+        teacher: Teacher | None = None,
+        rate_factor: tf.Variable | None = None,
         feed: Feed | None = None,
         workers: Workers = ALONE,
+        remarks: Sequence[str] = (),
     ):
-        self.task, self.strategy, self.workers = task, strategy, workers
-        self.phases = phases_of(task.phases, task.model)
-        self.devices = list(strategy.devices)
-        size = strategy.num_shards
-        grid = [self.devices[i : i + size] for i in range(0, len(self.devices), size)]
-        lead_devices = [group[0] for group in grid]
-        inspects = size > 1 or task.sync_batch_norm
-        self.compilation = compilation.choose(
-            self.devices,
-            [phase.model for phase in self.phases],
-            inspects=inspects,
-            xla=task.compile_towers,
-        )
-        layouts = [shard.layout for shard in strategy.shards]
-        self.teacher = task.teacher and Teacher(task.teacher, lead_devices)
-        teach = self.teacher or (lambda batch, tower: batch)
-        self.network = whole_network = WholeNetwork(
-            self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation, teach
-        )
-        if inspects:
-            self.network = ShardedNetwork(
-                self.phases,
-                task.loss_fn,
-                layouts,
-                grid,
-                task.sync_batch_norm,
-                workers,
-                task.micro_batch_size,
-                teach,
-            )
-        # Per tower, over all workers.
-        self.sizes = shares(task.micro_batch_size, len(grid) * workers.size)
-        self.guard = FiniteGuard(
-            strategy.home, scale_loss=task.scale_loss, skips=task.skip_not_finite
-        )
-        self.rate_factor = None
-        if task.scale_rate:
-            with tf.device(strategy.home):
-                self.rate_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
-        self._feed, self._update_fn = feed, task.update_fn
-        # In inference synchronized batch normalization is like any other.
-        self.evaluator = Evaluator(
-            strategy.fetch,
-            self.network if size > 1 else whole_network,
-            task.eval_loss_fn or task.loss_fn,
-            lead_devices,
-            task.tta,
-            workers,
-            num_shards=size,
-            keeps_logits=task.keeps_logits,
-        )
+        self.strategy, self.model, self.network = strategy, model, network
+        self.evaluator, self.guard, self.phases = evaluator, guard, phases
+        self.devices, self.sizes = list(strategy.devices), sizes
+        self.compilation, self.accumulate_steps = compilation, accumulate_steps
+        self.teacher, self.rate_factor, self.workers = teacher, rate_factor, workers
+        self._feed, self._update_fn, self._remarks = feed, update_fn, remarks
 
     @property
     def step(self) -> int:
@@ -242,11 +162,7 @@ class Trainer(abc.ABC):
 
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
-        lines = list(self.strategy.description)
-        if self.task.compile_towers:
-            lines.append("XLA compiles each tower")
-        elif self.task.not_compiled:
-            lines.append(f"XLA does not compile the towers: {self.task.not_compiled}")
+        lines = [*self.strategy.description, *self._remarks]
         if self.strategy.num_shards > 1:
             self.trace()  # only then is it known
             lines.append(
@@ -268,7 +184,7 @@ class Trainer(abc.ABC):
         """Bytes of activations, and of their gradients, that cross devices per step: an
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
-        return self.network.transferred_bytes * self.task.accumulate_steps
+        return self.network.transferred_bytes * self.accumulate_steps
 
 
 class SynchronousTrainer(Trainer):
@@ -286,11 +202,11 @@ class SynchronousTrainer(Trainer):
             sizes=self.sizes,
             network=self.network,
             update_fn=self._update_fn,
-            trainable_variables=self.task.model.trainable_variables,
+            trainable_variables=self.model.trainable_variables,
             phases=self.phases,
             guard=self.guard,
             compilation=self.compilation,
-            accumulate_steps=self.task.accumulate_steps,
+            accumulate_steps=self.accumulate_steps,
             read_rate_factor=self.read_rate_factor,
         )
         self.loop = self.create_loop(self._feed)

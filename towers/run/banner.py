@@ -164,7 +164,7 @@ def small_crops(
 def _num_params(trainer: Trainer) -> str:
     """Of the network; apart those that are frozen from the first step on."""
     frozen, counts = trainer.phases[0].frozen, [0, 0]
-    for variable in trainer.task.model.trainable_variables:
+    for variable in trainer.model.trainable_variables:
         counts[variable.path in frozen] += math.prod(variable.shape)
     trained, kept = counts
     return f"{trained:,} trained and {kept:,} frozen" if kept else f"{trained:,}"

@@ -275,7 +275,7 @@ def _source(config, state, trainer) -> Iterator[Weights]:
         if weights is not None:
             model = config.choice_of("model")
             if weights.is_of_torch:
-                weights = _with_our_names(weights, config.model, trainer.task.model)
+                weights = _with_our_names(weights, config.model, trainer.model)
             elif model.own_moments or model.is_in_a_file or model.is_given:
                 weights = _with_automatic_names(weights, state)
             yield weights
