@@ -15,7 +15,7 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
 
 WORKDIR /opt/towers
 
-# As `make setup` does: only what the lock names, exactly and by hash.
+# As `make setup` does: only what the lock of users names, exactly and by hash.
 COPY requirements-build.lock requirements.lock requirements-cuda.lock ./
 RUN case "$CUDA" in \
         0) lock=requirements.lock ;; \

@@ -31,6 +31,8 @@ endif
 LOCK_0 := requirements.lock
 LOCK_1 := requirements-cuda.lock
 LOCK := $(LOCK_$(GPUS))
+# All of requirements.lock, and what the tests need.
+DEV := requirements-dev.lock
 ifeq ($(LOCK),)
     $(error CUDA=$(CUDA) should be 0 (CPU), 1 (GPUs) or auto)
 endif
@@ -42,7 +44,10 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray test-torch test-track test-types \
+FAILED := { echo "make: the installation failed; the next make starts it anew" >&2; \
+    exit 1; }
+
+.PHONY: help setup setup-dev train test test-all test-onnx test-ray test-torch test-track test-types \
     notebook dist lock clean
 
 help:
@@ -64,19 +69,19 @@ train: setup
 	$(PY) run_eval.py --workdir=$(RUN)
 	@echo "TensorBoard: .venv/bin/tensorboard --logdir=$(RUN)"
 
-test: setup
+test: setup-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PYTEST)
 
-test-all: setup
+test-all: setup-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PYTEST) -m "not product"
 
-# .venv/.installed is a copy of the lock that is installed whole. It goes first and comes
-# back last: where there is none, an installation was cut short, and pip may take its
-# leftovers for whole packages. So .venv is made anew, as it is when its Python no longer
+# .venv/.installed is a copy of the lock that is installed whole, .venv/.installed-dev of
+# that of the tests. They go first and come back last: where .installed is missing, an
+# installation was cut short, and pip may take its leftovers for whole packages. So .venv is made anew, as it is when its Python no longer
 # runs. (venv refuses a symbolic link, which .venv may be: hence pwd -P.)
 setup:
 	@runs() { $(PY) -c '$(IN_RANGE)' 2>/dev/null; }; \
@@ -90,8 +95,14 @@ setup:
 	rm -f .venv/.installed; \
 	$(INSTALL) -r requirements-build.lock && \
 	    $(INSTALL) --no-build-isolation --use-pep517 -r $(LOCK) && \
-	    cp $(LOCK) .venv/.installed || { \
-	    echo "make: the installation failed; the next make starts it anew" >&2; exit 1; }
+	    cp $(LOCK) .venv/.installed || $(FAILED)
+
+setup-dev: setup
+	@cmp -s $(DEV) .venv/.installed-dev && exit 0; \
+	echo "Installing what $(DEV) pins besides, for the tests"; \
+	rm -f .venv/.installed .venv/.installed-dev; \
+	$(INSTALL) --no-build-isolation --use-pep517 -r $(DEV) && \
+	    cp $(DEV) .venv/.installed-dev && cp $(LOCK) .venv/.installed || $(FAILED)
 
 # Environments of their own: what they install may be other versions than those pinned.
 .venv-%/bin/python:
@@ -119,7 +130,7 @@ test-types: .venv-types/bin/python
 
 # The wheel is built from the source distribution, which has no remains of earlier builds.
 dist: setup
-	rm -rf dist towers.egg-info
+	rm -rf dist *.egg-info
 	$(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' \
 	    >/dev/null
 	$(PY) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
@@ -136,13 +147,15 @@ notebook: .venv-notebook/bin/python
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv
-	$(COMPILE) --extra test --extra pretrained pyproject.toml --output-file requirements.lock
-	$(COMPILE) --extra test --extra pretrained --extra cuda pyproject.toml \
+	$(COMPILE) --extra test --extra pretrained pyproject.toml --output-file $(DEV)
+	$(COMPILE) --extra pretrained pyproject.toml --constraint $(DEV) \
+	    --output-file requirements.lock
+	$(COMPILE) --extra pretrained --extra cuda pyproject.toml --constraint $(DEV) \
 	    --output-file requirements-cuda.lock
 	printf 'packaging\nsetuptools\nwheel\n' | $(COMPILE) - \
 	    --constraint requirements.lock --output-file requirements-build.lock
 	@! grep -nE 'https?://|--(extra-)?index|--find-links' requirements*.lock
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist towers.egg-info
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist *.egg-info
 	find configs docs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -8,10 +8,11 @@ so that here biases have the rate 0.053 * 2000 and the head, whose logits they d
 256, 0.67 * 2000 / 256^2. The factors are those of this rate and batch: who changes one
 of them computes `param_rates` and `weight_decay` anew.
 
-Here, on a JPEG copy of the images and two CPU cores (`--num_towers=2`): 0.9079 with
-six-view TTA and 0.8973 without, the mean of five seeds, in 11 minutes and 5 GB; with
+Measured: 0.9079 with six-view TTA and 0.8973 without, the mean of five seeds, on a JPEG
+copy of the images and two CPU cores (`--num_towers=2`), in 11 minutes and 5 GB; with
 `--precision=bfloat16`, for which the processor had instructions, 0.9059 and 0.8952 in 4
-to 5 minutes (benchmarks/2026-11-22-time_to_accuracy.md).
+to 5 minutes (benchmarks/2026-11-22-time_to_accuracy.md); 0.9081 on an H200
+(benchmarks/2026-11-27-gpu.md).
 """
 
 from towers.config import Config

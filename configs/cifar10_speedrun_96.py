@@ -13,8 +13,9 @@ What differs: the rate of that bias falls to zero over three epochs, theirs with
 others'; filters move by three steps of a quintic iteration, theirs by ten of another;
 the squares that are cut out may lie in part outside the image, theirs lie within.
 
-Here, on a JPEG copy of the images and two CPU cores, in bfloat16 and with one seed:
-0.9319 with six-view TTA, 0.9220 without (benchmarks/2026-11-22-cifar10_speedrun_96.md).
+Measured: 0.9319 with six-view TTA and 0.9220 without, with one seed, on a JPEG copy of
+the images and two CPU cores, in bfloat16
+(benchmarks/2026-11-22-cifar10_speedrun_96.md).
 """
 
 import dataclasses

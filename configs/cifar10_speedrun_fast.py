@@ -7,11 +7,11 @@ and half of the operations; batches of half the size, with the rates of biases a
 per image the same and that of the convolutions kept; labels smoothed by half as much;
 and the bias of the whitening is not trained, so that its gradient need not be computed.
 
-On a JPEG copy of the images and two CPU cores (`--num_towers=2`), with
-`--precision=bfloat16`, for which the processor had instructions: 0.8941, the mean of
-five seeds, in 251 to 263 s, and 0.9040 with six-view TTA, measured with TTA for only
-the least confident quarter of each batch (benchmarks/2026-11-26-speedrun_half.md, with
-what else was tried; earlier trials: benchmarks/2026-11-22-speedrun_trials.md).
+Measured: 0.9040 with six-view TTA of the least confident quarter of each batch, and
+0.8941 without, the mean of five seeds, on a JPEG copy of the images and two CPU cores
+(`--num_towers=2`), in 251 to 263 s, with `--precision=bfloat16`, for which the
+processor had instructions (benchmarks/2026-11-26-speedrun_half.md, with other trials;
+earlier ones: benchmarks/2026-11-22-speedrun_trials.md).
 """
 
 import dataclasses

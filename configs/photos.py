@@ -8,8 +8,8 @@ images and the number of epochs from the folder (towers/data/sets/photos.py); th
 takes those below, which are for a few hundred images. docs/own_images.md goes through
 it with drawn photos.
 
-Measured: 0.97 and more on three sets of drawn photos, 0.81 on a fourth with 15 images
-of one class, means of five seeds (benchmarks/2026-11-25-photos_recipe.md).
+On three sets of drawn photos 0.97 and more was measured, on a fourth with 15 images of
+one class 0.81, means of five seeds (benchmarks/2026-11-25-photos_recipe.md).
 """
 
 from towers.config import Config

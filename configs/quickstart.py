@@ -1,4 +1,4 @@
-"""Ten drawn shapes in a minute: a small network on the embedded data set, no download.
+"""Ten classes of drawn shapes in a minute, without a download.
 
     python run_train.py --config=quickstart
 
@@ -10,7 +10,7 @@ from towers.config import Config
 
 def get_config() -> Config:
     return Config(
-        dataset="embedded",
+        dataset="shapes",
         model="cnn",
         width=0.25,
         augment="tutorial",

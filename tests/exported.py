@@ -56,8 +56,8 @@ def random_images(run: RestoredRun, count: int = 4) -> np.ndarray:
 
 
 def trained(workdir: pathlib.Path, **options) -> RestoredRun:
-    """A run on the embedded digits."""
-    settings = {"dataset": "embedded", "device": "cpu", "ema_decay": 0.0}
+    """A run on the drawn shapes."""
+    settings = {"dataset": "shapes", "device": "cpu", "ema_decay": 0.0}
     settings |= {"eval_every_epochs": 0.0, "summary_every_steps": 0}
     train(workdir, Config(**settings | options))
     return load_run(workdir)

@@ -187,7 +187,7 @@ def test_a_folder_alone_is_read_as_a_training_would_read_it(root, capfd):
         (["--dataset=mnist", "--img_size=64"], "'img_size' image_size"),
         (["photos", "more"], "one folder photos more"),
         (["photos", "--data_dir=more"], "one folder photos more"),
-        (["--dataset=embedded", "--grid=none/x.png"], "none/x.png: cannot be written"),
+        (["--dataset=shapes", "--grid=none/x.png"], "none/x.png: cannot be written"),
         (
             ["--dataset=image_folder", "--data_dir=P", "--grid=P/a/2.png"],
             "P/a/2.png: is among the images",

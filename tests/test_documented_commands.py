@@ -70,7 +70,7 @@ def shortened(command, steps):
     command = re.sub(r"--data_dir=(DIR|ROOT)\b", "--data_dir=photos", command)
     flags = SHORT[program_of(command)].format(steps=steps)
     if "--config=cifar10_" in command:
-        flags += " --dataset=embedded"  # as large, and of as many classes
+        flags += " --dataset=shapes"  # as large, and of as many classes
     return f"{command} {flags}"
 
 

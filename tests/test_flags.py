@@ -43,7 +43,7 @@ def write_recipe(folder, name, body, header="from towers.config import Config"):
 def recipes(tmp_path):
     folder = tmp_path / "configs"
     folder.mkdir()
-    body = 'Config(dataset="embedded", batch_size=64, momentum=0.5)'
+    body = 'Config(dataset="shapes", batch_size=64, momentum=0.5)'
     write_recipe(folder, "quickstart", body)
     # Of a network of which no trained weights are on this machine.
     write_recipe(folder, "photos_finetune", 'Config(model="lenet")')
@@ -78,7 +78,7 @@ def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
     config, *_ = config_of_flags(
         "quickstart", recipes, given("--momentum=0.9", "--batch_size=128")
     )
-    assert config == Config(dataset="embedded", batch_size=128, momentum=0.9)
+    assert config == Config(dataset="shapes", batch_size=128, momentum=0.9)
 
 
 @pytest.mark.parametrize("flag", ["--dataset=mnist", "--data_dir=data"])
@@ -269,6 +269,7 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
     [
         ("run_train.py", ["--bach_size=3"], "'bach_size'.* batch_size \\?"),
         ("run_train.py", ["--views=six"], "'views'. Did you mean: tta"),
+        ("run_train.py", ["--wandb"], "--wandb is no flag here: --track=wandb:PROJECT"),
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
         ("run_train.py", ["quickstart"], "'quickstart' is no flag"),
         ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),
@@ -301,6 +302,24 @@ def test_a_name_of_another_program_is_understood():
     nothing = {"output_dir": None, "frobnicate": None}  # no flag of these
     for typed, name in (meant | nothing).items():
         assert synonyms.meant(typed, FIELDS) == name
+
+
+@pytest.mark.parametrize("names", synonyms.ANSWERS.values())
+@pytest.mark.row(17)
+def test_a_flag_of_another_program_is_answered_where_the_answer_can_be_typed(names):
+    training, evaluation = flags.FlagValues(), flags.FlagValues()
+    config_flags.define_config_flags(values=training)
+    train_flags.define_train_flags(values=training)
+    config_flags.define_config_flags(["tta"], values=evaluation)
+    for name in names.split():
+        with pytest.raises(ConfigError) as refused:
+            config_flags.parse(["run_train.py", f"--{name}=1"], values=training)
+        for flag, value in re.findall(r"--(\w+)='?([\w.]*)", str(refused.value))[1:]:
+            assert flag in training and value != "1"
+        with pytest.raises(ConfigError) as refused:
+            config_flags.parse(["run_eval.py", f"--{name}=1"], values=evaluation)
+        flags_there = set(re.findall(r"--(\w+)", str(refused.value)))
+        assert flags_there <= {name, "tta"}
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_urls_and_homes_of_nobody_are_refused_before_anything(
         calls += [
             lambda: check_paths([__file__, path]),
             lambda: data_folder(text),
-            lambda: check("embedded", "", grid_path=text),
+            lambda: check("shapes", "", grid_path=text),
         ]
     for call in calls:
         with pytest.raises(ConfigError, match=f"^[a-z_]+='?{text}.*; give "):

@@ -80,7 +80,7 @@ def test_what_is_built_has_the_files_of_the_checkout(dist, tracked):
     with tarfile.open(source) as archive:
         names = {x.name.partition("/")[2] for x in archive if x.isfile()}
     names -= {"PKG-INFO", "setup.cfg"}  # of setuptools
-    assert {x for x in names if not x.startswith("towers.egg-info/")} == tracked
+    assert {x for x in names if not x.startswith("tf_towers.egg-info/")} == tracked
 
     inside = {x: x for x in tracked if x.startswith("towers/")}
     inside |= {f"towers/recipes/{x[8:]}": x for x in tracked if x.startswith("configs")}
@@ -132,7 +132,7 @@ class Printer(callbacks.Callback):
         print(step, metrics["test_accuracy"])
 
 
-config = Config(dataset="embedded", num_epochs=2, learning_rate=0.1)
+config = Config(dataset="shapes", num_epochs=2, learning_rate=0.1)
 assert_type(config.num_epochs, float)
 result = train("runs/a", config, callbacks=[Printer()], profile_steps=(5, 10))
 assert_type(result.step, int)

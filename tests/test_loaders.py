@@ -29,7 +29,7 @@ from towers.data.augment.crops import ATTEMPTS
 from towers.data.classes import labels_for
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
-from towers.data.sets import arrays, embedded
+from towers.data.sets import arrays, shapes
 from towers.data.sets.published import PUBLISHED
 from towers.data.sources import (
     ArraySource,
@@ -145,7 +145,7 @@ LOADERS = {
         image_folder, class_names=("ant", "cat"), file="train/cat/03.png"
     ),
     **{name: container(name) for name in containers.CONTAINERS},
-    "embedded": Loader(class_names=tuple(embedded.SHAPES)),
+    "shapes": Loader(class_names=tuple(shapes.SHAPES)),
     "synthetic": Loader(),
     "own": Loader(own, "mine.py:load", tuple("abcdefghij")),
 }
@@ -157,8 +157,8 @@ def small(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         shrink_published(patch, tmp_path_factory.mktemp("nothing"))
         patch.setenv("TOWERS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(embedded, "NUM_TRAIN", 40)
-        patch.setattr(embedded, "NUM_TEST", 20)
+        patch.setattr(shapes, "NUM_TRAIN", 40)
+        patch.setattr(shapes, "NUM_TEST", 20)
         yield
 
 

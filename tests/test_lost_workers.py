@@ -37,7 +37,7 @@ class Run:
     def __init__(self, network: Machines, folder, *more, count=NUM_WORKERS):
         self.workdir, self._stack = folder / "run", contextlib.ExitStack()
         data = os.environ.get("TOWERS_TEST_DATA")
-        source = ["--dataset=embedded", "--model=cnn"]
+        source = ["--dataset=shapes", "--model=cnn"]
         if data:
             source = ["--config=cifar10_cnn", f"--data_dir={data}"]
         flags = [*source, *FLAGS, f"--max_steps={NUM_STEPS}", *more]

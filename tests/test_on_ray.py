@@ -55,7 +55,7 @@ needs_ray = [
 ]
 NUM_STEPS = 60
 TRAIN = (
-    "--dataset=embedded --model=lenet --batch_size=32 --device=cpu --num_towers=1 "
+    "--dataset=shapes --model=lenet --batch_size=32 --device=cpu --num_towers=1 "
     "--eval_every_epochs=0 --summary_every_steps=0 --log_every_steps=1 "
     "--steps_per_loop=1 --stuck_after_secs=60 --checkpoint_every_steps=10 "
     f"--max_steps={NUM_STEPS}"

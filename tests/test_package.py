@@ -46,7 +46,7 @@ about["handlers_restored"] = handlers == [
     signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)
 ]
 try:
-    train("more", Config(dataset="embedded", device="cpu", num_towers=4))
+    train("more", Config(dataset="shapes", device="cpu", num_towers=4))
 except ValueError as error:
     about["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(about))

@@ -272,7 +272,7 @@ def test_row_19_no_network(tmp_path, no_network, name):
         "cannot be reached (Network is unreachable)",
         f"from {known.address} on a machine with",
         "--data_dir",
-        "--dataset=embedded needs no data",
+        "--dataset=shapes needs no data",
     ):
         assert words in text
 

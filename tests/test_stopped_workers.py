@@ -14,7 +14,7 @@ from small_runs import assert_equal_states, records, saved
 STOP_SECS = 10
 NUM_STEPS = 60
 COMMAND = (
-    "-m towers.launch --num_workers=2 -- --dataset=embedded --model=lenet --device=cpu "
+    "-m towers.launch --num_workers=2 -- --dataset=shapes --model=lenet --device=cpu "
     f"--num_towers=1 --batch_size=32 --max_steps={NUM_STEPS} --steps_per_loop=1 "
     "--log_every_steps=1 --eval_every_epochs=0 --summary_every_steps=0 "
     "--checkpoint_every_secs=0 --workdir=run"

@@ -11,7 +11,7 @@ from towers.config import Config
 from towers.training.train import train
 
 COMMON = {
-    "dataset": "embedded",
+    "dataset": "shapes",
     "model": "lenet",
     "device": "cpu",
     "batch_size": 33,  # does not divide

@@ -2,7 +2,7 @@
 
     from towers import Config, evaluate, load_run, train
 
-    result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
+    result = train("runs/mine", Config(dataset="shapes", num_epochs=2.0))
     print(result.step, result.accuracy)
     evaluate("runs/mine")
     run = load_run("runs/mine")

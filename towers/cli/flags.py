@@ -113,9 +113,11 @@ def parse(
             needed = (f"--{name} ({values[name].help.rstrip('.')})" for name in missing)
             raise ConfigError(f"give {' and '.join(needed)}") from None
         name = getattr(error, "flagname", "")
-        meant = synonyms.meant(name, values)
-        if meant and isinstance(error, flags.UnrecognizedFlagError):
-            error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
+        if isinstance(error, flags.UnrecognizedFlagError):
+            if answer := synonyms.answer(name, values):
+                error = f"--{name} is no flag here: {answer}"
+            elif meant := synonyms.meant(name, values):
+                error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
         raise ConfigError(one_line(error)) from None
     for name, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -116,16 +116,20 @@ def list_text(recipes: pathlib.Path) -> str:
                 text = f"{row.num_params / 1e6:5.2f} M  {text}"
             lines += _columns(name, text)
         lines.append("")
-    lines += ["Recipes (--config), with published accuracies:", ""]
-    for name, summary, accuracy in _recipes(recipes):
-        lines += _columns(name, f"{summary}; {accuracy}" if accuracy else summary)
+    lines += ["Recipes (--config), with accuracies that their sources publish and that"]
+    lines += ["were measured with towers:", ""]
+    for name, summary, accuracies in _recipes(recipes):
+        lines += _columns(name, "; ".join([summary, *accuracies]))
     return "\n".join(lines)
 
 
-def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, str]]:
-    """Name, first line and published accuracy of each recipe, which is not run."""
+def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, first line and accuracies of each recipe, which is not run."""
     for path in sorted(folder.glob("*.py")):
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        published = re.search(r"^Published: [^:]*?\b(0\.\d+)", doc, re.MULTILINE)
+        accuracies = re.findall(
+            r"^(Published|Measured): [^:]*?\b(0\.\d+)", doc, re.MULTILINE
+        )
         summary, *_ = doc.splitlines()
-        yield path.stem, summary.rstrip("."), published[1] if published else ""
+        texts = [f"{kind.lower()} {accuracy}" for kind, accuracy in accuracies]
+        yield path.stem, summary.rstrip("."), texts

@@ -63,8 +63,8 @@ DATASETS = {
         "TFRecord files of tf.train.Example",
         {"container": "tfrecord"},
     ),
-    "embedded": Choice(
-        "data.sets.embedded:load",
+    "shapes": Choice(
+        "data.sets.shapes:load",
         "12,000 drawn images, 10,000 for training",
         {"seed": 0},
     ),

@@ -1,5 +1,6 @@
 """Names that other programs have for our options and values, to suggest ours."""
 
+import re
 from collections.abc import Container, Iterable
 
 from towers.errors import nearest
@@ -81,6 +82,36 @@ SYNONYMS = {
     "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
     "resume_from",
 }
+
+# The counterpart of other programs' flags -> the names of these flags.
+ANSWERS = {
+    "--track=wandb:PROJECT writes to Weights & Biases": "wandb use_wandb log_wandb "
+    "wandb_project",
+    "a run always writes TensorBoard files, into its folder": "tensorboard tb "
+    "use_tensorboard",
+    "the data set (--dataset, --data_dir) gives the number of classes": "num_classes "
+    "nb_classes n_classes",
+    "there is no cross-validation; --validation_fraction=0.2 holds out a fifth of "
+    "each class": "kfold k_fold num_folds folds n_splits cv",
+    "--freeze='stem*,stage*' freezes parameters by name; --linear_probe fits the new "
+    "head first": "freeze_backbone freeze_encoder train_head_only",
+    "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
+    "weights": "pretrained use_pretrained",
+    "--input=stream reads images in threads on all cores; their number is no option": (
+        "workers num_workers dataloader_num_workers"
+    ),
+}
+
+
+def answer(name: str, known: Container[str]) -> str | None:
+    """The counterpart of another program's flag; None without one, or where a flag that
+    it names is not known."""
+    name = name.replace("-", "_").lower()
+    for text, names in ANSWERS.items():
+        needed = re.findall(r"--(\w+)", text)
+        if name in names.split() and all(flag in known for flag in needed):
+            return text
+    return None
 
 
 def meant(name: str, known: Container[str]) -> str | None:

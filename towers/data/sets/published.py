@@ -119,7 +119,7 @@ class Published:
         return (
             f"to get it, fetch {names} from {self.address} on a machine with a network "
             "and put it, packed or unpacked, into a folder that --data_dir names; "
-            "--dataset=embedded needs no data"
+            "--dataset=shapes needs no data"
         )
 
 

@@ -121,7 +121,7 @@ def load(*, seed: int = 0) -> DataSet:
     test_images, test_labels = _draw_all(NUM_TEST, _stream(seed, 1))
     mean, deviation = channel_moments(train_images)
     return DataSet(
-        name="embedded",
+        name="shapes",
         train=ArraySource(train_images, train_labels),
         test=ArraySource(test_images, test_labels),
         class_names=tuple(SHAPES),

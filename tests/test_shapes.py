@@ -1,5 +1,5 @@
-"""Data sets that need no file. The embedded one: always the same, hard for lines, and
-about shapes. The synthetic one: constant noise of any size."""
+"""Data sets that need no file: the drawn shapes, always the same, hard for lines; and
+synthetic, constant noise of any size."""
 
 import time
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from prepared_sets import all_of
 
-from towers.data.sets import embedded, synthetic
+from towers.data.sets import shapes, synthetic
 
 # Squares of a fine grid over (-1.5, 1.5) in a shape's own units.
 
@@ -28,9 +28,9 @@ def ridge_accuracy(train, test, penalties):
 
 
 def test_another_load_gives_the_same_bits_and_another_seed_others(monkeypatch):
-    monkeypatch.setattr(embedded, "NUM_TRAIN", 40)
-    monkeypatch.setattr(embedded, "NUM_TEST", 20)
-    first, again, other = (embedded.load(seed=seed) for seed in (0, 0, 1))
+    monkeypatch.setattr(shapes, "NUM_TRAIN", 40)
+    monkeypatch.setattr(shapes, "NUM_TEST", 20)
+    first, again, other = (shapes.load(seed=seed) for seed in (0, 0, 1))
     (images, labels), (same, same_labels) = all_of(first.train), all_of(again.train)
     np.testing.assert_array_equal(same, images)
     np.testing.assert_array_equal(same_labels, labels)
@@ -42,7 +42,7 @@ def test_another_load_gives_the_same_bits_and_another_seed_others(monkeypatch):
 @pytest.mark.slow
 def test_all_images_differ_classes_are_balanced_and_lines_do_not_part_them():
     started = time.process_time()
-    data = embedded.load()
+    data = shapes.load()
     assert time.process_time() - started < 5
     (images, labels), (test_images, test_labels) = all_of(data.train), all_of(data.test)
     assert images.shape == (10_000, 32, 32, 3) and len(test_images) == 2_000
