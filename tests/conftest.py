@@ -43,6 +43,14 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_runtest_teardown(item, nextitem):
+    """Nor what the tests of a module leave, such as graphs that TensorFlow does not
+    free."""
+    if nextitem is None or nextitem.module is not item.module:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_addoption(parser):
     parser.addoption("--row", type=int, help="only tests of this row (reliability.md)")
 

@@ -1,8 +1,5 @@
 """Checkpoints of example tensors, and ways to damage them."""
 
-import hashlib
-import json
-
 import ml_dtypes
 import numpy as np
 
@@ -58,16 +55,6 @@ def folder_with(folder, *steps):
 
 def snapshot(folder):
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def rewrite_manifest(path):
-    """Makes the manifest match the files, whatever they hold."""
-    manifest = json.loads((path / MANIFEST).read_text())
-    for entry in manifest["files"]:
-        content = (path / entry["name"]).read_bytes()
-        entry["size"] = len(content)
-        entry["sha256"] = hashlib.sha256(content).hexdigest()
-    (path / MANIFEST).write_text(json.dumps(manifest))
 
 
 def truncate(path):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.config.choices import AUGMENTS
-from towers.data.augment.augmentation import create_augment, crop_and_flip, standardize
+from towers.data.augment.augmentation import create_augment, standardize
 
 MEAN, DEVIATION = (100.0, 120.0, 140.0), (50.0, 60.0, 70.0)
 SHAPE = (32, 32, 3)
@@ -123,17 +123,6 @@ def test_a_channel_that_is_the_same_everywhere_becomes_0():
     np.testing.assert_allclose(found[..., 1:], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place():
-    largest = np.nextafter(np.float32(1), np.float32(0))
-    crop = np.array([[0, 0], [largest, largest], [0, largest]], np.float32)
-    flip = np.array([[0], [largest], [0.5]], np.float32)
-    images = random_images(3)
-    windows = crop_and_flip(tf.constant(images), Drawn(crop=crop, flip=flip), 24, 24)
-    np.testing.assert_array_equal(windows[0], images[0, :24, :24])
-    np.testing.assert_array_equal(windows[1], images[1, 8:, 8:][:, ::-1])
-    np.testing.assert_array_equal(windows[2], images[2, :24, 8:][:, ::-1])
-
-
 @pytest.mark.parametrize("name,most", [("translate_flip", 2), ("translate_4_flip", 4)])
 def test_translate_flip_equals_numpy_image_by_image(name, most):
     images, drawn = random_images(), Drawn()
@@ -163,11 +152,3 @@ def test_images_of_one_colour_stay_finite_and_have_the_shape_of_the_augmentation
     for shown in (augmented.train(images, Drawn(n=4)), augmented.evaluate(images)):
         assert shown.shape == [4, *augmented.image_shape]
         assert np.all(np.isfinite(shown))
-
-
-@pytest.mark.parametrize("shape", [(23, 32, 3), (32, 23, 3)])
-def test_images_too_small_for_the_tutorial_are_refused_with_both_sizes(shape):
-    with pytest.raises(ValueError) as caught:
-        augment("tutorial", shape)
-    assert f"{shape[0]}x{shape[1]}" in str(caught.value)
-    assert "24x24" in str(caught.value) and "--augment" in str(caught.value)

@@ -17,7 +17,6 @@ from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import FolderFiles, ImageOptions
 from towers.data.share import Share
 from towers.data.sources import ArraySource
-from towers.errors import ConfigError
 
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
 NOISE = {"dropout1_noise": (3,), "dropout2_noise": (2, 2)}
@@ -133,35 +132,6 @@ def test_repeated_images_come_from_fewer_places_each_in_a_view_of_its_own(
             view = views[epoch * repeats + copy]
             [expected] = view["images"][view["labels"] == label]
             np.testing.assert_array_equal(image, expected)
-
-
-def test_late_steps_are_reached_directly():
-    batches = train_batches(7, 5)
-    step = 2**33
-    position = step * 5
-    actual = at(batches, step)
-    (streamed,) = batches.stream(step).take(1).as_numpy_iterator()
-    assert_same(streamed, actual)
-    # The places that it takes of its epochs, read through the steps around it.
-    around = np.concatenate([at(batches, step + k)["labels"] for k in (-1, 0, 1, 2, 3)])
-    begin = -(position - 5) % 7  # where the first whole epoch around it begins
-    np.testing.assert_array_equal(np.sort(around[begin : begin + 7]), np.arange(7))
-
-
-def test_batches_have_static_shapes_and_the_promised_types():
-    batches = train_batches(10, 4, "tutorial", noise_shapes=NOISE)
-    expected = {
-        "images": tf.TensorSpec([4, 24, 24, 3], tf.float32),
-        "labels": tf.TensorSpec([4], tf.int32),
-        "dropout1_noise": tf.TensorSpec([4, 3], tf.float32),
-        "dropout2_noise": tf.TensorSpec([4, 2, 2], tf.float32),
-    }
-    assert batches.stream(0).element_spec == expected
-    for name, value in at(batches, 0).items():
-        assert (value.shape, value.dtype) == (
-            expected[name].shape,
-            expected[name].dtype.as_numpy_dtype,
-        )
 
 
 # Random numbers.
@@ -315,12 +285,3 @@ def test_what_is_held_out_goes_by_the_names_wherever_the_folder_is(tmp_path):
     first = held_out(tmp_path, names)
     assert len(first) == 20 and held_out(tmp_path / "else", names) == first
     assert len(first - held_out(tmp_path, b"0.png\0" + names)) <= 2
-
-
-@pytest.mark.parametrize("num_examples,fraction", [(10, 0.01), (10, 0.99), (1, 0.5)])
-def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
-    num_examples, fraction
-):
-    words = f"validation_fraction={fraction} of {num_examples} images"
-    with pytest.raises(ConfigError, match=words):
-        hold_out(source(num_examples), fraction)

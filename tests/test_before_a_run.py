@@ -4,30 +4,24 @@ import fcntl
 import math
 import os
 import re
-import shlex
 import signal
 
 import numpy as np
 import pytest
 import test_flops
 from PIL import Image
-from processes import run
 from small_runs import (
     assert_equal_states,
-    full_network,
     halt_at,
-    saved_steps,
     small_config,
     snapshot,
     uninterrupted,
-    use,
 )
 from test_models import CIFAR10, build_model
-from test_phases import pooled_network
 
 from towers import dry_run, lr_range_test
-from towers.errors import ConfigError, NumericError, Preempted
-from towers.models.summary import MOST_ROWS, activation_bytes, parameter_table
+from towers.errors import ConfigError, Preempted
+from towers.models.summary import MOST_ROWS, parameter_table
 from towers.training import lr_range
 from towers.training.train import train
 
@@ -71,16 +65,6 @@ def keras_count(model):
     return int(count.replace(",", ""))
 
 
-def test_activations_are_the_outputs_of_all_layers():
-    network = full_network(
-        image_shape=(8, 8, 3), num_classes=5, width=1.0, regularizer=None
-    )
-    # The image, the noise, convolution, normalization and ReLU, pooling, flattening,
-    # dropout, the logits.
-    floats = 8 * 8 * 3 + 36 + 3 * 6 * 6 * 4 + 3 * 3 * 3 * 4 + 5
-    assert activation_bytes(network) == 4 * floats
-
-
 # Dry runs.
 
 
@@ -120,15 +104,6 @@ def test_a_dry_run_reports_operations_batches_and_evaluations(capsys):
     assert f"about {3 * 10 * flops / 1e9:.1f} GFLOP" in text
     assert "images 10x24x24x3 float32" in text
     assert "3 evaluations of 2,000 test images, " in text
-
-
-def test_a_dry_run_times_each_phase(monkeypatch, capsys):
-    use(monkeypatch, pooled_network)
-    dry_run("new", small_config(early_sizes="6:0.5", num_epochs=4.0))
-    text = capsys.readouterr().out
-    assert re.search(r"\nstep 1 .*\nspeed .* on 6x6", text, re.DOTALL)
-    assert re.search(r"\nstep 11 .*\nspeed .* on 8x8", text, re.DOTALL)
-    assert ": 20 steps in" in text
 
 
 @pytest.mark.usefixtures("half_way")
@@ -182,15 +157,6 @@ def test_a_loss_that_diverges_ends_the_test(value, num_steps):
     assert result.suggestion == 0.032
 
 
-def test_where_the_loss_does_not_fall_nothing_is_suggested():
-    for losses in (np.ones(281), 1 + RATES):
-        result = lr_range.range_test(zip(RATES, losses, strict=True))
-        assert result.suggestion is None
-        assert lr_range.draw(result).startswith(b"\x89PNG")
-    with pytest.raises(NumericError, match="first step, at the learning rate 1e-05"):
-        lr_range.range_test([(1e-5, math.nan)])
-
-
 @pytest.mark.usefixtures("half_way")
 def test_a_range_test_adds_a_picture_to_the_folder_of_a_run(tmp_path):
     before = snapshot(tmp_path)
@@ -224,21 +190,3 @@ def test_a_signal_ends_them_in_a_line_and_nothing_is_written(
     with pytest.raises(Preempted, match="^stopped by SIGINT; nothing was written$"):
         try_run("half_way", small_config())
     assert snapshot(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_the_command_that_is_suggested_trains(tmp_path):
-    options = "--dataset=synthetic", "--width=0.05", "--device=cpu", "--batch_size=16"
-    command = "run_train.py", *options, f"--workdir={tmp_path}/a run", "--max_steps=1"
-    done = run(*command, "--learning_rate=9", "--lr_range_test")
-    assert done.returncode == 0, done.stderr
-    line = done.stdout.splitlines()[-1]
-    rate, command = re.fullmatch(
-        r"suggested learning rate (.*): python (.*)", line
-    ).groups()
-    command = shlex.split(command)
-    assert "--lr_range_test" not in command and "--learning_rate=9" not in command
-    done = run(*command)
-    assert done.returncode == 0, done.stderr
-    assert f"learning_rate={rate}" in done.stdout
-    assert saved_steps(tmp_path / "a run") == [1]

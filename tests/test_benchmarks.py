@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, fine_tuning, gpu, measure, proofs, step
+from benchmarks import accuracy, gpu, proofs, step
 from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
 
@@ -24,22 +24,6 @@ def test_benchmarks_can_be_imported_and_the_programs_are_listed():
         is_program = hasattr(module, "main")
         assert is_program == (path.stem in PROGRAMS)
         assert is_program <= (f"python -m benchmarks.{path.stem} " in page)
-
-
-def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count(
-    monkeypatch,
-):
-    monkeypatch.setattr(measure, "others_share", lambda: 0.0)
-    calls = []
-    things = {name: lambda name=name: calls.append(name) for name in "abc"}
-    wall, processor = measure.in_turn(things, rounds=2, warm_up=1)
-    assert "".join(calls) == "abccbaabc"
-    assert {len(secs) for secs in (*wall.values(), *processor.values())} == {2}
-
-
-def test_ratios_are_taken_round_by_round():
-    seconds = {"a": [2.0, 30.0, 8.0], "b": [1.0, 10.0, 2.0]}
-    assert measure.ratios(seconds, "a", "b") == (2.0, 3.0, 4.0)
 
 
 def parsed(*arguments):
@@ -62,11 +46,6 @@ def test_every_strategy_can_be_measured_and_groups_fit_the_towers():
     )
 
 
-def test_a_wrong_name_ends_in_one_line_before_anything_is_measured():
-    with pytest.raises(SystemExit, match="model='resnet2': did you mean 'resnet"):
-        measure.run(lambda: parsed("--models=lenet,resnet2"))
-
-
 def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
     # With one worker multi_worker is replicated.
@@ -74,23 +53,6 @@ def test_every_strategy_is_trained_for_its_accuracy():
 
 
 # gpu: sections, and what they must find.
-
-
-def tiny_setting(lines):
-    return proofs.Setting("cpu", lines.append)
-
-
-@pytest.mark.slow
-def test_a_tower_that_computes_on_the_device_of_another_is_found():
-    setting = tiny_setting([])
-    chosen = setting.devices
-    right, wrong = (setting.trainer("lenet", {"num_towers": 2}) for _ in range(2))
-    wrong.network._devices = [chosen.towers[0]] * 2
-    counts = executed.heavy_operations(executed.executed_step(right, chosen))
-    assert counts["CPU:0"] == counts["CPU:1"]
-    assert counts["CPU:0"]["BackpropFilter"] == counts["CPU:0"]["Conv2D"] == 2
-    counts = executed.heavy_operations(executed.executed_step(wrong, chosen))
-    assert set(counts) == {"CPU:0"}
 
 
 def test_an_operation_that_fell_to_the_host_is_found():
@@ -119,22 +81,6 @@ def test_a_difference_is_relative_to_the_change_in_training():
     assert proofs.differences(before, after, other) == {"params": 0.25}
     other["params/b"][0] = np.nan
     assert proofs.differences(before, after, other) == {"params": np.inf}
-
-
-def test_photos_are_the_first_images_of_each_class(tmp_path):
-    (tmp_path / "batches.meta.txt").write_text("cat\ndog\n\n")
-    records = np.random.default_rng(0).integers(0, 256, (6, 3073), np.uint8)
-    records[:, 0] = 1, 0, 1, 0, 1, 1
-    for name in ("data_batch_1.bin", "test_batch.bin"):
-        records.tofile(tmp_path / name)
-    fine_tuning.write_photos(tmp_path, tmp_path, train_count=2)
-    written = sorted(tmp_path.glob("train/*/*.png"))
-    assert [f"{x.parent.name} {x.stem}" for x in written] == [
-        *("cat 00001", "cat 00003", "dog 00000", "dog 00002"),
-    ]
-    pixels = tf.io.decode_png(written[3].read_bytes()).numpy()
-    assert pixels[5, 7].tolist() == records[2, [168, 1192, 2216]].tolist()
-    assert len(list(tmp_path.glob("test/dog/*.png"))) == 4
 
 
 @pytest.mark.slow

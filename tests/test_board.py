@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 from tensorboard.plugins.hparams import metadata as hparams
 
 from towers.callbacks import Callback
-from towers.reporting.board import Board, batch_picture
+from towers.reporting.board import Board
 from towers.training.train import train
 
 
@@ -90,16 +90,6 @@ def test_histograms_count_every_element_at_once(tmp_path):
     assert buckets[:, 2].sum() == kernel.size
     assert buckets[0, 0] == pytest.approx(kernel.min())
     assert buckets[-1, 1] == pytest.approx(kernel.max())
-
-
-@pytest.mark.parametrize("shape", [(5, 8, 6, 1), (1, 4, 4, 3)])
-def test_a_picture_can_be_read_at_once(tmp_path, shape):
-    images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    pixels = batch_picture(images, np.zeros(len(images), int), ["a"])
-    Board(tmp_path, "train").picture(3, "batch", pixels, "A batch")
-    ((step, (width, height, png)),) = read_board(tmp_path, "train")["pictures/batch"]
-    assert (step, int(height), int(width)) == (3, *pixels.shape[:2])
-    np.testing.assert_array_equal(tf.io.decode_png(png), pixels)
 
 
 def test_the_options_are_text_and_hyperparameters(tmp_path):

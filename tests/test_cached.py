@@ -75,17 +75,6 @@ def test_what_fits_is_decoded_once(files, pixels, cache_mb, kept):
         assert files.num_reads == NUM_EXAMPLES + epoch * (NUM_EXAMPLES - kept)
 
 
-def test_two_sources_share_the_room_of_a_cache(files):
-    cache, num_reads = ImageCache(4.5 * IMAGE_MB), []
-    sources = [CachedSource(files, SHAPE, ImageOptions(), cache) for _ in range(2)]
-    for _ in range(2):
-        for source in sources:
-            before = files.num_reads
-            source.read(EVERYTHING)
-            num_reads.append(files.num_reads - before)
-    assert num_reads == [NUM_EXAMPLES, NUM_EXAMPLES, NUM_EXAMPLES - 4, NUM_EXAMPLES]
-
-
 def test_crops_leave_the_cache_to_the_images_of_evaluations(files):
     """Room for one of two sources; of the first one, crops are read."""
     test_files, cache = Files(files.contents), ImageCache(NUM_EXAMPLES * 192 / 1e6)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 
-import keras
 import pytest
 from marks import slow
 from processes import ROOT
@@ -21,7 +20,6 @@ from small_runs import (
 from towers import callbacks
 from towers.errors import (
     CheckpointError,
-    ConfigError,
     Preempted,
 )
 from towers.training.train import train
@@ -82,7 +80,9 @@ class Pruned(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["on_log", "on_evaluation", "on_checkpoint"])
+@pytest.mark.parametrize(
+    "method", ["on_evaluation", *map(slow, ["on_log", "on_checkpoint"])]
+)
 def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
     def prune(self, step, _):
         if step >= 6:
@@ -151,20 +151,6 @@ def test_a_tracker_that_cannot_write_is_a_warning(small, tmp_path, capsys):
     assert "1 report(s)" in said[3]
 
 
-@pytest.mark.parametrize(
-    "wrong,message",
-    [
-        ([keras.callbacks.EarlyStopping()], "EarlyStopping object .* patience, "),
-        ([Recorder], "class '.*Recorder'.*: give a list of objects"),
-        (Recorder(), "Recorder object .*: give a list"),
-    ],
-)
-def test_what_is_no_list_of_callbacks_is_refused_at_once(tmp_path, wrong, message):
-    with pytest.raises(ConfigError, match=f"^callbacks: .*{message}"):
-        train(tmp_path / "run", CONFIG, callbacks=wrong)
-    assert not list(tmp_path.iterdir())
-
-
 class Stop(callbacks.Callback):
     """Stops a run after its eighth step."""
 
@@ -214,9 +200,3 @@ def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
     assert values["study"].best_value == best
     for trial in trials:  # the pruned ones, too
         assert saved_steps(tmp_path / "runs" / "search" / str(trial.number))
-
-
-@pytest.mark.parametrize("text", ["mlflow", "neptune:x", "wandb:"])
-def test_a_wrong_tracker_is_refused(text):
-    with pytest.raises(ConfigError, match=f"track={text}: give mlflow:FOLDER"):
-        callbacks.tracker(text)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from towers import build
-from towers.config import Config, checks, choices, factories, list_options
+from towers.config import Config, choices, factories, list_options
 from towers.config.choices import TABLES
 from towers.data.augment.augmentation import Augment
 from towers.data.sources import DataSet
@@ -110,12 +110,6 @@ def test_an_open_table_takes_a_function_in_a_file_without_reading_it():
         assert getattr(Config(**{option: name}, **extra), option) == name
 
 
-@pytest.mark.parametrize("name", ["file.py", "file.py:", "file:create", ":create"])
-def test_a_file_that_is_spelled_wrong_is_refused_with_the_names(name):
-    with pytest.raises(ConfigError, match="must be one of cnn, .* or FILE.py:FUNCTION"):
-        Config(model=name)
-
-
 def write(folder, body, name="mine.py"):
     (folder / name).write_text(body)
     return str(folder / name)
@@ -187,18 +181,6 @@ def test_an_optimizer_gets_the_options_that_have_no_flag(tmp_path):
     words = "takes no 'strenght'; did you mean 'strength'. it takes momentum, strength"
     with pytest.raises(ConfigError, match=words):
         optimizer_of(path, "strenght:2")
-
-
-def test_an_option_with_a_flag_is_refused():
-    with pytest.raises(ConfigError, match="rho has a flag of its own; set --rho"):
-        Config(optimizer_options="rho:0.5")
-
-
-def test_options_that_a_file_does_not_read_are_reported(tmp_path):
-    path = write(tmp_path, OPTIMIZER) + ":create"
-    options = {"momentum": 0.5, "rho": 0.5, "optimizer_options": "strength:2"}
-    lines = checks.ignored_options(Config(optimizer=path, **options))
-    assert lines == [f"rho=0.5 has no effect with optimizer={path}"]
 
 
 @pytest.mark.parametrize("part", ["train", "evaluate"])

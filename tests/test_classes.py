@@ -1,13 +1,12 @@
 """Classes with few images: the banner, weights of the loss, balanced orders."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from small_runs import small_config, small_data
+from small_runs import small_config
 
 from towers import Config, build
 from towers.data.augment.augmentation import none, translate_flip
@@ -15,11 +14,10 @@ from towers.data.batches import TrainBatches
 from towers.data.classes import (
     BalancedOrder,
     class_weights,
-    few_images,
     logit_offsets,
 )
 from towers.data.resident import Resident
-from towers.data.sources import ArraySource, Subset
+from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 from towers.optim.losses import cross_entropy
 from towers.parallel.devices import Devices
@@ -33,24 +31,6 @@ def source_of(labels, shape=(6, 6, 3)):
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (len(labels), *shape), dtype=np.uint8)
     return ArraySource(images, labels)
-
-
-# The banner.
-
-
-def test_classes_with_few_images_are_named():
-    data_set = small_data()
-    assert few_images(data_set) == []
-    labels = np.repeat([0, 1, 2, 4], [40, 30, 3, 4])
-    [line] = few_images(dataclasses.replace(data_set, train=source_of(labels)))
-    assert "c 3, d 0 of 40 training images;" in line and "test" not in line
-    test = Subset(source_of(labels), np.arange(40))
-    [line] = few_images(dataclasses.replace(data_set, test=test))
-    assert "b 0, c 0, d 0, e 0 of 40 test images;" in line
-    [line] = few_images(dataclasses.replace(data_set, validation=test))
-    assert "b 0, c 0, d 0, e 0 of 40 validation images;" in line and "test" not in line
-    both = dataclasses.replace(data_set, validation=test, test=test)
-    assert "validation" not in few_images(both)[0]
 
 
 # Weights.
@@ -109,28 +89,6 @@ def test_weights_of_a_dict_have_names_or_numbers_of_classes():
         with pytest.raises(ConfigError, match=words):
             text = Config(class_weights=wrong).class_weights
             class_weights(text, source_of(LABELS), names)
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (None, "No such file or directory; give balanced, or a JSON file"),
-        ("{", "Expecting property name"),
-        ("[1, 2]", "an object of classes and weights is expected"),
-        ('{"shop": 1}', "there is no class 'shop'; did you mean 'ship'?"),
-        ('{"ship": -1}', "the weight of ship must be a number of at least 0, is -1"),
-        ('{"ship": NaN}', "is nan"),
-        ('{"ship": "2"}', "is '2'"),
-    ],
-)
-def test_a_file_that_has_no_weights_is_refused(tmp_path, content, words):
-    path = tmp_path / "weights.json"
-    if content:
-        path.write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        class_weights(str(path), source_of(LABELS), ("ship", "cat"))
-    assert str(caught.value).startswith(f"class_weights={path}: ")
-    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_weights_offsets_and_the_sampler_reach_the_training_alone(

@@ -84,19 +84,6 @@ def test_slurm_is_read_by_tensorflows_resolver(slurm):
     )
 
 
-def test_slurm_with_nodes_in_another_order_is_refused(slurm):
-    nodes = {"SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    step = nodes | {"SLURM_STEP_NUM_TASKS": "2"}
-    assert slurm(**step, SLURMD_NODENAME="n2").index == 1
-    with refused("n10", "--cluster"):
-        slurm(**step, SLURMD_NODENAME="n10")
-
-
-def test_a_task_outside_of_the_step_is_refused(slurm):
-    with refused("SLURM_PROCID=3", "3 tasks"):
-        slurm(SLURM_PROCID="3")
-
-
 TWO = "a:1,b:1"
 
 
@@ -124,11 +111,6 @@ TWO = "a:1,b:1"
 def test_wrong_descriptions_are_refused_by_name(addresses, index, text, words):
     with refused(words):
         found(addresses, index, TF_CONFIG=text)
-
-
-def test_slurm_without_srun_is_refused():
-    with refused("srun"):
-        found(SLURM_STEP_NUM_TASKS="2")
 
 
 # Addresses.

@@ -194,28 +194,6 @@ def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(
     assert "Traceback" in text and f"--workdir={workdir}" in text and "towers 0" in text
 
 
-@pytest.mark.parametrize(
-    "exit_code,body,message",
-    [
-        (2, "later()(KeyError('x'))", "mine.py:4: KeyErr"),
-        (3, "later()(errors.DataError('x.png: is gone'))", ": x.png: is gone"),
-        (5, "raise errors.NumericError('the loss is nan')", ": the loss is nan"),
-        (2, "raise MemoryError", "out of memory: MemoryError; lower --batch_size"),
-    ],
-)
-def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
-    failing, fails, tmp_path, exit_code, body, message
-):
-    (tmp_path / "mine.py").write_text(
-        "def create_model():\n"
-        "    def call_later(error):\n"
-        "        # a comment\n"
-        "        raise error\n"
-        "    return call_later\n"
-    )
-    assert message in fails(exit_code, failing(body), "--workdir=run")
-
-
 # Row 12: signals.
 
 

@@ -77,7 +77,6 @@ def with_other(name):
 
 
 NUMBERS = [name for name, field in FIELDS.items() if field.type in (int, float)]
-TEXTS = [name for name, field in FIELDS.items() if field.type is str]
 
 
 def test_every_option_is_explained():
@@ -100,16 +99,6 @@ def test_a_wrong_type_is_refused():
     for name in NUMBERS:
         kind = FIELDS[name].type.__name__
         assert f"must be {kind}, is bool" in refusal(**{name: True})
-
-
-@pytest.mark.parametrize("wrong", ["\0", "\ud800"])
-@pytest.mark.row(17)
-def test_a_text_that_no_path_can_have_is_refused_and_escaped(wrong):
-    for name in TEXTS:
-        message = refusal(**{name: f"a{wrong}b"})
-        begin = f"{name}={f'a{wrong}b'!r}: has a character that no path"
-        assert message.startswith(begin)
-        assert message.isprintable() and len(message) <= 400
 
 
 def test_whole_numbers_and_those_of_numpy_become_the_type_of_the_option():
@@ -212,14 +201,6 @@ def test_options_that_contradict_are_refused_with_both_values(options):
             Config(**options | {name: default})
 
 
-def test_a_group_of_towers_needs_an_image_and_others_have_none():
-    groups = {"strategy": "model_parallel", "num_towers": 8, "batch_size": 2}
-    Config(**groups, group_size=4)
-    assert refusal(**groups, group_size=2).startswith("batch_size=2 with num_towers=8")
-    # As stored by a run that had groups.
-    Config(strategy="towers", num_towers=6, group_size=4)
-
-
 def test_an_image_size_is_an_int_or_a_height_and_a_width():
     for given, value in (("96", 96), ("0", 0), ("96x96", 96), ("96X128", "96x128")):
         config = Config(image_size=given)
@@ -307,12 +288,6 @@ def test_the_length_may_not_change_where_rates_or_sizes_depend_on_it():
         stored = Config(**options, num_epochs=2.0)
         longer = dataclasses.replace(stored, num_epochs=4.0)
         assert changed_mathematics(stored, longer) == {"num_epochs": (2.0, 4.0)}
-
-
-def test_the_evaluations_may_not_change_where_they_lower_the_rate():
-    stored = Config(schedule="plateau", eval_every_epochs=2.0)
-    oftener = dataclasses.replace(stored, eval_every_epochs=1.0)
-    assert changed_mathematics(stored, oftener) == {"eval_every_epochs": (2.0, 1.0)}
 
 
 # Options that do nothing; see also the tests of optimizers, schedules and strategies.

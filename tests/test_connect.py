@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import socket
-import struct
 import threading
 
 import pytest
@@ -75,23 +74,6 @@ def test_workers_find_each_other_in_any_order(host):
     with contextlib.ExitStack() as stack:
         for found in [stack.enter_context(started(addresses, i)) for i in (2, 0, 1)]:
             found.result(20)
-
-
-def test_strangers_do_not_end_the_wait():
-    addresses = addresses_of(2)
-    port = int(addresses[0].rpartition(":")[2])
-    with started(addresses, 0) as waiting:
-        for number in range(150):
-            with contextlib.suppress(ConnectionRefusedError):
-                with socket.create_connection(("127.0.0.1", port)) as stranger:
-                    if number % 2:  # closed with a reset
-                        reset = struct.pack("ii", 1, 0)
-                        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-                    else:
-                        stranger.sendall(b"\0" * 1000)
-        assert not waiting.done()
-        with started(addresses, 1) as other:
-            waiting.result(20), other.result(20)
 
 
 def test_a_worker_that_does_not_come_is_named():

@@ -85,12 +85,6 @@ def test_many_channels_are_convolved_by_winograd(size, before_pool):
         assert ("Conv2D" not in operations_of(*case, **options)) == is_winograd, case
 
 
-def test_few_images_are_not_convolved_by_winograd():
-    case = (16, 16, 64), 128, "float32", "CPU"
-    types = {n: operations_of(*case, images=n) for n in (15, 16)}
-    assert "Conv2D" in types[15] and "Conv2D" not in types[16]
-
-
 @pytest.mark.parametrize("before_pool", [False, True])
 def test_in_bfloat16_gradients_of_small_images_are_products(before_pool):
     for case, by_products in {

@@ -1,8 +1,6 @@
 """Threads that share variables: orders, bounds and ends, with nothing to compute."""
 
-import gc
 import threading
-import time
 import types
 
 import numpy as np
@@ -73,28 +71,6 @@ def test_every_tower_gets_its_share_of_every_batch_once_and_in_order(num_towers)
     assert work.num_drawn == 23
     assert len(work.coordinator.staleness) == 20 * num_towers
     assert work.coordinator.progress() == (23, True, None)
-
-
-def test_threads_start_once_and_end_with_their_coordinator(monkeypatch):
-    """In mid-run there may be no memory for one."""
-
-    def fail(*args):
-        raise MemoryError
-
-    before = set(threading.enumerate())
-    work = Work(2)
-    threads = set(threading.enumerate()) - before
-    assert {thread.name for thread in threads} == {"batches", "tower_0", "tower_1"}
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        work.run(3)
-    del work
-    ends_at = time.monotonic() + WAIT_SECS
-    for thread in threads:
-        while thread.is_alive() and time.monotonic() < ends_at:
-            gc.collect()  # again, as it may hold its last job a moment longer
-            thread.join(0.1)
-        assert not thread.is_alive()
 
 
 # Waiting for batches, by a clock that the tests set.
@@ -203,19 +179,6 @@ def test_what_was_under_way_when_another_tower_failed_is_not_applied():
     assert work.coordinator.staleness == []
 
 
-def test_an_error_while_a_batch_is_drawn_is_raised():
-    work = Work(2)
-
-    def draw():
-        if work.num_drawn == 3:
-            raise OSError("no such batch")
-        return Work.draw(work)
-
-    with pytest.raises(OSError, match="no such batch"):
-        work.coordinator.run(5, draw, work.tower)
-    assert {number for _, number in work.shares} <= {0, 1, 2}
-
-
 def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
     held, work = threading.Event(), None
 
@@ -232,20 +195,3 @@ def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
     assert work.coordinator.progress() == (3, True, None)
     work.run(50)
     assert len(work.shares) == 9
-
-
-def test_towers_with_nothing_in_hand_may_still_be_at_different_steps():
-    work, found = Work(2), []
-
-    def tower(number):
-        if number == 0:
-            with work.coordinator.lock:
-                work.coordinator.lock.wait_for(
-                    lambda: len(work.numbers_of(1)) == SHARES_AHEAD, WAIT_SECS
-                )
-                found.append(work.coordinator.progress())
-        work.tower(number)
-
-    work.coordinator.run(3, work.draw, tower)
-    assert found == [(SHARES_AHEAD // 2, False, None)]
-    assert work.coordinator.progress() == (3, True, None)

@@ -10,14 +10,13 @@ import tensorflow as tf
 from marks import slow
 from pictures import random_pixels
 from PIL import Image, ImageOps
-from test_augment import DEVIATION, MEAN, Drawn, augment, random_images
+from test_augment import DEVIATION, MEAN, Drawn, random_images
 from test_cached import Files
 from test_image import photo
 
 from towers.data import randomness
 from towers.data.augment import crops
 from towers.data.augment.augmentation import create_augment
-from towers.data.augment.policies import rand_augment
 from towers.data.batches import TrainBatches
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
@@ -116,15 +115,6 @@ def test_crops_equal_numpy_and_pillow_image_by_image(shape):
         assert np.abs(actual[i] - whole).max() < 1.01  # Pillow rounds twice
 
 
-def test_the_augmentation_standardizes_its_crops():
-    images, drawn, scale = tf.constant(random_images()), Drawn(), (0.5, 0.8)
-    augmented = augment("random_resized_crop", crop_scale=scale)
-    actual = augmented.train(images, drawn)
-    assert set(drawn.numbers) == {"crop_size", "crop_place", "flip"}
-    expected = (crops.crop_resize_flip(images, drawn, scale) - MEAN) / DEVIATION
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
-
-
 # Crops of photos.
 
 SIDE = 16
@@ -213,13 +203,3 @@ def test_a_center_crop_is_a_resize_and_a_crop_by_pillow(
     image = source.read(tf.constant([0], tf.int64))[0][0].numpy().astype(int)
     # A turned photo is resized before it is turned; its rows are rounded first.
     assert np.abs(image - middle).max() <= (orientation != 1)
-
-
-def test_the_operations_follow_crops_that_were_read():
-    images, drawn = tf.constant(random_images()), Drawn()
-    actual = augment("rand_augment").train_on_crops(images, drawn)
-    assert set(drawn.numbers) == {"flip", "rand_augment"}
-    is_flipped = drawn.numbers["flip"][:, 0, None, None, None] >= 0.5
-    flipped = np.where(is_flipped, images[:, :, ::-1], images).astype(np.float32)
-    expected = rand_augment(tf.constant(flipped), drawn)
-    np.testing.assert_allclose(actual, (expected - MEAN) / DEVIATION, atol=1e-5)

@@ -53,14 +53,6 @@ def test_towers_fetch_all_variables_and_return_gradients_and_state(
     assert crossed["GPU to GPU"] == 0
 
 
-@pytest.mark.slow
-def test_with_the_parameters_on_a_gpu_only_the_other_towers_fetch_them():
-    trained = traced.on_gpus(num_towers=3, input="stream", parameter_device="gpu")
-    crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["GPU to GPU"], 2 * 2 * sum(sizes(trained)))
-    assert_about(crossed["host to GPU"], 0)
-
-
 @pytest.mark.parametrize(
     "all_reduce,num_towers", [("star", 3), slow("ring", 3), slow("tree", 4)]
 )
@@ -96,16 +88,6 @@ def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     crossed = summed(bytes_per_step(trained))
     assert_about(crossed["host to GPU"], variables)
     assert_about(crossed["GPU to host"], variables)
-
-
-@pytest.mark.parametrize("source", ["resident", slow("stream")])
-def test_a_batch_costs_the_host_nothing_in_a_step(source):
-    """Streamed images are copied before, by `tf.data`."""
-    trained = traced.on_gpus(
-        strategy="replicated", input=source, augment="pad_crop_flip", batch_size=64
-    )
-    crossed = summed(bytes_per_step(trained))
-    assert not crossed["host to GPU"], crossed
 
 
 # The counting itself, on graphs whose bytes are known.

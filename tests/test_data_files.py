@@ -2,7 +2,6 @@
 an end; "row" is one of reliability.md."""
 
 import os
-import pathlib
 import struct
 
 import numpy as np
@@ -10,11 +9,7 @@ import pytest
 from engines.corruptions import time_limit
 from pictures import chunk, write_folder
 
-from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import image_folder
-from towers.data.files.image_files import FolderFiles
-from towers.data.files.reading import open_lock_file
-from towers.data.files.unlabeled import read_files
 from towers.data.sets import published
 from towers.data.sets.published import RecordFile, read_file
 from towers.errors import DataError
@@ -82,32 +77,3 @@ def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     path.write_bytes(IMAGE + chunk(b"IDAT", bytes(99_000)))
     with pytest.raises(DataError, match="00.png: has 10,000,000,000 pixels"):
         image_folder.load(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "plant,words",
-    [(device, "is no file"), (sparse, "bytes, ")],
-)
-@pytest.mark.row(50)
-def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words):
-    write_folder(tmp_path, "train", {"ant": 2})
-    good, planted = (str(tmp_path / "train/ant" / name) for name in ("00.png", "x.png"))
-    plant(pathlib.Path(planted))
-    with time_limit(20):
-        with pytest.raises((OSError, ValueError), match=words):
-            FolderFiles(str(tmp_path / "train"), {"ant": b"x.png\0"}).read(0)
-        bad, read = read_files([planted, good], (8, 6, 3), MAX_IMAGE_PIXELS)
-    assert (bad.path, bad.image) == (planted, None) and words in bad.fault
-    assert read.image.shape == (8, 6, 3) and not read.fault
-
-
-@pytest.mark.parametrize(
-    "plant", [device, pathlib.Path.mkdir, lambda path: path.symlink_to("mine")]
-)
-@pytest.mark.row(40)
-def test_row_40_what_is_planted_in_the_place_of_a_lock_is_refused(tmp_path, plant):
-    (tmp_path / "mine").write_text("somebody's")
-    plant(tmp_path / "lock")
-    with time_limit(10), pytest.raises(OSError):
-        open_lock_file(str(tmp_path / "lock"))
-    assert (tmp_path / "mine").read_text() == "somebody's"

@@ -1,6 +1,5 @@
 """Which devices the towers get, and what is said where there are too few."""
 
-import importlib.metadata
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from tensorflow.python.eager import context
 from towers import load_run
 from towers.errors import ConfigError
 from towers.parallel import devices
-from towers.parallel.devices import configure, unused_gpu
+from towers.parallel.devices import configure
 from towers.run.folder import RunFolder
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -32,24 +31,6 @@ def test_cpu_towers_have_a_logical_device_each():
     for num_towers in (0, 3):
         found = configure("cpu", num_towers, "5,0,3")
         assert found.towers == ("/CPU:5", "/CPU:0", "/CPU:3")
-
-
-@pytest.mark.parametrize(
-    "num_towers,core_per_tower,expected",
-    [(1, True, []), (3, True, []), (4, True, [1]), (6, True, [1]), (4, False, [])],
-)
-def test_as_many_towers_as_cores_have_a_thread_each(
-    monkeypatch, num_towers, core_per_tower, expected
-):
-    threads = []
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1, 6, 7})
-    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
-    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *_: None)
-    monkeypatch.setattr(
-        tf.config.threading, "set_intra_op_parallelism_threads", threads.append
-    )
-    configure("cpu", num_towers, core_per_tower=core_per_tower)
-    assert threads == expected
 
 
 def no_list(order):
@@ -223,35 +204,3 @@ def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         load_run(tmp_path)
     assert told() == ("0", True, [])
-
-
-# Packages.
-
-REQUIREMENTS = [
-    "numpy>=1.26.0",
-    "nvidia-cublas-cu12<13.0,>=12.5.3.2; extra == 'and-cuda'",
-    'nvidia-nccl-cu12[x]==2.25.1; extra == "and-cuda"',
-    "nvidia-of-another-extra; extra == 'other'",
-]
-
-
-def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
-    monkeypatch, tmp_path
-):
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(devices, "DRIVER_GPUS", tmp_path)
-
-    def version(name):
-        if name != "nvidia-cublas-cu12":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "12.5"
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert unused_gpu().count("nvidia-") > 5  # of the installed TensorFlow
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIREMENTS)
-    assert unused_gpu() == (
-        "the driver sees 1 GPU(s) that TensorFlow cannot use: missing: "
-        "nvidia-nccl-cu12; pip install 'towers[cuda]'"
-    )
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
-    assert "look at the driver's version" in unused_gpu()

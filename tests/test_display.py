@@ -16,7 +16,6 @@ from towers.reporting.display import (
     PlainDisplay,
     Status,
     create_display,
-    duration,
     plain_line,
 )
 
@@ -33,14 +32,6 @@ STATUS = Status(
     input_wait_percent=3.1,
     secs_left=4800.0,
 )
-
-
-@pytest.mark.parametrize(
-    "secs,words",
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (3599.6, "1 h 00 min"), (7500, "2 h 05 min")],
-)
-def test_durations_are_words(secs, words):
-    assert duration(secs) == words
 
 
 def test_a_line_has_as_much_as_fits_in_80_columns():
@@ -157,18 +148,3 @@ def test_a_terminal_shows_bars_below_the_lines_and_is_as_it_was_at_the_end(
     screen.feed(read())
     assert [x for x in screen.lines if x] == ["epoch 30: test accuracy 0.8"]
     assert not screen.hidden
-
-
-def test_warnings_are_yellow_and_errors_red_on_a_terminal_that_wants_colors(
-    terminal, monkeypatch
-):
-    read, output = terminal
-    monkeypatch.setattr(sys, "stdout", output)
-    monkeypatch.setattr(sys, "stderr", output)
-    console.warn("x")
-    console.error("y")
-    monkeypatch.setenv("NO_COLOR", "1")
-    console.warn("x")
-    console.error("y")
-    colored = "\x1b[33mwarning: x\x1b[0m\r\n\x1b[31my\x1b[0m\r\n"
-    assert read() == f"{colored}warning: x\r\ny\r\n"

@@ -164,10 +164,3 @@ def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name):
     numbers["epochs"] = drawn.epochs.numpy()[5:9]
     part = augment.train(tf.constant(images[5:9]), Drawn(n=4, **numbers))
     np.testing.assert_array_equal(part, whole[5:9])
-
-
-def test_a_square_larger_than_the_image_is_refused_with_both_sizes():
-    augment = create_augment("tutorial", SHAPE, MEAN, DEVIATION)
-    extend(augment, cutout_size=24)
-    with pytest.raises(ValueError, match="cutout_size=25 with images of 24x24"):
-        extend(augment, cutout_size=25)

@@ -188,16 +188,6 @@ def tables_of(page):
     return tables
 
 
-def test_the_table_of_strategies_has_a_row_for_each_and_marks_the_default():
-    rows = tables_of(README)[
-        "`--strategy=`", "where variables live, when towers synchronize"
-    ]
-    default = f"`{FIELDS['strategy'].default}`"
-    expected = [f"`{name}`" for name in STRATEGIES]
-    assert sorted(row[0].removesuffix(" (default)") for row in rows) == sorted(expected)
-    assert f"{default} (default)" in [row[0] for row in rows]
-
-
 def test_every_flag_in_the_table_has_its_default():
     for names, _, defaults in tables_of(FLAGS_PAGE)["flag", "meaning", "default"]:
         flags_of_row = re.findall(r"`--(\w+)=", names)

@@ -43,19 +43,6 @@ def test_the_page_has_every_exit_code():
     assert {0, 1, errors.DEFECT, *EXIT_CODES.values()} == set(errors.MAY_PASS)
 
 
-@pytest.mark.parametrize("message", [None, "", {"line": 1}])
-def test_the_cause_of_an_error_with_a_message_of_its_own(message):
-    class ParseError(Exception):
-        pass
-
-    error = ParseError("line 1")
-    error.message = message
-    assert errors.cause(error) == "ParseError: line 1"
-    with pytest.raises(tf.errors.OpError) as raised:
-        tf.io.decode_jpeg(b"")
-    assert errors.cause(raised.value) == "Input is empty."
-
-
 def test_a_data_error_comes_out_of_tensorflow_as_what_it_was():
     def read(index):
         raise errors.DataError("a/b.png: is empty; `python -m x` finds it")

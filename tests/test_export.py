@@ -15,12 +15,10 @@ import small_runs
 import tensorflow as tf
 from exported import random_images, random_run
 from marks import slow
-from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
 from towers import load_run
-from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data.files.image import read_image
 from towers.data.sets import synthetic
@@ -30,7 +28,6 @@ from towers.exporting.examples import images_of
 from towers.exporting.export import FORMATS, export
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
-from towers.models.create import create_model
 from towers.models.inference import without_noise
 from towers.models.variables import keras_settings
 from towers.models.zoo import vit
@@ -214,28 +211,6 @@ def test_keras_drops_whole_images_where_the_network_does():
     assert np.all(dropped == dropped[:, :1, :1, :1])
 
 
-def test_a_random_layer_that_is_called_twice_stays_one(tmp_path):
-    (tmp_path / "mine.py").write_text("""
-import keras
-from keras import layers
-
-def create(image_shape, num_classes):
-    noise = layers.GaussianNoise(0.1)
-    images = keras.Input(image_shape)
-    x = layers.Flatten()(noise(layers.Conv2D(3, 1)(noise(images))))
-    return keras.Model(images, layers.Dense(num_classes)(x))
-""")
-    name = f"{tmp_path / 'mine.py'}:create"
-    trained = create_model(name, image_shape=(4, 4, 3), num_classes=2, seed=1)
-    network = stock_network(trained)
-    kinds = [type(x) for x in network.layers]
-    assert kinds.count(keras.layers.GaussianNoise) == 1
-    inputs = np.random.default_rng(1).normal(0, 1, (3, 4, 4, 3)).astype(np.float32)
-    np.testing.assert_allclose(
-        network(inputs), without_noise(trained)(inputs, training=False), 1e-5, 1e-6
-    )
-
-
 def test_what_a_run_has_frozen_is_not_trainable_in_keras():
     run = random_run("lenet", freeze="conv1/*")
     network = stock_network(comparison.trained_network(run))
@@ -373,24 +348,6 @@ def test_without_the_data_set_images_are_drawn(half_way, monkeypatch, error):
         images_of(load_run(half_way), data_dir="elsewhere")
 
 
-def test_of_many_files_some_of_every_folder_are_taken(tmp_path):
-    """Each image has its number in the list in its colors."""
-    for index in range(600):
-        folder = tmp_path / ("cats" if index < 300 else "dogs")
-        folder.mkdir(exist_ok=True)
-        image = np.full((2, 2, 3), [0, *divmod(index, 256)], np.uint8)
-        (folder / f"{index:03}.png").write_bytes(png(image))
-    (tmp_path / "cats" / "001.png").write_text("not chosen, so it is not read")
-    run = types.SimpleNamespace(image_shape=(2, 2, 3), config=Config())
-    compared, calibration, _ = images_of(run, paths=tmp_path)
-    for images, count in ((compared, 64), (calibration, 256)):
-        numbers = images[:, 0, 0] @ [0, 256, 1]
-        np.testing.assert_allclose(numbers, np.linspace(0, 599, count), atol=4)
-    (tmp_path / "cats" / "000.png").write_text("chosen")
-    with pytest.raises(DataError, match="images: .*000.png: "):
-        images_of(run, paths=tmp_path)
-
-
 # Files of the user.
 
 OWN = """
@@ -459,12 +416,6 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
     logits, _ = state_dicts.predict(path, run, images)
     expected = comparison.logits_of(run, trained, images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_network_that_timm_lacks_goes_to_other_formats(tmp_path):
-    run = random_run("cnn")
-    with pytest.raises(ConfigError, match="another --format"):
-        state_dicts.write_safetensors(tmp_path / "a", run.network(), run)
 
 
 def test_an_export_of_parameters_is_compared_and_replaced(small, tmp_path, capsys):

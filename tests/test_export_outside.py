@@ -11,11 +11,9 @@ import textwrap
 import numpy as np
 import pytest
 from exported import CLASS_NAMES, random_images, random_run, trained
-from PIL import Image
 
 from towers import load_run
 from towers.config.choices import FAMILY, MODELS
-from towers.data.files.image import read_image
 from towers.exporting import comparison
 from towers.exporting.export import FORMATS, TOLERANCES
 from towers.exporting.stock import stock_network
@@ -116,17 +114,3 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     assert len([x for x in lines if x.split()[0] in names]) == 2, lines
     if format == "keras":
         assert len([line for line in lines if "loss: " in line]) == 2
-
-
-def test_the_lines_of_the_page_bring_a_photo_to_the_size(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    image, exif = Image.fromarray(pixels).resize((40, 50)), Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    image.save(tmp_path / "photo.jpg", quality=100, subsampling=0, exif=exif)
-    outside(blocks("Using a trained network elsewhere")[1], tmp_path)
-    [result] = np.load(tmp_path / "images.npy")
-    content = (tmp_path / "photo.jpg").read_bytes()
-    expected = read_image(content, (32, 32, 3))
-    # Two decoders of JPEG differ by some of the 256 values.
-    assert np.abs(result.astype(int) - expected).mean() < 2
-    assert np.abs(result.astype(int) - expected[::-1]).mean() > 20

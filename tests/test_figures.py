@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import io
 import json
 import re
 import shutil
@@ -16,12 +15,11 @@ from sklearn import metrics
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
-from towers.data.sources import ArraySource
 from towers.evaluation.calibration import reliability, wilson_interval
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.figures import confusion_entries, figures, worst_confusion
 from towers.evaluation.predictions import Predictions, predictions_of
-from towers.evaluation.report import mistakes_csv, result_of, table, to_json
+from towers.evaluation.report import result_of, table, to_json
 from towers.evaluation.run_page import report_page
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
@@ -136,6 +134,7 @@ def test_the_worst_part_of_a_confusion_matrix_equals_a_plain_selection():
     assert (*all_classes,) == (*range(30),) and (counts == whole).all()
 
 
+@pytest.mark.slow
 def test_files_and_memory_of_many_classes_are_not_quadratic():
     """3,000 classes and 400 images: a whole matrix would take 72 MB."""
     labels, classes = np.random.default_rng(0).integers(0, 3000, (2, 400))
@@ -204,19 +203,6 @@ def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
     batch["logits"][:] = np.nan
     found = figures(of_one_kind([batch]), "abcdefgh")
     assert found["images"] == 8 and found["top5_accuracy"] == 0
-
-
-def test_a_mistake_has_the_path_of_its_file():
-    class Source(ArraySource):
-        def place(self, index):
-            return f"test/a,b/{index}.png"
-
-    batch = random_batch(3, 4, seed=0)
-    batch["labels"][:] = batch["logits"].argmin(1)
-    source = Source(np.zeros((3, 2, 2, 1), np.uint8), [0] * 3)
-    text = mistakes_csv(of_one_kind([batch]), source, "wxyz")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["path"] for row in rows] == [f"test/a,b/{i}.png" for i in range(3)]
 
 
 # Of a run.

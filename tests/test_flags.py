@@ -181,19 +181,6 @@ def test_without_a_recipe_flags_stand_on_the_run_in_the_folder(recipes):
     assert config_of_flags(None, recipes, {}, "r3", stored.get).config.seed == 0
 
 
-def test_values_are_checked_before_the_folder_is_read(recipes):
-    with pytest.raises(ConfigError, match="batch_size=0: must be at least 1"):
-        config_of_flags(None, recipes, {"batch_size": 0}, "r2", pytest.fail)
-
-
-def test_layers_are_checked_only_together(recipes):
-    arguments = given("--optimizer=nesterov")
-    with pytest.raises(ConfigError, match="momentum"):
-        config_of_flags(None, recipes, arguments | {"dataset": "mnist"})
-    config, *_ = config_of_flags("quickstart", recipes, arguments)
-    assert (config.optimizer, config.momentum) == ("nesterov", 0.5)
-
-
 # Recipes.
 
 
@@ -373,12 +360,6 @@ def test_the_list_names_every_choice_and_every_recipe():
         num_params = getattr(row, "num_params", 0)
         size = f"{num_params / 1e6:.2f} M  " if num_params else ""
         assert (name, size + row.help) in listed
-
-
-def test_a_program_has_the_version_of_the_package():
-    done = run("run_train.py", "--version")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
-    assert done.stdout.startswith(f"towers {towers.__version__}")
 
 
 # What is said while TensorFlow is imported.

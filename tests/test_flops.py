@@ -168,11 +168,3 @@ def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, pro
 def test_deep_networks_have_as_many_products_as_torchvision_lists(name, billions):
     products = flops_per_image(build_model(name, *IMAGENET)) / 2
     assert f"{products / 1e9:.2f}" == billions
-
-
-def test_two_column_alexnet_has_724_million_products():
-    """As many as surveys of efficient networks give it (Sze et al. 2017, table II)."""
-    assert (
-        flops_per_image(build_model("alexnet_two_columns", *IMAGENET)) // 2_000_000
-        == 724
-    )

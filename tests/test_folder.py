@@ -17,7 +17,7 @@ from towers.config import Config, to_json
 from towers.config.recipes import config_of_flags
 from towers.data.check import check
 from towers.data.files.paths import check_paths, data_folder
-from towers.errors import ConfigError, DataError, WorkerLostError
+from towers.errors import ConfigError, WorkerLostError
 from towers.exporting.export import export
 from towers.reporting.board import Board
 from towers.run.folder import RunFolder
@@ -130,26 +130,6 @@ def test_a_regular_file_in_the_way_is_refused(tmp_path, place):
     with pytest.raises(ConfigError, match="cannot be written.*--workdir"):
         RunFolder(path / "run" if place == "run" else path).create()
     assert file.read_text() == "mine"
-
-
-@pytest.mark.row(17)
-@pytest.mark.parametrize("wrong", ["\0", "\ud800"])
-def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
-    """Of every function that takes one."""
-    path, image = f"{tmp_path}/a{wrong}b", tmp_path / "image.png"
-    image.touch()
-    for name, call in [
-        ("workdir", lambda: RunFolder(path)),
-        ("workdir", lambda: towers.train(path, Config())),
-        ("workdir", lambda: towers.evaluate(path)),
-        ("workdir", lambda: export(path, "keras")),
-        ("output", lambda: towers.write_predictions(tmp_path, image, output=path)),
-        ("output", lambda: export(tmp_path, "keras", f"{path}.keras")),
-    ]:
-        with pytest.raises(ConfigError, match=f"^{name}.*has a character that no path"):
-            call()
-    with pytest.raises(DataError, match="there is no such file or folder"):
-        towers.predict(tmp_path, path)
 
 
 @pytest.mark.row(49, 54)

@@ -6,24 +6,22 @@ import dataclasses
 import decimal
 import itertools
 import json
-import math
 import os
 import pathlib
 import sys
-import time
 
 import numpy as np
 import pytest
 from absl import flags as absl_flags
 from engines import fuzzing
-from engines.corruptions import WRONG_TEXTS, WRONG_VALUES, resign
+from engines.corruptions import WRONG_TEXTS, WRONG_VALUES
 from engines.fuzzing import many_inputs
-from example_checkpoints import MANIFEST, STATE, example_tensors
+from example_checkpoints import example_tensors
 from hypothesis import strategies as st
 from marks import slow
 
 from towers.cli import flags
-from towers.config import FIELDS, Config, choices, factories, from_json, to_json
+from towers.config import FIELDS, Config, factories, from_json, to_json
 from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
@@ -115,19 +113,6 @@ def test_any_config_json(fuzz):
 
 
 @many_inputs
-@pytest.mark.row(34)
-def test_any_dataset_info_json(fuzz):
-    info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20,))
-
-    def read(content):
-        read = DatasetInfo.from_json(content)
-        assert len(read.mean) == len(read.deviation) == read.image_shape[2]
-        assert DatasetInfo.from_json(read.to_json().encode()) == read
-
-    fuzz(read, files_like(json.loads(info.to_json())))
-
-
-@many_inputs
 @pytest.mark.row(37)
 def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
     path = tmp_path / "metrics.jsonl"
@@ -164,64 +149,6 @@ def checkpoint(tmp_path):
     validate_trainer_state(checkpoint)
     assert RunFolder(tmp_path).stored_config
     return checkpoint
-
-
-@many_inputs
-@pytest.mark.row(6)
-def test_any_manifest(fuzz, checkpoint):
-    path = checkpoint.path / MANIFEST
-    manifest = json.loads(path.read_text())
-    entry = with_values(manifest["files"][0]).map(json.loads)
-    entries = st.lists(entry | json_values).map(
-        lambda new: json.dumps(manifest | {"files": manifest["files"] + new}).encode()
-    )
-
-    def read(content):
-        path.write_bytes(content)
-        same = read_checkpoint(checkpoint.path)
-        assert same.trainer_state == checkpoint.trainer_state
-
-    fuzz(read, st.one_of(files_like(manifest), entries), codes=(4,))
-
-
-@many_inputs
-@pytest.mark.row(6)
-def test_any_trainer_state(fuzz, checkpoint):
-    state = json.loads((checkpoint.path / STATE).read_text())
-
-    def read(content):
-        resign(checkpoint.path, content.decode("utf-8", "surrogateescape"))
-        found = read_checkpoint(checkpoint.path)
-        validate_trainer_state(found)
-        # All with which a run calculates are finite numbers.
-        progress = Progress.from_json(found.trainer_state)
-        numbers = [found.trainer_state["images_seen"], progress.accuracy]
-        for group in (progress.stopwatch, progress.means):
-            numbers += dataclasses.asdict(group).values()
-        numbers += (progress.best or {}).values()
-        assert all(math.isfinite(x) for x in numbers if x is not None)
-        json.dumps(found.trainer_state, indent=1)  # as the next save does
-
-    fuzz(read, files_like(state), codes=(4,))
-
-
-@many_inputs
-@pytest.mark.row(13)
-def test_any_lock(fuzz, tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    monkeypatch.setattr(time, "sleep", lambda secs: None)  # before a second attempt
-
-    def read(content):
-        (tmp_path / ".lock").write_bytes(content)
-        assert isinstance(folder.holder(), dict)
-        with pytest.raises(ConfigError, match="another process trains"), folder.lock():
-            pass
-        with folder.lock():
-            pass
-
-    about = {"pid": 1, "host": "here", "device": "GPU"}
-    with folder.lock():
-        fuzz(read, files_like(about))
 
 
 # Options.
@@ -303,23 +230,6 @@ def test_any_value_of_an_option(fuzz, names):
         assert from_json(to_json(config)) == config
 
     fuzz(check, st.tuples(st.sampled_from(names), python_values))
-
-
-@many_inputs
-@pytest.mark.row(17)
-def test_any_name_of_a_choice(fuzz, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def create_model(): pass\n")
-    endings = st.sampled_from(["", ":f", ".py:f", ".py:create_model", ".py:", ".py:1"])
-    starts = st.sampled_from(["", "cnn", "tfds:", str(tmp_path), str(file)[:-3], "/"])
-    names = st.builds(lambda a, b, c: a + b + c, starts, texts | st.just(""), endings)
-
-    def check(choice):
-        option, name = choice
-        if choices.find(option, name).is_in_a_file:
-            factories.resolve(option, name)
-
-    fuzz(check, st.tuples(st.sampled_from(list(choices.TABLES)), names))
 
 
 # Recipes and command lines.

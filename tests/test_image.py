@@ -93,19 +93,6 @@ def test_of_16_bits_the_upper_8_are_kept(kind):
         decode(file_of(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.row(23)
-def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
-    for content, most in (
-        (file_of(smooth(24, 40).convert(mode), "JPEG", quality=95), 5),
-        (file_of(RGBA.convert(mode), "PNG"), 0),
-        (gif(5, 7, 2), 0),
-        (file_of(RGB, "BMP"), 0),
-    ):
-        expected = tf.io.decode_image(content, 3, expand_animations=False).numpy()
-        assert np.abs(decode(content).astype(int) - expected).max() <= most
-
-
 COMMON = "PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"
 
 
@@ -281,13 +268,6 @@ def test_images_are_resized_by_the_shorter_side_and_cropped(height, width):
     # Pillow rounds twice, and weighs nothing beyond the square.
     inner = slice(1, -1)
     np.testing.assert_allclose(actual[inner, inner], expected[inner, inner], atol=1.01)
-
-
-def test_an_image_of_the_right_size_is_left_alone_and_another_names_the_way_out():
-    image = random_pixels(0, 8, 8)
-    np.testing.assert_array_equal(read_image(png(image), (8, 8, 3)), image)
-    with pytest.raises(ValueError, match=r"is 8x8 \(.*\) where 8x6 is .*=N"):
-        read_image(png(image), (8, 6, 3), resize=False)
 
 
 @pytest.mark.parametrize(

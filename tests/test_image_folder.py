@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import small_runs
-import tensorflow as tf
 from marks import slow
 from pictures import png, random_pixels, write_folder
 from PIL import Image, ImageOps
@@ -15,7 +14,7 @@ from prepared_sets import message as line_of
 
 from towers import build, data
 from towers.config import Config
-from towers.data.files import image_folder, splits
+from towers.data.files import image_folder
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.unlabeled import Labels
 from towers.data.sets.photos import photo_options
@@ -77,21 +76,6 @@ def test_evaluations_during_training_use_the_images_for_validation(root):
     assert data_set.test.num_examples == data_set.validation.num_examples == 3
     shutil.copytree(root / name, root / "Val")
     assert "two folders for the same" in message(root)
-
-
-def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
-    cats = root / "train" / "cat"
-    (cats / "01.png").rename(cats / "01.PNG")
-    (cats / "02.png").rename(cats / "02.JPEG")
-    pixels = np.full((8, 6, 3), 77, np.uint8)
-    (cats / "03.png").unlink()
-    (cats / "03.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
-    (cats / "04.png").rename(root / "elsewhere")
-    (cats / "04.png").symlink_to(root / "elsewhere")
-    images, labels = all_of(load(root).train)
-    assert (labels == 1).sum() == 5
-    np.testing.assert_array_equal(images[labels == 1][3], pixels)
-    np.testing.assert_array_equal(images[labels == 1][4], random_pixels([0, 0, 4]))
 
 
 @pytest.mark.row(23)
@@ -393,21 +377,6 @@ def test_an_evaluation_and_an_export_need_no_training_images(
         evaluate(path, config)
     words = "there is no such class in the run, which has ant, c\\tat, dog"
     assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
-
-
-def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(
-    root, monkeypatch
-):
-    """They are drawn from all images, which have to be there."""
-    shutil.rmtree(root / "test")
-    classes = shutil.move(root / "train", root.parent / "classes")
-    whole = load(classes)
-    # Their mean and standard deviation are known.
-    monkeypatch.setattr(splits, "sampled_moments", None)
-    again = image_folder.load(str(classes), trained=DatasetInfo.of(whole))
-    assert (again.mean, again.deviation) == (whole.mean, whole.deviation)
-    assert again.train.num_examples == whole.train.num_examples
-    np.testing.assert_array_equal(all_of(again.test)[0], all_of(whole.test)[0])
 
 
 @pytest.mark.row(34)

@@ -93,18 +93,6 @@ LAYERS_WITH_VALUES = """
         assert np.std(one.get_layer("dense_1").kernel) > 0
 
 
-@every_network
-def test_names_begin_with_the_layer(name):
-    model = created(name, seed=1)
-    names = [layer.name for layer in model.layers]
-    assert {v.path.partition("/")[0] for v in model.variables} <= set(names)
-    paths = {v.path for v in model.variables}
-    if name == "sequential":
-        assert {"conv2d/kernel", "conv2d_1/kernel", "dense/bias"} <= paths
-    else:
-        assert {"block/scale", "positions/embedding/embeddings"} <= paths
-
-
 def test_shared_layers_and_networks_keep_their_names(tmp_path):
     name = written(
         tmp_path,
@@ -312,12 +300,6 @@ def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
         f"layer {line} gives probabilities; the loss takes logits: leave its softmax "
         "out"
     ]
-
-
-def test_what_is_no_network_is_refused(tmp_path):
-    name = written(tmp_path, "def create():\n    return 3")
-    with pytest.raises(ConfigError, match="mine.py:create: gave int; return a Functio"):
-        create(name)
 
 
 def test_all_complaints_come_at_once(tmp_path, capsys):

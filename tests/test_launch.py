@@ -275,24 +275,6 @@ while True:
     assert last == "towers.launch: worker 0 ended with exit code 3"
 
 
-@pytest.mark.row(45)
-def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start):
-    source = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-wait_for("never")
-"""
-    launcher = start(source, 2, grace_secs=0.1)
-    launcher.wait_for("ready", 2)
-    launcher.process.terminate()
-    assert launcher.wait() == 6  # not 75, as it has not saved
-    first, last = launcher.err.splitlines()  # none of the signal that was sent before
-    assert first.endswith("; SIGKILL to 0, 1, still running")
-    assert re.fullmatch(
-        "towers.launch: worker . did not end in time and was killed", last
-    )
-
-
 # Restarts.
 
 FAILING = """

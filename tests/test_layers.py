@@ -54,11 +54,6 @@ def test_a_layer_can_be_built_again_from_its_config(layer):
     np.testing.assert_array_equal(again(x), expected)
 
 
-def test_groups_that_do_not_divide_the_channels_are_refused():
-    with pytest.raises(ValueError, match="5 groups do not divide 12 channels"):
-        LocalResponseNormalization(groups=5)(random_images())
-
-
 # Dropout.
 
 
@@ -237,9 +232,9 @@ def test_what_the_fused_kernel_does_not_compute_is_left_to_keras(options, shape)
 
 @pytest.mark.parametrize("shape", [(8, 4, 4, 3), (24, 3)])
 def test_a_ramped_momentum_forgets_the_initial_moments(shape):
-    """By the weights of the ramp, in float64; from step 890 on the momentum is that of
+    """By the weights of the ramp, in float64; from step 171 on the momentum is that of
     Keras, and what is left of the difference decays with it."""
-    num_steps, momentum = 2000, 0.99
+    num_steps, momentum = 400, 0.95
     images = tf.constant(random_images(shape=shape) + 3)
     axes = tuple(range(len(shape) - 1))
     means, variance = images.numpy().mean(axes), images.numpy().var(axes)
@@ -273,7 +268,7 @@ def test_a_ramped_momentum_forgets_the_initial_moments(shape):
         moments = np.stack([means + np.sin(n), variance])
         expected = m * expected + (1 - m) * moments
         np.testing.assert_allclose(ours[n], expected, rtol=2e-5)
-    assert np.abs(ours[100] - keras_own[100]).max() > 0.3
+    assert np.abs(ours[20] - keras_own[20]).max() > 0.3
     np.testing.assert_allclose(ours[-1], keras_own[-1], rtol=1e-4)
     np.testing.assert_array_equal(train(BatchNormalization, 1.0)[-1, 1], np.ones(3))
 
@@ -347,14 +342,3 @@ def test_grouped_convolution_computes_what_keras_does(groups, options):
     ours.build(x.shape), theirs.build(x.shape)
     theirs.set_weights(ours.get_weights())
     np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
-
-
-# Channels of zeros.
-
-
-def test_padded_channels_are_zeros_around_the_own():
-    x, layer = random_images(), PadChannels(2, 3)
-    padded = layer(x)
-    expected = np.pad(x, [(0, 0)] * 3 + [(2, 3)])
-    np.testing.assert_array_equal(padded, expected)
-    assert layer(keras.Input(SHAPE[1:])).shape[1:] == expected.shape[1:]

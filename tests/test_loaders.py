@@ -331,17 +331,6 @@ def test_a_data_set_of_ones_own_that_contradicts_itself_is_refused(
         data.load(f"{path}:load")
 
 
-def test_a_data_set_of_ones_own_may_call_numpy(tmp_path):
-    path, call = tmp_path / "mine.py", "tf.numpy_function(lambda i: {}[i], [i], {})"
-    read = f"({call.format('images', 'tf.uint8')}, {call.format('labels', 'tf.int64')})"
-    change = f"train=Own(lambda i: {read}, labels=labels), class_names=list('abc')"
-    path.write_text(WRONG.replace("{change}", change))
-    assert data.load(f"{path}:load").class_names == ["a", "b", "c"]
-    change, path = "train=Own(lambda i: (images[:2], labels[:2]))", tmp_path / "its.py"
-    path.write_text(WRONG.replace("{change}", change))  # NumPy's, not tensors
-    assert data.load(f"{path}:load").train.num_examples == 30
-
-
 # Sources.
 
 NUM = 11

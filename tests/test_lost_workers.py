@@ -166,6 +166,7 @@ def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.row(28, 33)
 def test_row_28_33_when_a_worker_is_killed_the_other_stops(tmp_path):
     with machines(2) as network:

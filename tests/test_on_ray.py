@@ -15,8 +15,8 @@ import signal
 import tempfile
 
 import pytest
-from processes import ROOT, Program, free_ports, run
-from small_runs import assert_equal_states, records, saved_steps
+from processes import Program, free_ports, run
+from small_runs import assert_equal_states
 
 from towers.run.checkpointer import Checkpointer
 
@@ -184,41 +184,3 @@ class TestOnRay:
         words = "was killed by signal 9 (Killed)" if which == "worker" else "is lost: "
         assert f"towers.on_ray: worker {victim} {words}" in run.output
         assert_equal_states(state_of(run), uninterrupted)
-
-    def test_a_signal_saves_and_the_same_command_continues(
-        self, ray, uninterrupted, tmp_path
-    ):
-        run = ray.train(tmp_path / "run", max_restarts=1)
-        wait_for_checkpoint(run)
-        run.process.terminate()
-        assert run.wait(300) == 75, run.output
-        assert not workers_of(run)
-        saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
-        assert f"step {saved} of" in run.output and "restored" not in run.output
-        run = ray.train(tmp_path / "run")
-        assert run.wait(300) == 0, run.output
-        assert f"restored step {saved} " in run.output
-        assert_equal_states(state_of(run), uninterrupted)
-
-    def test_a_search_that_was_killed_continues(self, ray, tmp_path):
-        """The program of docs/python.md."""
-        page = (ROOT / "docs" / "python.md").read_text().partition("\nWith Ray ")[2]
-        code = "\n".join(x[4:] for x in page.splitlines() if x[:4] == "    " or not x)
-        (tmp_path / "search.py").write_text(code.replace("samples=10", "samples=2"))
-        runs = tmp_path / "runs" / "tune"
-        for is_first in (True, False):
-            program = Program(["search.py"], tmp_path, ray.environ)
-            program.is_plain = False
-            with program:
-                if is_first:
-                    program.wait_until(
-                        lambda: [*filter(saved_steps, runs.glob("[0-9a-f]*_*"))], 300
-                    )
-                    program.process.kill()
-                assert program.wait(300) == -9 * is_first, program.output
-        assert re.search(r"restored step \d+ ", program.output), program.output
-        paths = [path.parent for path in runs.glob("*/metrics.jsonl")]
-        assert [saved_steps(path)[-1] for path in paths] == 2 * [141]
-        last = [records(path)[-1]["validation_accuracy_ema"] for path in paths]
-        [line] = re.findall("^{'learning_rate': .*", program.output, re.M)
-        assert float(line.split()[-1]) == pytest.approx(max(last), abs=1e-6)

@@ -13,17 +13,14 @@ from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
-from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import (
-    Optimizer,
     create_optimizer,
     orthogonalized,
 )
 from towers.optim.update import Update, moving_averages
 from towers.optim.vector import Layout
 from towers.parallel import strategies
-from towers.parallel.copies import Initial
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
@@ -368,26 +365,3 @@ def taking_recipe(case, network):
         hyper=CASES[case].hyper,
         decays=decays,
     )
-
-
-def test_an_update_that_needs_whole_parameters_is_refused():
-    network = networks.plain_network()
-    update = taking_recipe("muon", network).update(8)
-    devices = ["/CPU:0", "/CPU:1"]
-    with pytest.raises(ConfigError, match="group_size=2: .* whole parameters"):
-        strategies.model_parallel(
-            Initial.of(network.model), update, devices, 8, group_size=2
-        )
-
-
-def test_an_update_that_drops_a_slot_is_refused():
-    def update(param, slots, gradient, context):
-        return param - context.rate * gradient, {}
-
-    variables = [keras.Variable(np.ones([3, 2]), name="kernel")]
-    layout = Layout({v.path: v for v in variables})
-    vectors = layout.pack([v.value for v in variables])
-    step = Update(Optimizer(("velocity",), update), lambda step: tf.constant(0.1))
-    with pytest.raises(ConfigError, match="it declares .'velocity'."):
-        number, norm = tf.constant(0, tf.int64), tf.constant(1.0)
-        step(layout, number, vectors, {"velocity": vectors}, vectors, norm)

@@ -1,13 +1,11 @@
 """Phases of a run: progressive resizing, layer freezing."""
 
-import dataclasses
 import math
 
 import keras
 import networks
 import numpy as np
 import pytest
-import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import (
@@ -23,11 +21,9 @@ from towers.optim.phases import (
     downscale,
     phase_at,
     phases_of,
-    resize_to_phase,
 )
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.training.train import train
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 6, 2, 4
 SMALL_SHAPE = (6, 6, 3)
@@ -41,11 +37,6 @@ def test_images_are_downscaled_as_by_tensorflow(size):
     np.testing.assert_allclose(
         downscale(tf.constant(images), *size), expected, atol=1e-5
     )
-
-
-def test_images_are_not_enlarged():
-    with pytest.raises(ValueError, match="cannot be downscaled to 9x8"):
-        downscale(tf.zeros([2, 8, 8, 3]), 9, 8)
 
 
 def test_a_step_belongs_to_the_phase_that_has_not_ended():
@@ -122,38 +113,3 @@ def test_every_strategy_computes_the_phases_as_the_oracle_does(
     )
     assert_equal_to_oracle(strategy.state(), expected)
     assert_some_are_clipped(expected.reports, recipe)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"input": "resident"}])
-def test_a_run_in_two_parts_goes_through_its_phases(
-    options, tmp_path, monkeypatch, capfd
-):
-    """Ten steps; the first four have small images."""
-    data_set = small_runs.small_data()
-    small_runs.use(monkeypatch, pooled_network, data_set)
-    config = small_runs.small_config(early_sizes="6:0.4", **options)
-    whole = train(tmp_path / "whole", config).state
-    assert "images       6x6 until step 4, then 8x8" in capfd.readouterr().out
-    for max_steps in (3, 5):  # in the middle of each phase
-        train(tmp_path / "parts", dataclasses.replace(config, max_steps=max_steps))
-    small_runs.assert_equal_states(train(tmp_path / "parts", config).state, whole)
-    other = train(tmp_path / "other", dataclasses.replace(config, early_sizes="")).state
-    assert not np.array_equal(
-        other["params/conv1/kernel"], whole["params/conv1/kernel"]
-    )
-
-
-def pooled_network(*, image_shape, num_classes, width, regularizer):
-    images = keras.Input(image_shape, name="images")
-    x = keras.layers.Conv2D(4, 3, name="conv1")(images)
-    x = keras.layers.GlobalAveragePooling2D(name="pool1")(x)
-    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
-
-
-def test_a_batch_keeps_all_but_its_images():
-    network = networks.plain_network()
-    [batch] = networks.random_batches(1, 4, image_shape=(16, 16, 3))
-    found = resize_to_phase(batch, network.model)
-    assert found["images"].shape == (4, 8, 8, 3)
-    assert all(found[name] is batch[name] for name in ("labels", "dropout1_noise"))

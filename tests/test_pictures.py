@@ -18,14 +18,6 @@ def test_images_are_enlarged_in_whole_pixels_and_those_of_floats_stretched():
     np.testing.assert_allclose(stretched, expected, atol=1)
 
 
-def test_of_many_channels_the_first_ones_are_shown():
-    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 5), np.uint8)
-    for count, shown in ((5, [0, 1, 2]), (2, [0, 0, 0])):
-        picture = captioned_images(images[..., :count], [[], []])
-        expected = captioned_images(images[..., shown], [[], []])
-        np.testing.assert_array_equal(picture, expected)
-
-
 def test_a_caption_changes_pixels_below_its_image_alone():
     images = np.zeros((2, 4, 4, 3), np.uint8)
     bare, named = (captioned_images(images, [[x], [x]]) for x in ("", "W" * 99))

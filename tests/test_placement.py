@@ -212,19 +212,6 @@ def check_cases(first):
         assert_every_kernel(fields_of(case))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"strategy": "async_towers", "parameter_device": "gpu"},
-        {"strategy": "towers"},
-        {"strategy": "model_parallel", "group_size": 2, "num_towers": 4},
-    ],
-)
-def test_steps_that_may_be_skipped_have_every_kernel(fields):
-    assert_every_kernel({"model": "lenet", "on_nonfinite": "skip"} | fields)
-
-
 def assert_every_kernel(fields):
     trained = traced.on_gpus(**fields)
     missing, on_host, unasked = [], [], []
@@ -235,18 +222,3 @@ def assert_every_kernel(fields):
     assert not missing
     assert {group.type for group in on_host} <= set(placement.HOST_OPERATIONS)
     assert not unasked
-
-
-@pytest.mark.slow
-def test_what_xla_compiles_of_a_tower_has_its_kernels():
-    calls = traced.on_gpus(model="resnet20", compile="xla").calls()
-    compiled = [
-        p for call in calls for p in placement.placements(call.graph) if p.compiled
-    ]
-    # On the host: the update of the shared variables.
-    assert {p.device for p in compiled} == {"/CPU:0", "/GPU:0", "/GPU:1"}
-    assert {p.device for p in compiled if p.op.type == "Conv2DBackpropFilter"} == {
-        "/GPU:0",
-        "/GPU:1",
-    }
-    assert all(p.has_kernel() for p in compiled)

@@ -312,15 +312,6 @@ def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
 # In an augmentation.
 
 
-def test_the_augmentation_is_a_crop_then_the_operations_on_whole_values():
-    images, drawn = tf.constant(random_images()), Drawn()
-    actual = augment("rand_augment").train(images, drawn)
-    whole = tf.round(crop_resize_flip(images, drawn))
-    expected = policies.rand_augment(whole, drawn)
-    expected = (expected - MEAN) / DEVIATION
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "name,policy",
     [
@@ -357,7 +348,9 @@ def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
         np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [*POLICIES])
+@pytest.mark.parametrize(
+    "name", [slow(name) if name == "augmix" else name for name in POLICIES]
+)
 def test_on_gpus_no_shape_depends_on_values_and_the_bits_are_the_same(name):
     images, options = some_images(SHAPE), {"policy": name}
     here = augment("pad_crop_flip", **options).train(images, Drawn(n=len(images)))

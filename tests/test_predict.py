@@ -283,13 +283,6 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == 2  # the image and the file
 
 
-def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
-    with pytest.raises(ConfigError, match="did you mean 'logits'. layers: flatten, lo"):
-        write_predictions(workdir, [str(photos)], features="logit")
-    with pytest.raises(ConfigError, match="features=logits with form=csv"):
-        write_predictions(workdir, [str(photos)], features="logits", form="csv")
-
-
 # Files.
 
 

@@ -144,10 +144,3 @@ def test_a_compiled_function_draws_the_same_numbers(jit_compile):
     # An argument, since what depends on constants alone is computed before.
     for counter in (tf.constant(5, tf.int64), tf.constant(2**40, tf.int64)):
         np.testing.assert_array_equal(compiled(counter), drawn(counter))
-
-
-def test_a_graph_draws_the_same_permutation():
-    compiled = tf.function(lambda epoch: permutation(3, "order", epoch, 100))
-    for epoch in (0, 2**40):
-        actual = compiled(tf.constant(epoch, tf.int64))
-        np.testing.assert_array_equal(actual, order(3, "order", epoch, 100))

@@ -8,12 +8,10 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 
-from towers.config import Config
 from towers.data.augment.augmentation import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
-from towers.errors import ConfigError
 from towers.training.train import train
 
 
@@ -84,8 +82,3 @@ def test_sources_in_memory_know_their_size_and_are_copied_to_a_device():
     np.testing.assert_array_equal(actual, images[[1, 4, 1]])
     np.testing.assert_array_equal(copy.sample_weights, [4, 1])
     np.testing.assert_array_equal(of_classes, labels[[1, 4, 1]])
-
-
-def test_asynchronous_towers_draw_from_a_stream():
-    with pytest.raises(ConfigError, match="^input=resident with strategy=async_towers"):
-        Config(strategy="async_towers", input="resident")

@@ -3,11 +3,9 @@
 import dataclasses
 import time
 
-import keras
 import numpy as np
 import pytest
 import small_runs
-from keras import layers
 from marks import slow
 from small_runs import small_config
 
@@ -17,12 +15,6 @@ from towers.training.train import train
 
 # So small a rate leaves every float32 parameter where it was.
 STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
-
-
-def network_of_other_names(*, image_shape, num_classes, width, regularizer):
-    images = keras.Input(image_shape, name="images")
-    x = layers.Flatten(name="flatten")(images)
-    return keras.Model(images, layers.Dense(num_classes, name="last")(x))
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +70,6 @@ def test_what_does_not_fit_is_drawn_and_listed(tmp_path, other_run, monkeypatch,
         "not taken: state/norm1/moving_variance [4] is not there",
         "not taken: params/conv1/bias is only there",
     ]
-
-
-def test_a_folder_without_a_checkpoint_or_with_nothing_that_fits_is_refused(
-    tmp_path, other_run, monkeypatch
-):
-    workdir, _ = other_run
-    small_runs.use(monkeypatch, network_of_other_names)
-    with pytest.raises(CheckpointError, match=r"^init_from=nowhere: .* no checkpoint"):
-        train(tmp_path / "a", small_config(init_from="nowhere"))
-    with pytest.raises(
-        CheckpointError, match=r"nothing in .* fits; params/last/kernel"
-    ):
-        train(tmp_path / "b", small_config(init_from=str(workdir)))
 
 
 # Checkpoints are written while training goes on.

@@ -234,34 +234,6 @@ def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeyp
     assert before and small_runs.snapshot(workdir) == before
 
 
-# What is no run's folder.
-
-
-@pytest.mark.row(38)
-def test_row_38_a_folder_that_cannot_be_looked_into_or_used_is_refused(tmp_path):
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    for path in (loop, tmp_path / ("x" * 300)):
-        with pytest.raises(ConfigError, match=f"{path}"):
-            evaluate(path)
-        with pytest.raises(ConfigError, match="choose another --workdir"):
-            train(path, small_config())
-    for name in (os.fsdecode(b"run-\xff"), "lr[0.1]", "a\\b"):
-        with pytest.raises(ConfigError, match="is not UTF-8|a bracket or a backslash"):
-            train(tmp_path / name, small_config())
-
-
-def test_a_start_that_fails_leaves_no_folder(tmp_path):
-    config = small_config(num_towers=500, batch_size=500)
-    with pytest.raises(ConfigError):
-        train(tmp_path / "runs" / "new", config)
-    assert not (tmp_path / "runs" / "new").exists()
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(ConfigError):
-        train(tmp_path / "mine", config)
-    assert (tmp_path / "mine").exists()
-
-
 # Row 41.
 
 

@@ -4,7 +4,6 @@ import base64
 import html.parser
 import io
 import json
-import shutil
 from xml.etree import ElementTree
 
 import numpy as np
@@ -120,14 +119,6 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
     texts = "".join(page.texts)
     for name in (*NAMES[:4], "\\x1b[31mred\\n", "r<b>&'\"n"):
         assert name in texts
-
-
-def test_without_metrics_a_report_has_no_curves(tmp_path):
-    workdir = shutil.copytree(small_runs.uninterrupted(CONFIG).path, tmp_path / "run")
-    (workdir / "metrics.jsonl").unlink()
-    evaluate(workdir, report=True)
-    text = (workdir / "report/index.html").read_text()
-    assert "there are no curves" in text and "Confusion matrix" in text
 
 
 @pytest.mark.row(35)

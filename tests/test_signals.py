@@ -192,13 +192,6 @@ def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(
     )
 
 
-def test_row_12_a_signal_during_the_last_save_changes_nothing(tmp_path):
-    config = small_config()
-    with pytest.MonkeyPatch.context() as patch:
-        halt_at(patch, "saving", Halt(signal.SIGTERM, hold=False))
-        assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)
-
-
 class StepBegun:
     """A trainer whose waiting call gets its data just after a signal."""
 

@@ -135,11 +135,6 @@ def test_what_does_not_standardize_is_refused(options, words):
         small_config(**options)
 
 
-def test_numbers_of_other_channels_are_refused():
-    with pytest.raises(ConfigError, match="2 means and 1 .* images of 3 channels"):
-        build.build(small_config(standardize="0.1,0.2:0.5"))
-
-
 def test_variances_of_keras_for_imagenet_become_those_of_pixels():
     """(x - mean) / sqrt(variance) with that of torchvision, and no other is changed."""
     std = np.array([0.229, 0.224, 0.225])

@@ -11,11 +11,8 @@ import sys
 import pytest
 from prepared_sets import features, message, random_examples, store
 
-from towers.config.storage import from_json
 from towers.data.sets import tfds
-from towers.errors import CheckpointError, TowersError
-from towers.run.metrics import read_metrics
-from towers.run.weights import open_weights
+from towers.errors import TowersError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -69,21 +66,6 @@ def bomb(tmp_path):
     assert not fired.exists()
     pickle.loads(content).close()
     assert fired.exists()
-
-
-def test_a_config_and_metrics_are_not_unpickled(tmp_path, bomb):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(bomb)
-    assert read_metrics(path) == ([], True)
-    with pytest.raises((ValueError, TowersError)):
-        from_json(bomb.decode("latin-1"))
-
-
-def test_no_file_of_weights_is_unpickled(tmp_path, bomb):
-    for name in "a.keras", "a.h5", "a.weights.h5", "a.index":
-        (tmp_path / name).write_bytes(bomb)
-        with pytest.raises(CheckpointError), open_weights(str(tmp_path / name)):
-            pass
 
 
 # Data that tensorflow-datasets has prepared.

@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import pytest
 import tensorflow as tf
-from prepared_sets import CLASSES, all_of, features, message, random_examples, store
+from prepared_sets import all_of, features, message, random_examples, store
 
 from towers import data
 from towers.data.files.image_files import ImageOptions, Survey
@@ -152,25 +152,6 @@ def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path, monkeypatch
     assert text == f"{tmp_path}/flowers: cannot be read: Permission denied"
 
 
-def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
-    from tensorflow_datasets import features as kinds
-
-    some = [{**x, "other": x["label"]} for x in random_examples(2, 0)]
-    real = [{**x, "image": np.zeros((8, 6, 1), np.float32)} for x in some]
-    names = kinds.ClassLabel(names=CLASSES)
-    of_reals = kinds.Image(shape=(8, 6, 1), dtype=np.float32)
-    for number, (examples, wrong, expected) in enumerate(
-        (
-            (some, spec(label=None), "its features are image (Image)"),
-            (some, spec(image=None), "its features are label (ClassLabel)"),
-            (some, spec(other=names), "other (ClassLabel)"),
-            (real, spec(image=of_reals), "float32; only images of 8 or 16 bits"),
-        )
-    ):
-        store(tmp_path, examples, None, f"set_{number}", wrong)
-        assert expected in refusal(tmp_path, f"set_{number}")
-
-
 def test_records_are_those_that_tensorflow_reads(tmp_path):
     contents = [bytes([i]) * (7 * i % 50) for i in range(30)]
     paths = [str(tmp_path / name) for name in ("a", "b", "empty", "c")]
@@ -188,26 +169,6 @@ def test_records_are_those_that_tensorflow_reads(tmp_path):
         os.truncate(paths[3], size - cut)
         with pytest.raises(ValueError, match="c: record .* breaks off"):
             tfds.Records(paths)
-
-
-@each_format
-@pytest.mark.row(21)
-def test_row_21_a_label_out_of_range_is_named(tmp_path, file_format):
-    from tensorflow_datasets import features as kinds
-
-    examples = random_examples(6, 0)
-    examples[4]["label"] = len(CLASSES)
-    four = spec(label=kinds.ClassLabel(num_classes=4))
-    folder = store(tmp_path, examples, examples, spec=four, file_format=file_format)
-    path = pathlib.Path(folder) / "features.json"
-    text = path.read_text()
-    path.write_text(text.replace('"numClasses": "4"', '"numClasses": "3"'))
-    text = refusal(tmp_path)
-    assert text.startswith(f"{folder}: split 'train', image ")
-    assert "has the label 3, expected 0 to 2" in text
-    survey = Survey()
-    load(tmp_path, survey=survey)
-    assert len(survey.faults) == 1
 
 
 def spoil_record(path):
@@ -273,20 +234,3 @@ def test_a_damaged_folder_is_refused(prepared, tmp_path, name, damage):
     damage(pathlib.Path(prepared) / name)
     for text in (message(in_memory, prepared), refusal(tmp_path)):
         assert text.startswith(f"{prepared}: ")
-
-
-def test_what_is_no_published_data_set_is_refused(tmp_path):
-    from tensorflow_datasets import features as kinds
-
-    some = random_examples(2, 0)
-    wide = [{**x, "image": np.zeros((8, 6, 3), np.uint16)} for x in some]
-    deep = kinds.Image(shape=(8, 6, 3), dtype=np.uint16)
-    for number, (examples, test, image, expected) in enumerate(
-        (
-            (some, None, kinds.Image(shape=(8, 6, 3)), "has no split 'test', only tr"),
-            (some, some, kinds.Image(), "found uint8 [None, None, 3]"),
-            (wide, wide, deep, "found uint16 [8, 6, 3]"),
-        )
-    ):
-        folder = store(tmp_path, examples, test, f"set_{number}", features(image=image))
-        assert expected in message(in_memory, folder)

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import small_runs
+from marks import slow
 from small_runs import records, small_config
 
 from towers.run.periods import Periods
@@ -54,7 +55,7 @@ def test_a_mean_begins_anew_with_an_epoch():
     "options",
     [
         {"strategy": "replicated", "accumulate_steps": 2, "batch_size": 5},
-        {"strategy": "async_towers", "max_staleness": 1},
+        slow({"strategy": "async_towers", "max_staleness": 1}),
     ],
 )
 def test_the_epoch_means_are_those_of_all_batches(tmp_path, options):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
-from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import phases_of
 from towers.parallel.tower import count_correct, tower_gradients
@@ -122,23 +121,3 @@ def test_a_mixed_image_is_right_where_its_largest_share_is_predicted():
     labels = tf.constant([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.0, 1.0, 0.0]])
     assert float(count_correct(logits, labels)) == 2
     assert float(count_correct(logits, tf.constant([0, 1, 1]))) == 2
-
-
-# The names under which a tower's parameters and state are known.
-
-
-def test_two_variables_of_one_name_are_refused():
-    variables = []
-    for _ in range(2):
-        images = keras.Input((2,))
-        model = keras.Model(images, keras.layers.Dense(2, name="logits")(images))
-        variables += model.trainable_variables
-    with pytest.raises(ValueError, match="logits/bias.*logits/kernel"):
-        variable_names(variables)
-
-
-def test_a_random_generator_in_the_model_is_refused():
-    """A tower would then depend on how often it ran."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5, seed=1)])
-    with pytest.raises(ValueError, match="seed_generator.*towers.models.layers"):
-        variable_names(model.non_trainable_variables)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from small_runs import (
-    HELD_OUT,
     assert_equal_states,
     records,
     saved,
@@ -213,27 +211,6 @@ def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path)
 # Finished runs, and starting again.
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        slow({"max_steps": 5}),
-        slow({"num_epochs": 1.0, "max_steps": 7}),
-        {"num_epochs": 1.0, "schedule": "cosine"},
-    ],
-)
-def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, changes):
-    """They are tried: each run goes on to its tenth step."""
-    config = small_config(**changes)
-    train(tmp_path, config)
-    train(tmp_path, config)
-    [line] = [x for x in capfd.readouterr().out.splitlines() if "is finished" in x]
-    options = dict(re.findall(r"--(\w+)=([\w.]+)(?=[ ;])", line))
-    allowed = options.pop("allow_change", "")
-    values = {name: FIELDS[name].type(value) for name, value in options.items()}
-    config = dataclasses.replace(config, **values)
-    assert train(tmp_path, config, allow_change=allowed.split()).step == 10
-
-
 def test_a_step_of_more_images_than_there_are_is_warned_of(tmp_path, capfd):
     options = {"validation_fraction": 0.4, "accumulate_steps": 3, "max_steps": 1}
     for batch_size in (10, 11):
@@ -311,24 +288,6 @@ def test_overwrite_removes_nothing_where_the_new_run_cannot_start(
     with pytest.raises(DataError):
         train(half_way, small_config(), overwrite=True)
     assert snapshot(half_way) == before
-
-
-def test_the_best_step_on_held_out_images_stays():
-    held_out = uninterrupted(small_config(**HELD_OUT))
-    lines = [line for line in held_out.records if "validation_accuracy" in line]
-    assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
-    accuracies = {line["step"]: line["validation_accuracy_ema"] for line in lines}
-    losses = {line["step"]: line["validation_loss_ema"] for line in lines}
-    best = max(accuracies, key=lambda step: (accuracies[step], -losses[step]))
-    assert best < 15, "the last step was the best: the test says nothing"
-    assert saved_steps(held_out.path) == [best, 15]
-    stored = saved(held_out.path).trainer_state["best"]
-    assert stored == {
-        "step": best,
-        "accuracy": accuracies[best],
-        "loss": losses[best],
-    }
-    assert not [name for line in lines for name in line if "test" in name]
 
 
 # Row 14: not a number.

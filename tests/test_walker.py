@@ -56,11 +56,6 @@ def test_gradients_over_devices_are_those_of_one_tape():
     np.testing.assert_allclose(of_b, 2 * np.cos(x * w) * x)
 
 
-def test_a_value_is_not_used_where_it_is_not():
-    with pytest.raises(ValueError, match="/CPU:0 is used on /CPU:1"):
-        DeviceTape().apply("/CPU:1", tf.identity, [Value(tf.ones(1), "/CPU:0")])
-
-
 # The split of layers.
 
 
@@ -195,28 +190,6 @@ def test_padded_channels_move_no_more_than_they_must(
     assert sum(x.shape[-1] for x in tape.moved) == moved
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cls,options",
-    [
-        (strategies.model_parallel, {"group_size": 2}),
-        (strategies.towers, {"sync_batch_norm": True}),
-    ],
-)
-def test_layers_compute_in_their_own_precision(cls, options):
-    """With bfloat16 as well, where parameters and images are float32."""
-    network = networks.residual_network("mixed_bfloat16")
-    batches = networks.random_batches(1, 8)
-    strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
-    graph = strategy._inspect.get_concrete_function(
-        0, strategy._feed.batches_of(0)
-    ).graph
-    products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
-    assert {op.type for op in products} == {"Conv2D", "MatMul"}
-    assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
-    assert strategy.train(1)["step"] == 1
-
-
 # What crosses devices.
 
 
@@ -263,25 +236,3 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     groups.trace()
     assert groups.transferred_bytes > 0
     assert sent_bytes(groups) == groups.transferred_bytes
-
-
-def test_columns_that_match_the_split_need_no_transfer():
-    """AlexNet's two columns: only the dense layer's inputs and the logits cross."""
-    model = networks.model_of(
-        layers.Conv2D(8, 3, padding="same", name="conv1"),
-        layers.ReLU(name="relu1"),
-        layers.Conv2D(8, 3, padding="same", groups=2, name="conv2"),
-        layers.ReLU(name="relu2"),
-        layers.GlobalAveragePooling2D(name="pool"),
-        layers.Dense(networks.NUM_CLASSES, name="logits"),
-        shape=networks.IMAGE_SHAPE,
-    )
-    network = networks.Network(model, [], {})
-    batches = networks.random_batches(2, 10)
-    groups = create_trainer(
-        strategies.model_parallel, network, Recipe(), batches, 2, group_size=2
-    )
-    groups.trace()
-    features, floats = 10 * 8, 4
-    logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)
-    assert groups.transferred_bytes == 2 * floats * (features + logits_of_the_second)

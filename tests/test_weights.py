@@ -177,14 +177,6 @@ def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
         fill(path, empty_state())
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_option(tmp_path, monkeypatch):
-    use(monkeypatch, create_network)
-    path = tmp_path / "a.keras"
-    path.write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match=f"^init_from={path}: "):
-        train(tmp_path / "run", small_config(**STILL, init_from=str(path)))
-
-
 def test_half_a_file_is_refused(written, tmp_path):
     for name in ("model.keras", "model.h5"):
         content = (written / name).read_bytes()

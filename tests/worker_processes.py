@@ -32,8 +32,6 @@ class Job:
         calls: steps of each call.
         clip_norm: see `Recipe`.
         seed: of the batches.
-        checkpoint: file of the state to begin with, or empty.
-        tta: of the evaluation that follows, or empty for none.
         options: of the strategy.
     """
 
@@ -45,8 +43,6 @@ class Job:
     calls: tuple[int, ...] = (1, 4, 5)
     clip_norm: float = 0.0
     seed: int = 0
-    checkpoint: str = ""
-    tta: str = ""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def create_network(self):
@@ -80,8 +76,6 @@ class Job:
         """
         from recipes import create_trainer
 
-        from towers.data.augment.tta import create_tta
-
         return create_trainer(
             strategy,
             self.create_network(),
@@ -92,21 +86,9 @@ class Job:
             update_fn=self.recipe().update(self.accumulate_steps * self.batch_size),
             accumulate_steps=self.accumulate_steps,
             sync_batch_norm=self.network == "sync" or ":" in self.network,
-            tta=create_tta(self.tta or "none"),
             **options,
             **self.options,
         )
-
-    def evaluation_batches(self) -> list[dict]:
-        """Of 13 images each; 3 of the last fill it up."""
-        import networks
-
-        batches = networks.random_batches(3, 13, seed=7)
-        for number, batch in enumerate(batches):
-            batch["weights"] = np.ones(13, np.float32)
-            batch["positions"] = 13 * number + np.arange(13)
-        batches[-1]["weights"][10:] = 0
-        return batches
 
 
 class WorkerProcesses:
@@ -127,7 +109,7 @@ class WorkerProcesses:
 
     def do(self, job: Job) -> dict[str, np.ndarray]:
         """What the chief has after a job: the state by name, the metrics of each call
-        as "metrics/0/loss" and so on, the counts of an evaluation as "counts/correct".
+        as "metrics/0/loss" and so on.
 
         All workers must have the same bits.
         """
@@ -166,7 +148,6 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
-    import networks
 
     from towers.cluster.connect import connect
     from towers.data.share import Share, shares
@@ -182,7 +163,6 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
     assert_started(workers, signals)
     strategy = strategies.multi_worker
-    trained = None
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
         sizes = shares(job.batch_size, len(addresses) * num_devices)
@@ -190,28 +170,14 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         part = Share(
             sum(sizes[:first]), sum(sizes[first : first + num_devices]), job.batch_size
         )
-        start, trained = trained, dataclasses.replace(job, checkpoint="")
-        # A checkpoint replaces all that the job before has trained.
-        if not job.checkpoint or trained != start:
-            own = [own_part(x, part, job.accumulate_steps) for x in job.batches()]
-            trainer = job.create_trainer(strategy, num_devices, own, workers=workers)
-        if job.checkpoint:
-            with np.load(job.checkpoint) as state:
-                trainer.load(workers.broadcast(dict(state)))
+        own = [own_part(x, part, job.accumulate_steps) for x in job.batches()]
+        trainer = job.create_trainer(strategy, num_devices, own, workers=workers)
         result = {}
         for call, num_steps in enumerate(job.calls):
             num_steps, *_ = workers.agree(num_steps, False, False, False)
             metrics = trainer.train(num_steps)
             result |= {f"metrics/{call}/{k}": v for k, v in metrics.items()}
         result |= trainer.state()
-        if job.tta:
-            part = dataclasses.replace(part, whole=13)
-            batches = [own_part(batch, part) for batch in job.evaluation_batches()]
-            feed = networks.feed_of(
-                batches, shares(part.size, num_devices), trainer.devices
-            )
-            counts = trainer.evaluate(feed, len(batches)).reported
-            result |= {f"counts/{name}": value for name, value in counts.items()}
         path = pathlib.Path(folder, f"{number}-{index}.npz")
         np.savez(path, **result)
         print(path, flush=True)

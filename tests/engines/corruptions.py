@@ -7,8 +7,6 @@ import random
 import signal
 from collections.abc import Iterator
 
-from example_checkpoints import STATE, rewrite_manifest
-
 # JSON texts of another form than any file of a run.
 WRONG_TEXTS = {
     "empty": "",
@@ -108,10 +106,3 @@ def _overwritten(content, at, block):
     """The size stays."""
     block = block[: len(content) - at]
     return content[:at] + block + content[at + len(block) :]
-
-
-def resign(checkpoint: pathlib.Path, state_text: str) -> None:
-    """Writes another trainer state, and a manifest that agrees with it."""
-    content = state_text.encode("utf-8", "surrogatepass")
-    (checkpoint / STATE).write_bytes(content)
-    rewrite_manifest(checkpoint)
