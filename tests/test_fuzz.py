@@ -2,7 +2,6 @@
 line: rows 17, 34, 37 and 42."""
 
 import contextlib
-import dataclasses
 import decimal
 import itertools
 import json
@@ -16,7 +15,6 @@ from absl import flags as absl_flags
 from engines import fuzzing
 from engines.corruptions import WRONG_TEXTS, WRONG_VALUES
 from engines.fuzzing import many_inputs
-from example_checkpoints import example_tensors
 from hypothesis import strategies as st
 from marks import slow
 
@@ -25,14 +23,7 @@ from towers.config import FIELDS, Config, factories, from_json, to_json
 from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
-from towers.run.checkpoint import Snapshot
-from towers.run.checkpoint import read as read_checkpoint
-from towers.run.checkpointer import Checkpointer
-from towers.run.dataset_info import DatasetInfo
-from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
-from towers.run.progress import Progress
-from towers.run.restore import validate_trainer_state
 
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -132,23 +123,6 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
     many = st.lists(line).map(b"\n".join)
     huge = [b'{"step": %d, "loss": 1}' % step for step in (-(10**20), 2**63, -1)]
     fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=(), always=huge)
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A folder as a run writes it."""
-    best = {"step": 1, "accuracy": 0.5, "loss": 0.1}
-    progress = Progress(step=1, best=best, open_record={"step": 1}, accuracy=0.5)
-    state = {"images_seen": 64, **progress.to_json()}
-    state |= {"config": dataclasses.asdict(Config())}
-    info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
-    state |= {"dataset_info": dataclasses.asdict(info)}
-    tensors = {"step": example_tensors(1)["step"]}
-    path = Checkpointer(tmp_path).save(Snapshot(1, tensors, state))
-    checkpoint = read_checkpoint(path)
-    validate_trainer_state(checkpoint)
-    assert RunFolder(tmp_path).stored_config
-    return checkpoint
 
 
 # Options.
