@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from towers.evaluation.predict import predict as predict
     from towers.evaluation.predict import write_predictions as write_predictions
     from towers.evaluation.restored import load_run as load_run
+    from towers.evaluation.soup import average as average
+    from towers.evaluation.studies import calibrate as calibrate
+    from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
+    from towers.evaluation.studies import find_suspects as find_suspects
     from towers.exporting.export import export as export
     from towers.training.dry_run import dry_run as dry_run
     from towers.training.lr_range import lr_range_test as lr_range_test
@@ -40,10 +44,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _MODULES = {
     "Config": "config",
+    "average": "evaluation.soup",
+    "calibrate": "evaluation.studies",
     "compare": "evaluation.comparison",
     "dry_run": "training.dry_run",
     "evaluate": "evaluation.evaluate",
+    "evaluate_ensemble": "evaluation.studies",
     "export": "exporting.export",
+    "find_suspects": "evaluation.studies",
     "load_run": "evaluation.restored",
     "lr_range_test": "training.lr_range",
     "predict": "evaluation.predict",

@@ -61,6 +61,7 @@ class Parts:
         data: the data set.
         train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
+        train_source: the images that are trained on; None where they were not loaded.
         eval_split: name and source of the images that evaluations during training use:
             "validation" where the data set has such or a part of the training set is
             held out, else "test".
@@ -75,6 +76,7 @@ class Parts:
     data: DataSet
     train_batches: TrainBatches | None
     augment: Augment
+    train_source: Source | None
     eval_split: tuple[str, Source]
     model: keras.Model
     phases: tuple[Phase, ...]
@@ -191,6 +193,7 @@ def build(
         data=data_set,
         train_batches=train_batches,
         augment=augment,
+        train_source=train_source,
         eval_split=eval_split,
         model=model,
         phases=phases,

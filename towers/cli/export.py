@@ -31,6 +31,7 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "images", [], "Image files, and folders of them, in place of the data set's."
     )
+    flags.DEFINE_bool("calibrated", False, "With the temperature of run_eval.py.")
     flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")
     config_flags.define_config_flags(["data_dir"])
 
@@ -46,6 +47,7 @@ def main(_):
             step=values.step,
             data_dir=config_flags.given_flags().get("data_dir", ""),
             images=values.images,
+            calibrated=values.calibrated,
             overwrite=values.overwrite,
         )
 

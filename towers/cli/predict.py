@@ -27,6 +27,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
     flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
+    flags.DEFINE_bool("calibrated", False, "With the temperature of run_eval.py.")
     flags.DEFINE_string("features", "", "Layer whose activations are written.")
     flags.DEFINE_string(
         "output", "", "File of the results; default: standard output, or features.npz."
@@ -47,6 +48,7 @@ def main(argv):
         prediction_config(folder, values.step, **config_flags.given_flags()),
         step=values.step,
         use_ema=values.use_ema,
+        calibrated=values.calibrated,
         top=values.top,
         form="json" if values.json else "csv" if values.csv else "table",
         features=values.features,

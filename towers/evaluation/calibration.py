@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from towers.evaluation.predictions import LabelSets, Predictions
+from towers.evaluation.predictions import LabelSets, Predictions, sigmoid, softmax
 
 # Of the intervals.
 CONFIDENCE = 0.95
@@ -65,3 +65,28 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
             row |= ratio("accuracy", correct, images)
         rows.append(row)
     return rows
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature that makes the cross-entropy of logits / temperature least, from
+    1/100 to 100 (Guo et al. 2017, arXiv:1706.04599).
+
+    Args:
+        logits: [n, classes].
+        labels: integers [n], of a softmax; or bool [n, classes], of sigmoids.
+    """
+    logits = logits.astype(np.float64)
+    multi_label = labels.ndim == 2
+    to_probabilities = sigmoid if multi_label else softmax
+    targets = labels if multi_label else np.eye(logits.shape[1])[labels]
+
+    def slope(log_temperature):
+        """Of the convex cross-entropy, over 1 / temperature; with its sign alone."""
+        probabilities = to_probabilities(logits * math.exp(-log_temperature))
+        return np.sum(logits * (probabilities - targets))
+
+    low, high = -math.log(100), math.log(100)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return math.exp((low + high) / 2)

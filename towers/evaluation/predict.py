@@ -23,7 +23,6 @@ from towers.data.files.paths import shown
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, place_of
 from towers.errors import ConfigError, DataError
-from towers.evaluation.predictions import sigmoid, softmax
 from towers.evaluation.restored import (
     RestoredRun,
     evaluation_devices,
@@ -87,6 +86,7 @@ def predict(
     *,
     step: int | str = "best",
     use_ema: bool | None = None,
+    calibrated: bool = False,
 ) -> Predicted:
     """The predictions for images, in their order. The label of an image file is the
     class whose name its folder has.
@@ -103,6 +103,7 @@ def predict(
         step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
+        calibrated: probabilities with the temperature that `calibrate` has fitted.
 
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float
@@ -113,7 +114,7 @@ def predict(
     Raises:
         TowersError: such as a DataError where no file can be read.
     """
-    prediction = _Prediction(workdir, images, config, step, use_ema)
+    prediction = _Prediction(workdir, images, config, step, use_ema, calibrated)
     batches = list(prediction.batches())
     prediction.report(may_fail=bool(batches))
     paths, labels, logits = (
@@ -123,7 +124,7 @@ def predict(
     return Predicted(
         paths,
         [names[label] if label >= 0 else None for label in labels],
-        prediction.probabilities_fn(np.array(logits)),
+        run.to_probabilities(np.array(logits)),
         names,
         prediction.failed,
         run.thresholds,
@@ -137,6 +138,7 @@ def write_predictions(
     *,
     step: int | str = "best",
     use_ema: bool | None = None,
+    calibrated: bool = False,
     top: int = 5,
     form: str = "table",
     features: str = "",
@@ -145,7 +147,7 @@ def write_predictions(
     """Writes the predictions for images, batch by batch.
 
     Args:
-        workdir, images, config, step, use_ema: as of `predict`.
+        workdir, images, config, step, use_ema, calibrated: as of `predict`.
         top: classes of each image; 0 for all, in the order of the classes, which are
             then the columns of "csv".
         form: "table", "csv" or "json", a line for each image.
@@ -174,7 +176,9 @@ def write_predictions(
         os.path.realpath, RunFolder(workdir).files()
     ):
         raise ConfigError(f"output={path}: is a file of the run; choose another")
-    prediction = _Prediction(workdir, images, config, step, use_ema, features)
+    prediction = _Prediction(
+        workdir, images, config, step, use_ema, calibrated, features
+    )
     if features:
         results = create_features_file(path)
     else:
@@ -184,7 +188,7 @@ def write_predictions(
             form,
             run.class_names,
             top,
-            prediction.probabilities_fn,
+            run.to_probabilities,
             run.thresholds,
         )
     with _errors_of_output(path), results as write:
@@ -200,16 +204,17 @@ class _Prediction:
     Attributes:
         run: with the network.
         failed: path -> why an image cannot be read.
-        probabilities_fn: of the logits.
     """
 
-    def __init__(self, workdir, images, config, step, use_ema, features=""):
+    def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
         self._paths, self._images = paths_or_images(images)
         folder = RunFolder(workdir)
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
         devices = evaluation_devices(config, folder, console.remark)
-        self.run = read_run(workdir, step=step, log=console.remark)
+        self.run = read_run(
+            workdir, step=step, calibrated=calibrated, log=console.remark
+        )
         model = without_noise(self.run.network(weights), features)
         tta = "none" if features else config.tta
         if tta != config.tta:
@@ -219,9 +224,6 @@ class _Prediction:
         message += f"parameters of step {self.run.step}"
         message += f", test-time augmentation {tta}" if tta != "none" else ""
         console.remark(f"predicting with the {message}")
-        self.probabilities_fn = (
-            sigmoid if self.run.dataset_info.multi_label else softmax
-        )
         self._has_classes, self._counts = not features, collections.Counter()
         self.failed: dict[str, str] = {}
 

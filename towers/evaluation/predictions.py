@@ -151,6 +151,11 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
+def to_probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
+    """Probabilities, float64 [n, classes], by a softmax, or by a sigmoid per class."""
+    return sigmoid(logits) if multi_label else softmax(logits)
+
+
 def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
     """The predictions in a result of `Evaluator.counts`."""
     labels, classes, losses = counts["predictions"].T

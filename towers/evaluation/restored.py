@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,11 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
-from towers.config import Config, checks
+from towers.config import Config, checks, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
-from towers.errors import CheckpointError, ConfigError
+from towers.errors import CheckpointError, ConfigError, one_line
 from towers.evaluation.label_sets import read_thresholds
+from towers.evaluation.predictions import sigmoid, to_probabilities
 from towers.models.inference import without_noise
 from towers.models.keras import given
 from towers.parallel import devices
@@ -38,6 +40,7 @@ class RestoredRun:
         config: of the run.
         dataset_info: classes and preprocessing of its data set.
         tensors: the checkpoint's, name -> array.
+        temperature: divides the logits before they become probabilities.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
         mean, deviation: by which images are standardized, per channel, in units of
@@ -50,6 +53,7 @@ class RestoredRun:
     config: Config
     dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+    temperature: float = 1.0
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -136,7 +140,15 @@ class RestoredRun:
         if not self.dataset_info.multi_label:
             return None
         chosen = read_thresholds(RunFolder(self.path).thresholds, self.class_names)
-        return np.full(len(self.class_names), 0.5) if chosen is None else chosen
+        if chosen is None:
+            return np.full(len(self.class_names), 0.5)
+        with np.errstate(divide="ignore"):  # the same logits
+            return sigmoid(np.log(chosen / (1 - chosen)) / self.temperature)
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities, float64 [n, classes], of logits [n, classes]."""
+        logits = logits.astype(np.float64) / self.temperature
+        return to_probabilities(logits, self.dataset_info.multi_label)
 
     @functools.cached_property
     def _augment(self) -> Augment:
@@ -197,19 +209,40 @@ def read_run(
     workdir: str | os.PathLike,
     *,
     step: int | str = "best",
+    calibrated: bool = False,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
     """The trained network of a run, on devices that were chosen before.
 
     Args:
         step: of the checkpoint, "best" or "last".
+        calibrated: with the temperature in `calibration.json`.
         log: takes a line for each checkpoint that is rejected.
+
+    Raises:
+        ConfigError: there is no such file, or no temperature in it.
     """
     checks.check_environment()
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
-    return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
+    temperature = _read_temperature(folder) if calibrated else 1.0
+    return RestoredRun(
+        folder.path, checkpoint.step, config, info, checkpoint.tensors, temperature
+    )
+
+
+def _read_temperature(folder):
+    try:
+        temperature = parse_json(folder.calibration.read_bytes())["temperature"]
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"the temperature is {temperature}")
+        return temperature
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{folder.calibration}: has no temperature ({one_line(error)}); "
+            f"{program('eval')} --calibrate writes it"
+        ) from None
 
 
 def read_checkpoint(

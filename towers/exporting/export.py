@@ -48,6 +48,7 @@ def export(
     step: int | str = "best",
     data_dir: str = "",
     images: Paths = (),
+    calibrated: bool = False,
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Writes the network of a run, with its preprocessing and its class names, in the
@@ -67,6 +68,8 @@ def export(
         step: of the checkpoint, "best" or "last", see `load_run`.
         data_dir: where the run's data set is, whose test images are compared.
         images: image files, and folders of them, in place of these.
+        calibrated: divide the logits that become probabilities by the temperature that
+            `towers.calibrate` has fitted; of formats with probabilities.
         overwrite: replace an earlier export.
 
     Returns:
@@ -77,6 +80,8 @@ def export(
             ExportError where it cannot be written or its logits differ.
     """
     validate_format(format, precision)
+    if calibrated and format in ("keras", "safetensors"):
+        raise ConfigError(f"calibrated with format={format}: it has no probabilities")
     checks.check_environment()
     suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
     if output is None:
@@ -95,7 +100,7 @@ def export(
     staging.validate_output(output, suffix, overwrite)
 
     show_gpus()  # none: they may be training
-    run = read_run(workdir, step=step)
+    run = read_run(workdir, step=step, calibrated=calibrated)
     averages = "the moving averages of " if run.config.ema_decay else ""
     console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)

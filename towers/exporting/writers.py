@@ -35,7 +35,7 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         with tf.name_scope(PREPROCESSING):
             images = run.preprocess(images)
         logits = network(images, training=False)
-        probabilities = to_probabilities(logits)
+        probabilities = to_probabilities(logits / run.temperature)
         results = {"logits": logits, "probabilities": probabilities}
         if run.thresholds is not None:
             results["present"] = probabilities >= tf.constant(

@@ -9,6 +9,8 @@ tensorboard/       event files
 result.json        the last evaluation by run_eval.py
 best               name of the checkpoint of the best evaluation on held-out images
 mistakes.csv       the test images that it predicts wrongly
+calibration.json   the temperature of its probabilities
+suspects.csv       images whose label is probably wrong
 thresholds.json    of label sets, per class the probability from which it is predicted
 report/            index.html and report.json; a comparison with other runs
 """
@@ -68,6 +70,8 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
         self.thresholds = self.path / "thresholds.json"
+        self.calibration = self.path / "calibration.json"
+        self.suspects = self.path / "suspects.csv"
         self.report = self.path / "report"
         self._job = self.path / ".overwritten-by"
         self._is_new = False
@@ -136,6 +140,7 @@ class RunFolder:
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
         reports = self.metrics, self.best, self.result, self.mistakes, self.thresholds
+        reports += self.calibration, self.suspects
         return self.config, self.dataset_info, self.network, *reports
 
     def write_network(self, architecture: str) -> None:

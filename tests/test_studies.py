@@ -1,0 +1,243 @@
+"""Calibration, suspected label errors, ensembles and means of runs, and Grad-CAM."""
+
+import csv
+import dataclasses
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from sklearn import metrics
+
+import towers
+from towers import Config
+from towers.errors import ConfigError
+from towers.evaluation.calibration import fit_temperature
+from towers.evaluation.grad_cam import activation_maps, overlay
+from towers.evaluation.label_errors import label_errors, label_set_errors
+from towers.evaluation.studies import predict_split
+
+CONFIG = Config(
+    model="cnn",
+    width=0.1,
+    augment="none",
+    device="cpu",
+    batch_size=20,
+    num_epochs=2.0,
+    optimizer="adamw",
+    learning_rate=3e-3,
+    ema_decay=0.0,
+    validation_fraction=0.25,
+    num_towers=1,
+)
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def images_of(labels, seed=0):
+    """Images that are brighter where the label is higher."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 100, (len(labels), 8, 8, 3))
+    return (images + 50 * labels[:, None, None, None]).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def data():
+    labels = np.random.default_rng(0).integers(0, 3, 160)
+    return images_of(labels), labels
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """Folders of two runs that start from the same weights."""
+    root = tmp_path_factory.mktemp("runs")
+    towers.train(root / "start", CONFIG, data=data, report=False)
+    config = dataclasses.replace(CONFIG, init_from=str(root / "start"), num_epochs=1.0)
+    for seed in (1, 2):
+        config = dataclasses.replace(config, seed=seed)
+        towers.train(root / str(seed), config, data=data, report=False)
+    return [root / "1", root / "2"]
+
+
+# Temperature.
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_temperature_has_the_least_loss(multi_label):
+    """Labels that are drawn from softened probabilities; a fine grid is no better."""
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal((4000, 5))
+    if multi_label:
+        labels = rng.random(logits.shape) < 1 / (1 + np.exp(-logits / 2.5))
+    else:
+        p = softmax(logits / 2.5)
+        labels = (p.cumsum(1) < rng.random((4000, 1))).sum(1)
+
+    def loss(temperature):
+        if multi_label:
+            z = logits / temperature
+            return np.mean(np.logaddexp(0, z) - z * labels)
+        return metrics.log_loss(labels, softmax(logits / temperature))
+
+    temperature = fit_temperature(logits.astype(np.float32), labels)
+    assert 2.2 < temperature < 2.8
+    grid = np.linspace(temperature - 0.5, temperature + 0.5, 41)
+    assert loss(temperature) <= min(map(loss, grid)) + 1e-7
+    always_right = np.eye(5)[np.zeros(10, int)]
+    assert fit_temperature(always_right, np.zeros(10, int)) == pytest.approx(0.01)
+
+
+def test_predictions_and_exports_are_calibrated_where_asked(runs, data, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    with pytest.raises(ConfigError, match="--calibrate"):
+        towers.predict(run, data[0][:1], calibrated=True)
+    result = towers.calibrate(run)
+    assert json.loads((run / "calibration.json").read_text()) == result
+    held_out = predict_split(run, "validation")
+    assert result["images"] == len(held_out.labels)
+    temperature = result["temperature"]
+    for suffix, value in (("", 1.0), ("_calibrated", temperature)):
+        p = softmax(held_out.logits.astype(np.float64) / value)
+        expected = metrics.log_loss(held_out.labels, p)
+        assert result[f"loss{suffix}"] == pytest.approx(expected, rel=1e-4)
+    assert result["loss_calibrated"] <= result["loss"]
+    plain, calibrated = (
+        towers.predict(run, data[0], calibrated=x).probabilities for x in (False, True)
+    )
+    powers = plain ** (1 / temperature)
+    expected = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(calibrated, expected, rtol=1e-5)
+    path = towers.export(run, "saved_model", tmp_path / "exported", calibrated=True)
+    exported = tf.saved_model.load(path).signatures["serving_default"]
+    outputs = exported(images=tf.constant(data[0]))
+    np.testing.assert_allclose(outputs["probabilities"], expected, atol=1e-5)
+    with pytest.raises(ConfigError, match="no probabilities"):
+        towers.export(run, "keras", calibrated=True)
+
+
+# Label errors.
+
+
+def suspects_by_loops(labels, probabilities):
+    classes = range(probabilities.shape[1])
+    means = {}
+    for c in classes:
+        own = [
+            p[c] for p, label in zip(probabilities, labels, strict=True) if label == c
+        ]
+        means[c] = np.mean(own) if own else 2.0
+    rows = []
+    for index, (p, label) in enumerate(zip(probabilities, labels, strict=True)):
+        confident = [c for c in classes if p[c] >= means[c]]
+        if confident and (best := max(confident, key=lambda c: p[c])) != label:
+            rows.append((p[label] - p[best], index, best))
+    return [(index, best) for _, index, best in sorted(rows)]
+
+
+def test_suspects_equal_plain_loops_and_find_flipped_labels():
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 4, 600)
+    logits = rng.standard_normal((600, 5)) + 4 * np.eye(5)[truth]
+    labels, flipped = truth.copy(), rng.choice(600, 30, replace=False)
+    labels[flipped] = (labels[flipped] + 1) % 4
+    probabilities = softmax(logits)
+    indices, classes = label_errors(labels, probabilities)
+    expected = suspects_by_loops(labels, probabilities)
+    assert list(zip(indices, classes, strict=True)) == expected
+    hits = np.isin(indices[:20], flipped)
+    assert hits.mean() > 0.9 and (classes[:20][hits] == truth[indices[:20]][hits]).all()
+
+
+def test_a_set_has_an_error_for_each_class():
+    rng = np.random.default_rng(2)
+    truth = rng.random((500, 3)) < 0.4
+    probabilities = 1 / (1 + np.exp(-rng.standard_normal((500, 3)) - 6 * truth + 3))
+    labels = truth.copy()
+    labels[7, 1] ^= True
+    labels[9, 2] ^= True
+    images, classes = label_set_errors(labels, probabilities)
+    assert {(7, 1), (9, 2)} <= set(zip(images.tolist(), classes.tolist(), strict=True))
+    pairs = set()
+    for number in range(3):
+        p = probabilities[:, number]
+        both = np.column_stack([1 - p, p])
+        of_class = suspects_by_loops(labels[:, number].astype(int), both)
+        pairs |= {(index, number) for index, _ in of_class}
+    assert set(zip(images.tolist(), classes.tolist(), strict=True)) == pairs
+    own = np.where(labels, probabilities, 1 - probabilities)[images, classes]
+    assert (np.diff(own) >= 0).all()
+
+
+def test_suspects_of_a_run_are_listed(runs):
+    rows = towers.find_suspects(runs[0], "validation")
+    predicted = predict_split(runs[0], "validation")
+    expected, _ = label_errors(predicted.labels, softmax(predicted.logits))
+    assert [row["index"] for row in rows] == expected.tolist()
+    with open(runs[0] / "suspects.csv", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [int(row["index"]) for row in written] == expected.tolist()
+    split_sizes = [len(predict_split(runs[0], x).labels) for x in ("train", "test")]
+    assert sum(split_sizes) + len(predicted.labels) == 160
+
+
+# Ensembles and means.
+
+
+def test_an_ensemble_has_the_mean_probabilities(runs):
+    result = towers.evaluate_ensemble(runs)
+    members = [predict_split(run) for run in runs]
+    mean = np.mean([softmax(x.logits.astype(np.float64)) for x in members], 0)
+    labels = members[0].labels
+    assert result["accuracy"] == np.mean(mean.argmax(1) == labels)
+    expected = metrics.log_loss(labels, mean, labels=range(3))
+    assert result["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):
+    towers.average(runs, tmp_path / "mean")
+    mean, *others = map(towers.load_run, [tmp_path / "mean", *runs])
+    for name, value in mean.tensors.items():
+        if name.startswith(("params/", "state/")):
+            each = [run.tensors[name].astype(np.float64) for run in others]
+            np.testing.assert_allclose(value, np.mean(each, 0), rtol=1e-6, atol=1e-7)
+    assert towers.evaluate(tmp_path / "mean")["test_images"] == 16
+    with pytest.raises(ConfigError, match="choose another folder"):
+        towers.average(runs, tmp_path / "mean")
+    wider = dataclasses.replace(CONFIG, width=0.2, max_steps=1)
+    towers.train(tmp_path / "wider", wider, data=data, report=False)
+    with pytest.raises(ConfigError, match="wider"):
+        towers.average([runs[0], tmp_path / "wider"], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+# Grad-CAM.
+
+
+def test_activation_maps_equal_the_formula():
+    """Of a network with mean pooling and one layer the weights are its kernel's, over
+    the number of places."""
+    inputs = keras.Input((8, 6, 3))
+    x = layers.Conv2D(5, 3, padding="same", activation="relu", name="last")(inputs)
+    logits = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
+    model = keras.Model(inputs, logits)
+    images = np.random.default_rng(0).standard_normal((3, 8, 6, 3)).astype(np.float32)
+    classes = np.array([2, 0, 3])
+    maps = activation_maps(model, tf.constant(images), classes)
+    features = keras.Model(inputs, x)(images).numpy()
+    kernel = model.layers[-1].kernel.numpy()
+    expected = np.maximum(np.einsum("nhwc,cn->nhw", features, kernel[:, classes]), 0)
+    expected /= expected.max((1, 2), keepdims=True)
+    np.testing.assert_allclose(maps, expected, atol=1e-5)
+    flat = keras.Sequential([keras.Input((8, 6, 3)), layers.Flatten(), layers.Dense(4)])
+    assert activation_maps(flat, tf.constant(images), classes) is None
+    picture = overlay(np.full((8, 6, 1), 100, np.uint8), maps[0])
+    assert picture.shape == (8, 6, 3)
+    hottest = np.unravel_index(maps[0].argmax(), (8, 6))
+    assert picture[hottest][0] == picture[..., 0].max() == int(100 * 0.4 + 0.6 * 255)

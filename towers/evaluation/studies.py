@@ -1,0 +1,265 @@
+"""What is made of the predictions of trained runs: calibration, suspected label errors,
+and ensembles."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from towers import build, console
+from towers.config import Config, checks
+from towers.data.batches import EvalBatches
+from towers.data.files.paths import shown
+from towers.data.sources import Source, place_of
+from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.evaluation.calibration import calibration_error, fit_temperature
+from towers.evaluation.figures import figures
+from towers.evaluation.label_errors import label_errors, label_set_errors
+from towers.evaluation.predictions import (
+    LabelSets,
+    Predictions,
+    predictions_of,
+    to_probabilities,
+)
+from towers.evaluation.report import table
+from towers.evaluation.restored import (
+    evaluation_devices,
+    read_checkpoint,
+    reported_weights,
+)
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import Evaluation
+from towers.run.folder import RunFolder
+from towers.run.reports import Reports
+from towers.run.restore import restore_fitting
+from towers.run.stored_config import evaluation_config, stored_dataset_info
+
+SPLITS = ("test", "validation", "train")
+
+
+class SplitPredictions(NamedTuple):
+    """The predictions of a run for all images of a split.
+
+    Attributes:
+        source: the images.
+        class_names: in the order of the logits.
+        labels: integers [n], or of label sets bool [n, classes].
+        logits: float32 [n, classes].
+    """
+
+    source: Source
+    class_names: tuple[str, ...]
+    labels: np.ndarray
+    logits: np.ndarray
+
+    def predictions(self, temperature: float = 1.0) -> Predictions | LabelSets:
+        """The predictions from the logits over a temperature."""
+        logits = (self.logits / temperature).astype(np.float32)
+        return predictions_of_logits(logits, self.labels)
+
+
+def predictions_of_logits(
+    logits: np.ndarray, labels: np.ndarray
+) -> Predictions | LabelSets:
+    """The predictions, whose losses are the cross-entropy."""
+    probabilities = to_probabilities(logits, labels.ndim == 2)
+    with np.errstate(divide="ignore"):
+        if labels.ndim == 2:
+            right = np.where(labels, probabilities, 1 - probabilities)
+            losses = -np.log(right).mean(1)
+        else:
+            losses = -np.log(probabilities[np.arange(len(labels)), labels])
+    outputs = {"logits": logits, "labels": labels, "loss": losses}
+    return predictions_of([{Weights.RAW: outputs}]).reported
+
+
+def predict_split(
+    workdir: str | os.PathLike,
+    split: str = "test",
+    config: Config | None = None,
+    *,
+    step: int | str = "best",
+    use_ema: bool | None = None,
+) -> SplitPredictions:
+    """The predictions of a run for the images of a split.
+
+    Args:
+        workdir: the run's folder.
+        split: "test"; "validation", the images that its training held out; or "train",
+            those that it was trained on.
+        config, step, use_ema: as of `predict`.
+
+    Raises:
+        ConfigError: the run has no such images.
+    """
+    checks.check_environment()
+    if split not in SPLITS:
+        raise ConfigError(f"split={split}: must be one of {', '.join(SPLITS)}")
+    folder = RunFolder(workdir)
+    config = config or evaluation_config(folder, step)
+    weights = reported_weights(config, use_ema)
+    devices = evaluation_devices(config, folder)
+    parts = build.build(
+        config,
+        device_kind=devices.kind,
+        for_training=False,
+        dataset_info=stored_dataset_info(folder, step),
+        test_only=split == "test",
+    )
+    name, held_out = parts.eval_split
+    sources = {name: held_out, "test": parts.data.test, "train": parts.train_source}
+    if sources.get(split) is None:
+        raise ConfigError(
+            f"split={split}: {folder.path} has no such images; train with "
+            "--validation_fraction=0.1, or choose another --split"
+        )
+    source = sources[split]
+    trainer = build.create_trainer(config, parts, devices)
+    checkpoint = read_checkpoint(folder, step)
+    trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+    stream = EvalBatches(source, parts.augment, config.batch_size).stream()
+    with data_errors_of_tensorflow():
+        batches = [x[weights] for x in trainer.evaluator.predictions(stream, [weights])]
+    labels = np.concatenate([batch["labels"] for batch in batches])
+    labels = labels > 0 if labels.ndim == 2 else labels.astype(np.int64)
+    logits = np.concatenate([batch["logits"].astype(np.float32) for batch in batches])
+    return SplitPredictions(source, parts.data.class_names, labels, logits)
+
+
+def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
+    """Fits the temperature of a run's probabilities to the images that its training
+    held out, and writes `calibration.json`, which `predict` and `export` use where they
+    are called with `calibrated=True`.
+
+    Args:
+        workdir: the run's folder.
+        **options: of `predict_split`.
+
+    Returns:
+        "temperature"; "images"; and on these images "loss" and "calibration_error",
+        before and after: "loss_calibrated" and "calibration_error_calibrated".
+    """
+    split = predict_split(workdir, "validation", **options)
+    temperature = fit_temperature(split.logits, split.labels)
+    result = {"temperature": temperature, "images": len(split.labels)}
+    for suffix, value in (("", 1.0), ("_calibrated", temperature)):
+        predictions = split.predictions(value)
+        result[f"loss{suffix}"] = float(predictions.losses.mean())
+        result[f"calibration_error{suffix}"] = calibration_error(predictions)
+    folder = RunFolder(workdir)
+    with Reports(folder, "eval") as reports:
+        reports.file(folder.calibration, json.dumps(result, indent=2) + "\n")
+    console.line(
+        "temperature {temperature:.4f} of {images} held-out images: loss {loss:.4f}, "
+        "calibrated {loss_calibrated:.4f}; calibration error {calibration_error:.4f}, "
+        "calibrated {calibration_error_calibrated:.4f}".format(**result)
+    )
+    return result
+
+
+def find_suspects(
+    workdir: str | os.PathLike, split: str = "train", **options: Any
+) -> list[dict[str, Any]]:
+    """Images whose label is probably wrong, see `label_errors`; writes `suspects.csv`.
+
+    Args:
+        workdir: the run's folder.
+        split: see `predict_split`. A network has learned some of the wrong labels of
+            the images that it was trained on; of "validation" it has not.
+        **options: of `predict_split`.
+
+    Returns:
+        The rows of the file, the likeliest errors first: "index" in the split, "path",
+        "label", "suggestion", and "probability" of the label and of the suggestion,
+        "probability_of_suggestion". Of label sets a row is about one class, and the
+        names of those that an image should not have, or does not, begin with "no ".
+    """
+    if split == "train":
+        console.warn(
+            "the network was trained on these images, and has learned some of their "
+            "wrong labels; --split=validation, or --folds, find more"
+        )
+    predicted = predict_split(workdir, split, **options)
+    rows = suspect_rows(predicted)
+    text = io.StringIO()
+    names = ["index", "path", "label", "suggestion"]
+    names += ["probability", "probability_of_suggestion"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    folder = RunFolder(workdir)
+    with Reports(folder, "eval") as reports:
+        if reports.file(folder.suspects, text.getvalue()):
+            console.line(
+                f"{len(rows)} of {len(predicted.labels)} labels are suspected to be "
+                f"wrong: {folder.suspects}"
+            )
+    return rows
+
+
+def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
+    """The rows of `find_suspects`."""
+    labels, names, rows = predicted.labels, predicted.class_names, []
+    multi_label = labels.ndim == 2
+    probabilities = to_probabilities(predicted.logits, multi_label)
+    find = label_set_errors if multi_label else label_errors
+    for index, other in zip(*find(labels, probabilities), strict=True):
+        suggested = float(probabilities[index, other])
+        if multi_label:
+            label, suggestion = names[other], f"no {names[other]}"
+            own, suggested = suggested, 1 - suggested
+            if not labels[index, other]:
+                label, suggestion, own, suggested = suggestion, label, suggested, own
+        else:
+            label, suggestion = names[labels[index]], names[other]
+            own = float(probabilities[index, labels[index]])
+        rows.append(
+            {
+                "index": int(index),
+                "path": shown(place_of(predicted.source, int(index)), most=4096),
+                "label": label,
+                "suggestion": suggestion,
+                "probability": round(own, 6),
+                "probability_of_suggestion": round(suggested, 6),
+            }
+        )
+    return rows
+
+
+def evaluate_ensemble(
+    workdirs: Sequence[str | os.PathLike], split: str = "test", **options: Any
+) -> dict[str, Any]:
+    """The figures of the mean probabilities of several runs, which are printed.
+
+    Args:
+        workdirs: their folders, of the same images and classes.
+        split, **options: of `predict_split`.
+
+    Returns:
+        As `figures`.
+
+    Raises:
+        ConfigError: the runs differ in classes or images.
+    """
+    members = [predict_split(workdir, split, **options) for workdir in workdirs]
+    first = members[0]
+    for workdir, member in zip(workdirs, members, strict=True):
+        is_same = np.array_equal(member.labels, first.labels)
+        if member.class_names != first.class_names or not is_same:
+            raise ConfigError(
+                f"{workdir} has other classes or {split} images than {workdirs[0]}"
+            )
+    multi_label = first.labels.ndim == 2
+    mean = np.mean([to_probabilities(x.logits, multi_label) for x in members], 0)
+    with np.errstate(divide="ignore"):
+        logits = np.log(mean) - (np.log(1 - mean) if multi_label else 0)
+    logits = np.nan_to_num(logits, posinf=1e30, neginf=-1e30)
+    predictions = predictions_of_logits(logits, first.labels)
+    result = figures(predictions, first.class_names)
+    for line in table(Evaluation({Weights.RAW: result})):
+        console.line(line.replace("parameters", "ensemble  "))
+    return result
