@@ -20,9 +20,6 @@ from small_disk import small_disk  # noqa: E402, F401
 from tally import count, pytest_terminal_summary  # noqa: E402, F401
 
 import towers  # noqa: E402, F401  (settles Keras' backend before TensorFlow)
-from towers import console  # noqa: E402
-
-console.has_flags = True  # the words are compared with those of the programs
 
 NUM_DEVICES = 8
 

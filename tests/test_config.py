@@ -7,10 +7,8 @@ import json
 
 import numpy as np
 import pytest
-from processes import run
 from refused import refusal
 
-from towers import console
 from towers.config import (
     FIELDS,
     Config,
@@ -20,7 +18,7 @@ from towers.config import (
     from_json,
     to_json,
 )
-from towers.errors import ConfigError, DataError
+from towers.errors import ConfigError
 
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = """
@@ -222,20 +220,6 @@ def test_an_unknown_option_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="'lr'; did you mean 'learning_rate'?"):
         dataclasses.replace(Config(), lr=3)
     assert list(inspect.signature(Config).parameters) == list(FIELDS)
-
-
-def test_a_user_of_python_is_told_of_arguments(monkeypatch):
-    done = run("-c", "from towers import Config; Config(optimizer='nesterov')")
-    assert done.stderr.endswith("; set momentum=0.9 or optimizer=sgd\n")
-    monkeypatch.setattr(console, "has_flags", False)
-    text = (
-        "stop with --overwrite, --noreport, --nouse_ema or --allow_change=seed,model; "
-        "run_train.py --workdir=x; ptxas --verbose"
-    )
-    assert str(DataError(text)) == (
-        "stop with overwrite=True, report=False, use_ema=False or "
-        "allow_change=('seed', 'model'); run_train.py --workdir=x; ptxas --verbose"
-    )
 
 
 def test_a_stored_config_is_the_same_again_and_plain_json():

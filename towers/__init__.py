@@ -16,13 +16,10 @@ import contextlib
 import functools
 import gc
 import importlib
-import inspect
 import os
 import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
-
-from towers import console
 
 if TYPE_CHECKING:
     from towers import callbacks as callbacks
@@ -75,11 +72,6 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 def _public(function):
     """A function that checks the types of its arguments."""
     from towers.config.options import bind_arguments
-
-    parameters = inspect.signature(function).parameters.values()
-    console.ARGUMENTS |= {
-        p.name: None if p.default is p.empty else p.default for p in parameters
-    }
 
     @functools.wraps(function)
     def call(*args, **kwargs):

@@ -7,19 +7,17 @@ No call raises an error, and none waits for long:
 - On a terminal some lines may be live, see `Live`.
 - Where printing fails, because nobody reads any more (`run_train.py | head`) or a log
   file is on a full disk, the program goes on in silence.
-- Options are written as flags, and shown to a user of Python as arguments.
 """
 
 import atexit
 import collections
 import os
-import re
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,17 +34,6 @@ MODES = ("auto", "live", "plain", "off")
 # Between frames of what is live.
 _REFRESH_SECS = 0.25
 
-# Whether the user gave flags, not arguments of Python; a program says so.
-has_flags = False
-# The arguments of Python, fields of Config and others: name -> default.
-ARGUMENTS: dict[str, Any] = {}
-# But for those of a command, or in a name.
-_FLAG = re.compile(
-    r"(?<![\w/.-])(?<!\.py )(?<!towers-train )(?<!towers-eval )(?<!towers-predict )"
-    r"(?<!towers-export )--(\w+)(=[\w,]*)?"
-)
-_HELP = re.compile(r"(run_train\.py|towers-train) --help")
-
 
 def line(text: str) -> None:
     """Prints one plain line on standard output, at once."""
@@ -58,30 +45,7 @@ def warn(text: str) -> None:
     _print(f"warning: {text}", YELLOW)
 
 
-def addressed(text: str) -> str:
-    """A text that names flags; for a user of Python with arguments in their place."""
-    if has_flags or "--" not in text:
-        return text
-    return _FLAG.sub(_argument, _HELP.sub("help(Config)", text))
-
-
-def _argument(flag):
-    name, value = flag.groups("")
-    is_on = name in ARGUMENTS
-    name = name if is_on else name.removeprefix("no")
-    if name not in ARGUMENTS:
-        return flag[0]
-    default = ARGUMENTS[name]
-    if isinstance(default, tuple) and value:
-        parts = value[1:].split(",")
-        value = f"={tuple(int(x) if x.isdigit() else x for x in parts)}"
-    elif isinstance(default, bool) and not value or not is_on:
-        value = f"={is_on}"
-    return f"{name}{value}"
-
-
 def _print(text, color=None):
-    text = addressed(text)
     if live := _live:  # another thread may end it
         live.print(_colored(printable(text), color))
     else:
@@ -93,7 +57,7 @@ def error(text: str) -> None:
     a program, or the program ends."""
     if live := _live:
         live.stop()
-    _err.print(addressed(text), RED)
+    _err.print(text, RED)
 
 
 def remark(text: str) -> None:

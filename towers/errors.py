@@ -74,9 +74,6 @@ class TowersError(Exception):
     exit_code: int
     lines: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return console.addressed(super().__str__())
-
 
 class ConfigError(TowersError, ValueError):
     """An option, a recipe or the environment is wrong or does not fit the others."""

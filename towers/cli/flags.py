@@ -19,7 +19,6 @@ from typing import Any
 from absl import app, flags, logging
 
 import towers
-from towers import console
 from towers.cli.help import help_text, list_text
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
@@ -150,7 +149,6 @@ def run(
         parse: gives flags the values of a command line.
         program: begins each line; by default the name of the file.
     """
-    console.has_flags = True
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])
     module = sys.modules[main.__module__]

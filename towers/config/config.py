@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from towers import console
 from towers.config import choices
 from towers.config.checks import check_together
 from towers.config.installation import program
@@ -659,7 +658,6 @@ Config.__doc__ += "\n    Attributes:\n" + "\n".join(
     )
     for name, field in FIELDS.items()
 )
-console.ARGUMENTS |= {name: field.default for name, field in FIELDS.items()}
 
 
 def _with_known_names(init):
