@@ -17,7 +17,6 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 # For pytest to find.
 from small_disk import small_disk  # noqa: E402, F401
-from tally import count, pytest_terminal_summary  # noqa: E402, F401
 
 import towers  # noqa: E402, F401  (settles Keras' backend before TensorFlow)
 

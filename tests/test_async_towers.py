@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import itertools
 import threading
 
 import keras
@@ -25,14 +24,12 @@ from recipes import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers.errors import NumericError, StuckError
+from towers.errors import NumericError
 from towers.models.variables import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
-from towers.parallel.loop import CONSISTENT_ACTIVITIES
-from towers.run import watchdog
 from towers.run.run_store import is_between_steps
 from towers.training.train import train
 
@@ -383,40 +380,6 @@ def test_row_14_a_bad_update_may_be_skipped():
     counts = {name: state.pop(f"skipped/{name}") for name in ("total", "in_a_row")}
     assert counts["total"] == 3 and state["step"] == 6
     assert_equal_to_oracle(state, expected)
-
-
-# Under watch.
-
-
-def watched_training(dog, towers, num_steps):
-    with dog.training():
-        towers.train(num_steps)
-
-
-@pytest.mark.row(15)
-def test_row_15_a_tower_that_hangs_is_named(join_worker):
-    network, batches = networks.plain_network(), networks.random_batches(9, 12)
-    released, seconds = threading.Event(), itertools.count()
-
-    def hold(trainer, tower, number):
-        if (tower, number) == (0, 1):
-            assert released.wait(WAIT_SECS)
-
-    towers, record = create(network, Recipe(), batches, 3, before_computing(hold))
-
-    def clock():
-        """Seconds go by once there is nothing that the others can do."""
-        others = sum(event == "apply" for event, _, _ in record)
-        return next(seconds) if others == 2 * (1 + SHARES_AHEAD) else 0
-
-    dog = watchdog.Watchdog(
-        towers, CONSISTENT_ACTIVITIES, stuck_after_secs=2, clock=clock
-    )
-    with pytest.raises(StuckError, match=r"^step 3 .*, while computing \(tower 0\)$"):
-        dog.run(watched_training, dog, towers, 9)
-    released.set()
-    join_worker()
-    assert towers.progress() == (9, "idle")
 
 
 # A whole run.

@@ -1,6 +1,5 @@
 """Dry runs and learning-rate range tests: what they say, and that no run changes."""
 
-import fcntl
 import math
 import os
 import re
@@ -8,7 +7,6 @@ import signal
 
 import numpy as np
 import pytest
-import test_flops
 from PIL import Image
 from small_runs import (
     assert_equal_states,
@@ -20,7 +18,7 @@ from small_runs import (
 from test_models import CIFAR10, build_model
 
 from towers import dry_run, lr_range_test
-from towers.errors import ConfigError, Preempted
+from towers.errors import Preempted
 from towers.models.summary import MOST_ROWS, parameter_table
 from towers.training import lr_range
 from towers.training.train import train
@@ -91,35 +89,6 @@ def test_a_dry_run_takes_the_steps_that_are_left_and_writes_nothing(
     # The run itself takes the same steps afterwards, and no others.
     state = train(workdir, small_config(), **options).state
     assert_equal_states(state, uninterrupted(small_config()).state)
-
-
-def test_a_dry_run_reports_operations_batches_and_evaluations(capsys):
-    config = small_config(
-        augment="tutorial", width=1.0, eval_every_epochs=0.001, num_epochs=0.003
-    )
-    dry_run("new", config)
-    text = " ".join(capsys.readouterr().out.split())
-    flops = 2 * test_flops.cnn()
-    assert f"{flops / 1e6:.1f} MFLOP an image" in text
-    assert f"about {3 * 10 * flops / 1e9:.1f} GFLOP" in text
-    assert "images 10x24x24x3 float32" in text
-    assert "3 evaluations of 2,000 test images, " in text
-
-
-@pytest.mark.usefixtures("half_way")
-def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path):
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="learning_rate was 0.1 and is 0.2"):
-        dry_run("half_way", small_config(learning_rate=0.2))
-    with (tmp_path / "half_way" / ".lock").open("rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process trains in half_way"):
-            dry_run("half_way", small_config())
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file/run cannot be written: Not a dir"):
-        dry_run("file/run", small_config())
-    (tmp_path / "file").unlink()
-    assert snapshot(tmp_path) == before
 
 
 # Learning-rate range tests.

@@ -9,7 +9,6 @@ from small_runs import halt_at, small_config
 from tensorboard.backend.event_processing.plugin_event_accumulator import (
     EventAccumulator,
 )
-from tensorboard.plugins.hparams import metadata as hparams
 
 from towers.callbacks import Callback
 from towers.reporting.board import Board
@@ -75,35 +74,3 @@ def test_a_step_that_is_evaluated_once_more_is_there_once(small, tmp_path, halt)
     train(tmp_path, config)
     for kind in ("train", "test"):
         assert steps_of(tmp_path / "tensorboard", kind)["curves/loss"][-2:] == [5, 10]
-
-
-def test_histograms_count_every_element_at_once(tmp_path):
-    kernel = np.random.default_rng(0).normal(size=(5, 5, 3, 4)).astype(np.float32)
-    board = Board(tmp_path, "train")
-    board.histograms(7, {"conv1/kernel": kernel, "conv1/bias": tf.zeros(4)}, "params")
-    # A run may end without a chance to close the file.
-    board = read_board(tmp_path, "train")
-    params = {"tensors/params/conv1/kernel", "tensors/params/conv1/bias"}
-    assert set(board) == params
-    ((step, buckets),) = board["tensors/params/conv1/kernel"]
-    assert step == 7
-    assert buckets[:, 2].sum() == kernel.size
-    assert buckets[0, 0] == pytest.approx(kernel.min())
-    assert buckets[-1, 1] == pytest.approx(kernel.max())
-
-
-def test_the_options_are_text_and_hyperparameters(tmp_path):
-    board = Board(tmp_path, "test")
-    board.begin({"model": "lenet", "learning_rate": 0.1, "seed": 3}, ["learning_rate"])
-    board.end()
-    events = EventAccumulator(str(tmp_path / "test"))
-    events.Reload()
-    (event,) = events.Tensors("config")
-    assert "| model | lenet |" in tf.make_ndarray(event.tensor_proto).item().decode()
-    about = hparams.parse_session_start_info_plugin_data(
-        events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
-    )
-    assert {k: v.number_value for k, v in about.hparams.items()} == {
-        "learning_rate": 0.1
-    }
-    assert hparams.SESSION_END_INFO_TAG in events.Tags()["tensors"]

@@ -19,9 +19,6 @@ from towers.optim.param_rates import decay_by_layer
 from towers.optim.phases import image_size
 from towers.optim.vector import Layout
 from towers.parallel.copies import Initial
-from towers.parallel.devices import Devices
-
-CPU = Devices("CPU", ("/CPU:0",))
 
 
 @pytest.fixture
@@ -279,28 +276,3 @@ def test_layers_that_adapt_see_images_as_the_network_gets_them():
     images = parts.train_batches(tf.constant(0, tf.int64))["images"]
     moments = np.mean(np.square(whitening(images)), axis=(0, 1, 2))
     np.testing.assert_allclose(moments, 1, atol=0.05)
-
-
-DISTORTIONS = {
-    **{"color_jitter": 0.5, "random_erasing": 1.0, "cutout_size": 4},
-    **{"mixup": 1.0, "cutmix": 1.0, "repeats": 5},
-}
-
-
-@pytest.mark.parametrize("option", DISTORTIONS)
-def test_distortions_and_mixing_reach_the_batches(small, option):
-    step = tf.constant(3, tf.int64)
-    plain, changed = (
-        build.build(small_config(**options)).train_batches(step)
-        for options in ({}, {option: DISTORTIONS[option]})
-    )
-    assert np.mean(plain["images"] != changed["images"]) > 0.05
-    assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
-
-
-@pytest.mark.row(16)
-def test_more_towers_than_images_are_refused(small):
-    parts = build.build(small_config(batch_size=2))
-    devices = Devices("CPU", tuple(f"/CPU:{i}" for i in range(3)))
-    with pytest.raises(ConfigError, match="batch_size=2 with 3 towers"):
-        build.create_trainer(small_config(batch_size=2), parts, devices)

@@ -16,7 +16,6 @@ from towers.data.batches import TrainBatches
 from towers.data.files import cached
 from towers.data.files.cached import (
     CachedSource,
-    ImageCache,
     read_in_batches,
     settle_size,
 )
@@ -73,21 +72,6 @@ def test_what_fits_is_decoded_once(files, pixels, cache_mb, kept):
         np.testing.assert_array_equal(images, pixels)
         np.testing.assert_array_equal(labels, files.labels)
         assert files.num_reads == NUM_EXAMPLES + epoch * (NUM_EXAMPLES - kept)
-
-
-def test_crops_leave_the_cache_to_the_images_of_evaluations(files):
-    """Room for one of two sources; of the first one, crops are read."""
-    test_files, cache = Files(files.contents), ImageCache(NUM_EXAMPLES * 192 / 1e6)
-    decoding = ImageOptions(image_size=8)
-    train, test = (
-        CachedSource(x, (8, 8, 3), decoding, cache) for x in (files, test_files)
-    )
-    cached.sampled_moments(train)
-    for _ in range(3):
-        train.read(EVERYTHING, tf.random.uniform([NUM_EXAMPLES, ATTEMPTS + 1, 2]))
-        test.read(EVERYTHING)
-    assert test_files.num_reads == NUM_EXAMPLES
-    assert files.num_reads == 4 * NUM_EXAMPLES
 
 
 def assert_read_together(batch_size, of_training):
@@ -149,18 +133,6 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
         assert text.startswith(f"folder/3.png: {words}")
         assert text.endswith("bad images out, `python -m towers.data` finds them all")
     source.read(tf.constant([0, 1, 2, 4], tf.int64))  # the others can be used
-
-
-def test_a_survey_goes_on_and_takes_down(files, pixels):
-    files.contents[3], files.contents[7] = b"", png(random_pixels(0, 6, 8))
-    survey = Survey()
-    source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0, survey=survey))
-    images, labels = source.read(EVERYTHING)
-    assert np.flatnonzero(labels.numpy() == -1).tolist() == [3, 7]
-    assert not images.numpy()[[3, 7]].any()
-    np.testing.assert_array_equal(images[8:], pixels[8:])
-    assert list(survey.faults) == ["folder/3.png", "folder/7.png"]
-    assert survey.sizes == {(8, 6): 9, (6, 8): 1}
 
 
 # Sizes.

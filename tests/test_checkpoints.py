@@ -7,7 +7,6 @@ files with the results of `hashlib` and of TensorFlow's own reader.
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from example_checkpoints import (
     INDEX,
     MANIFEST,
     STATE,
-    assert_restores,
     assert_same,
     empty,
     example_tensors,
@@ -31,7 +29,7 @@ from example_checkpoints import (
     truncate,
 )
 
-from towers.errors import CheckpointError, RunFolderError
+from towers.errors import CheckpointError
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.restore import validate_architecture
@@ -133,15 +131,6 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(tmp_path, dama
         assert snapshot(folder) == before
 
 
-def test_one_step_can_be_asked_for(tmp_path):
-    folder_with(tmp_path, 1, 2, 123456789)
-    assert Checkpointer(tmp_path).steps() == [1, 2, 123456789]
-    assert_same(restore(tmp_path, 2).tensors, example_tensors(2))
-    assert_restores(tmp_path, 123456789)
-    with pytest.raises(CheckpointError, match="step-00000003; .* 1, 2, 1234"):
-        restore(tmp_path, 3)
-
-
 # What is read.
 
 
@@ -237,30 +226,3 @@ def test_the_newest_and_the_best_are_kept(tmp_path, read_names):
     Checkpointer(tmp_path, pytest.fail, keep=2).save(Snapshot(5, tensors, best))
     assert Checkpointer(tmp_path).steps() == [2, 4, 5]
     assert read_names.count(DATA) == 1  # of the one that is saved
-
-
-def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):
-    folder_with(tmp_path, 1, 2, 3, 4)
-    empty(tmp_path / "step-00000003" / DATA)
-    empty(tmp_path / "step-00000004" / INDEX)
-    lines = []
-    save(tmp_path, 5, keep=2, log=lines.append)
-    assert Checkpointer(tmp_path).steps() == [2, 3, 4, 5]
-    assert len(lines) == 2
-    for line in lines:  # the folder once, then the reason
-        assert re.fullmatch(f"kept {tmp_path}/step-0000000.: tensors.*: size .*", line)
-
-
-@pytest.mark.parametrize("calls_before,steps", [(0, "123"), (2, "1234"), (3, "124")])
-@pytest.mark.row(36)
-def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before, steps):
-    folder_with(tmp_path, 1, 2, 3)
-    calls = iter([None] * calls_before + [RunFolderError("gone")])
-
-    def assert_same_folder():
-        if error := next(calls):
-            raise error
-
-    with pytest.raises(RunFolderError):
-        save(tmp_path, 4, keep=1, assert_same_folder=assert_same_folder)
-    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{step}" for step in steps]

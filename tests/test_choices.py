@@ -136,14 +136,6 @@ def test_a_mistake_in_a_file_is_told_in_one_line_with_the_option(tmp_path, body,
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-def test_an_error_that_a_function_of_a_file_raises_later_is_the_users(tmp_path):
-    body = "def create(): return later\ndef later(): raise KeyError('gone')"
-    later = factories.create("model", write(tmp_path, body) + ":create")
-    with pytest.raises(KeyError) as caught:
-        later()
-    assert factories.foreseen(caught.value, "").exit_code == 2
-
-
 @pytest.mark.parametrize("option", ["dataset", "augment", "optimizer"])
 def test_a_function_that_gives_something_else_is_refused(tmp_path, option):
     path = write(tmp_path, "def create(): return 3")

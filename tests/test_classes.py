@@ -9,7 +9,7 @@ import tensorflow as tf
 from small_runs import small_config
 
 from towers import Config, build
-from towers.data.augment.augmentation import none, translate_flip
+from towers.data.augment.augmentation import none
 from towers.data.batches import TrainBatches
 from towers.data.classes import (
     BalancedOrder,
@@ -177,13 +177,3 @@ def test_balanced_batches_are_functions_of_seed_and_step_however_they_are_made(r
             joined = tf.concat([tf.cast(x[name], values.dtype) for x in parts], 0)
             np.testing.assert_array_equal(joined, values)
             np.testing.assert_array_equal(streamed[name], values)
-
-
-def test_an_image_that_is_repeated_in_an_epoch_is_augmented_anew():
-    source = source_of([0] * 40 + [1], shape=(12, 12, 3))
-    augment = translate_flip(source.image_shape, MEAN, DEVIATION)
-    order = BalancedOrder(source.labels)
-    batch = TrainBatches(source, augment, 0, 40, order=order)(tf.constant(0, tf.int64))
-    repeated = batch["images"].numpy()[batch["labels"].numpy() == 1]
-    assert len(repeated) > 10
-    assert len(np.unique(repeated.reshape(len(repeated), -1), axis=0)) > 5

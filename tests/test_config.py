@@ -5,7 +5,6 @@ import inspect
 import itertools
 import json
 
-import numpy as np
 import pytest
 from refused import refusal
 
@@ -13,7 +12,6 @@ from towers.config import (
     FIELDS,
     Config,
     changed_mathematics,
-    checks,
     choices,
     from_json,
     to_json,
@@ -97,16 +95,6 @@ def test_a_wrong_type_is_refused():
     for name in NUMBERS:
         kind = FIELDS[name].type.__name__
         assert f"must be {kind}, is bool" in refusal(**{name: True})
-
-
-def test_whole_numbers_and_those_of_numpy_become_the_type_of_the_option():
-    config = Config(
-        learning_rate=np.float64(0.5), batch_size=np.int64(3), momentum=np.int32(0)
-    )
-    assert from_json(to_json(config)) == Config(learning_rate=0.5, batch_size=3)
-    for name in ("learning_rate", "batch_size", "momentum"):
-        assert type(getattr(config, name)) is FIELDS[name].type
-    assert type(Config(learning_rate=1).learning_rate) is float
 
 
 def test_floats_are_finite_and_what_float32_can_hold():
@@ -230,28 +218,6 @@ def test_a_stored_config_is_the_same_again_and_plain_json():
         assert stored == {n: getattr(config, n) for n in FIELDS}
 
 
-@pytest.mark.parametrize(
-    "text,words",
-    [
-        ('{"sed": 3}', "'sed'; did you mean 'seed'"),
-        ('{"seed": "3"}', "seed='3'"),
-        ('{"seed": -3}', "seed=-3"),
-        ('{"num_towers": 9, "batch_size": 4}', "num_towers=9"),
-        ('{"tta": "seven"}', "tta='seven'"),
-        ('{"seed": 3', "not a config.json"),
-        ("[1, 2]", "not a config.json"),
-        ("", "not a config.json"),
-        ('{"momentum": 1%s}' % ("0" * 400), "momentum"),
-        ("[" * 100_000, "not a config.json"),
-    ],
-)
-def test_a_stored_config_that_is_wrong_is_refused_in_one_line(text, words):
-    with pytest.raises(ConfigError) as caught:
-        from_json(text)
-    message = str(caught.value)
-    assert words in message and "\n" not in message and len(message) <= 400
-
-
 # Row 9.
 
 
@@ -272,33 +238,3 @@ def test_the_length_may_not_change_where_rates_or_sizes_depend_on_it():
         stored = Config(**options, num_epochs=2.0)
         longer = dataclasses.replace(stored, num_epochs=4.0)
         assert changed_mathematics(stored, longer) == {"num_epochs": (2.0, 4.0)}
-
-
-# Options that do nothing; see also the tests of optimizers, schedules and strategies.
-
-
-@pytest.mark.parametrize(
-    "options,ignored",
-    [
-        ({}, []),
-        ({"strategy": "replicated", "all_reduce": "ring"}, []),
-        ({"strategy": "replicated", "max_staleness": 2}, ["max_staleness=2"]),
-        ({"strategy": "async_towers", "max_staleness": 2}, []),
-        ({"strategy": "model_parallel", "group_size": 2}, []),
-        ({"strategy": "towers", "group_size": 2}, ["group_size=2"]),
-        (
-            {"strategy": "towers", "all_reduce": "ring", "all_reduce_pack_mb": 2.0},
-            ["all_reduce=ring", "all_reduce_pack_mb=2.0"],
-        ),
-        ({"data_dir": "data"}, []),
-        ({"dataset": "synthetic", "data_dir": "data"}, ["data_dir=data"]),
-        ({"dataset": "image_folder", "image_size": 32, "image_cache_mb": 1.0}, []),
-        ({"dataset": "cifar10", "max_image_pixels": 10}, ["max_image_pixels=10"]),
-        ({"dataset": "tfds:mnist", "image_size": 32, "max_image_pixels": 2000}, []),
-    ],
-)
-def test_options_without_effect_are_reported_with_the_reason(options, ignored):
-    lines = checks.ignored_options(Config(**options))
-    assert [line.split(" has no effect with ")[0] for line in lines] == ignored
-    reasons = {line.split(" has no effect with ")[1] for line in lines}
-    assert reasons <= {f"{name}={value}" for name, value in options.items()}

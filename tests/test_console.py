@@ -1,6 +1,5 @@
 """Lines on an output that is closed, full, ASCII, or read by nobody."""
 
-import errno
 import io
 import os
 import sys
@@ -22,30 +21,6 @@ def test_row_31_a_line_is_one_plain_line_whatever_a_path_holds(monkeypatch, name
     monkeypatch.setattr(sys, name, io.TextIOWrapper(written, encoding="ascii"))
     say("saved in ré\nb\x1b[31m\udcff")
     assert written.getvalue() == rb"saved in r\xe9\nb\x1b[31m\udcff" + b"\n"
-
-
-class Failing(io.StringIO):
-    def __init__(self, code):
-        super().__init__()
-        self.code = code
-
-    def write(self, text):
-        raise OSError(self.code, os.strerror(self.code))
-
-
-@both
-@pytest.mark.row(35)
-def test_row_35_where_a_line_cannot_be_printed_the_program_goes_on(
-    monkeypatch, name, say
-):
-    closed = io.StringIO()
-    closed.close()
-    full, unread = Failing(errno.ENOSPC), Failing(errno.EPIPE)
-    for stream in (full, closed, None, unread):
-        monkeypatch.setattr(sys, name, stream)
-        say("step 1")
-        console.flush()
-    getattr(sys, name).close()
 
 
 def in_time(call):

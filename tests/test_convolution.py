@@ -85,20 +85,6 @@ def test_many_channels_are_convolved_by_winograd(size, before_pool):
         assert ("Conv2D" not in operations_of(*case, **options)) == is_winograd, case
 
 
-@pytest.mark.parametrize("before_pool", [False, True])
-def test_in_bfloat16_gradients_of_small_images_are_products(before_pool):
-    for case, by_products in {
-        ((8, 8, 128), 128, "mixed_bfloat16", "CPU"): True,
-        ((8, 8, 128), 128, "mixed_float16", "CPU"): False,
-        ((8, 8, 128), 128, "mixed_bfloat16", "GPU"): False,
-        ((9, 8, 128), 128, "mixed_bfloat16", "CPU"): False,
-        ((8, 8, 127), 128, "mixed_bfloat16", "CPU"): False,
-        ((8, 8, 128), 127, "mixed_bfloat16", "CPU"): False,
-    }.items():
-        types = operations_of(*case, before_pool=before_pool)
-        assert ("Conv2DBackpropFilter" not in types) == by_products, case
-
-
 # Convolutions of 1x1 with strides.
 
 

@@ -1,13 +1,11 @@
 """Threads that share variables: orders, bounds and ends, with nothing to compute."""
 
 import threading
-import types
 
 import numpy as np
 import pytest
 from recipes import record_events
 
-from towers.parallel import coordinator
 from towers.parallel.coordinator import (
     SHARES_AHEAD,
     Coordinator,
@@ -71,40 +69,6 @@ def test_every_tower_gets_its_share_of_every_batch_once_and_in_order(num_towers)
     assert work.num_drawn == 23
     assert len(work.coordinator.staleness) == 20 * num_towers
     assert work.coordinator.progress() == (23, True, None)
-
-
-# Waiting for batches, by a clock that the tests set.
-
-
-def set_clock(monkeypatch, clock):
-    monkeypatch.setattr(coordinator, "time", types.SimpleNamespace(monotonic=clock))
-
-
-def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn(monkeypatch):
-    now, wanted = [0.0], threading.Semaphore(0)
-
-    def clock():
-        seen = now[0]
-        if threading.current_thread().name == "tower_0":
-            wanted.release()
-        return seen
-
-    def draw():
-        assert wanted.acquire(timeout=WAIT_SECS)
-        now[0] += 3
-        return Work.draw(work)
-
-    def before_apply(tower, number):
-        now[0] += 1
-
-    set_clock(monkeypatch, clock)
-    work = Work(1, before_apply=before_apply)
-    work.coordinator.run(4, draw, work.tower)
-    assert work.coordinator.input_wait_secs == [12.0]
-    assert now == [16.0]
-    wanted.acquire()  # the share after the last, which is not waited for
-    work.coordinator.run(2, draw, work.tower)
-    assert work.coordinator.input_wait_secs == [6.0]
 
 
 # The bound on staleness.

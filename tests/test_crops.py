@@ -1,13 +1,11 @@
 """Random crops of arrays and of photos, against Pillow and NumPy in float64."""
 
-import dataclasses
 import io
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from marks import slow
 from pictures import random_pixels
 from PIL import Image, ImageOps
 from test_augment import DEVIATION, MEAN, Drawn, random_images
@@ -20,7 +18,6 @@ from towers.data.augment.augmentation import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
-from towers.data.share import Share
 
 N = 60
 
@@ -80,18 +77,6 @@ def test_boxes_are_those_of_torchvision(height, width, scale):
     elif height != 28:  # some fit only after several attempts, or never
         middle = box(np.full((1, 2), 0.999), [0, 0], height, width)
         assert (boxes == middle).all(1).any()
-
-
-def test_the_first_attempt_that_fits_counts():
-    sizes = np.full((3, 10, 2), [0.999, 0.0], np.float32)
-    sizes[0, 4], sizes[0, 5] = [0.3, 0.5], [0.1, 0.5]
-    sizes[1, 0] = [0.0, 0.5]
-    place = np.full((3, 2), 0.999, np.float32)
-    boxes = boxes_of(Drawn(crop_size=sizes, crop_place=place), 3, 50, 50)
-    sides = [round(50 * math.sqrt(0.08 + 0.92 * x)) for x in (sizes[0, 4, 0], 0.0)]
-    assert boxes[0].tolist() == [50 - sides[0]] * 2 + [sides[0]] * 2
-    assert boxes[1].tolist() == [50 - sides[1]] * 2 + [sides[1]] * 2
-    assert boxes[2].tolist() == [0, 0, 50, 50]
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
@@ -169,20 +154,6 @@ def test_a_batch_is_made_of_crops_of_the_photos(photos, scale):
         assert 0.5 < min(areas) <= max(areas) < 0.8
     else:
         assert min(areas) < 0.5 < max(areas)
-
-
-@pytest.mark.parametrize("name", ["random_resized_crop", slow("rand_augment")])
-def test_streams_and_parts_have_the_same_crops(photos, name):
-    batches = batches_of(photos, name)
-    expected = batches(tf.constant(2, tf.int64))
-    parts = [
-        dataclasses.replace(batches, share=Share(first, size, NUM_IMAGES))
-        for first, size in ((0, 2), (2, 4))
-    ]
-    streamed = [next(iter(part.stream(2))) for part in parts]
-    for key, values in expected.items():
-        joined = np.concatenate([batch[key] for batch in streamed])
-        np.testing.assert_array_equal(joined, values)
 
 
 @pytest.mark.parametrize("orientation", [1, 6])

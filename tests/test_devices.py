@@ -8,11 +8,9 @@ from conftest import NUM_DEVICES
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
-from towers import load_run
 from towers.errors import ConfigError
 from towers.parallel import devices
 from towers.parallel.devices import configure
-from towers.run.folder import RunFolder
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 without_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
@@ -58,18 +56,6 @@ def test_devices_that_are_not_there_are_refused(monkeypatch, arguments, message)
     monkeypatch.setattr(devices, "unused_gpu", lambda: "missing: nvidia-x")
     with pytest.raises(ConfigError, match=message):
         configure(*arguments)
-
-
-@without_gpu
-@pytest.mark.parametrize("unused", [[], ["missing: nvidia-x"]])
-def test_auto_takes_the_cpu_and_says_so_in_one_line(monkeypatch, unused):
-    """And what is missing where the driver sees a GPU."""
-    monkeypatch.setattr(devices, "unused_gpu", lambda: "".join(unused))
-    found = configure("auto", 2)
-    assert (found.kind, found.towers) == ("CPU", ("/CPU:0", "/CPU:1"))
-    remark, *more = found.remarks
-    assert "no GPU" in remark and "CPU" in remark and "\n" not in remark
-    assert more == unused
 
 
 # Four GPUs that TensorFlow lists and that are not there.
@@ -178,29 +164,3 @@ def test_gpus_that_are_not_there_are_refused(four_gpus, first, then, message):
         context.context().ensure_initialized()
     with pytest.raises(ConfigError, match=message):
         configure(*then)
-
-
-@without_gpu
-def test_where_tensorflow_was_used_before_its_devices_are_taken(four_gpus):
-    context.context().ensure_initialized()
-    assert configure("cpu", 1).towers == ("/CPU:0",)
-    found = configure("gpu", 2)
-    assert found.towers == ("/GPU:0", "/GPU:1")
-    assert "taken all memory" in found.remarks[0]
-    with pytest.raises(ConfigError, match="device_memory_mb=500 .* restart it"):
-        configure("gpu", 2, device_memory_mb=500)
-
-
-# A process that uses a run as in a notebook, on such a machine.
-
-
-def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):
-    folder = RunFolder(tmp_path)
-    with folder.lock() as lock:
-        lock.describe(device="GPU")
-        with pytest.raises(ConfigError, match="holds no run"):
-            load_run(tmp_path)
-        assert told() == ("", False, [])
-    with pytest.raises(ConfigError, match="holds no run"):
-        load_run(tmp_path)
-    assert told() == ("0", True, [])

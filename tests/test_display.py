@@ -63,14 +63,6 @@ def test_lines_come_by_the_clock_at_growing_intervals(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_the_time_left_runs_on_between_two_updates():
-    now = [0.0]
-    display = PlainDisplay(STATUS, lambda: now[0])
-    display.update(secs_left=100.0)
-    for now[0], left in ((30.0, 70.0), (200.0, 0.0)):
-        assert display._secs_left() == left
-
-
 def test_a_mode_chooses_and_without_a_terminal_there_are_lines(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert type(create_display("auto", STATUS)) is PlainDisplay

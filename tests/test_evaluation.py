@@ -19,8 +19,6 @@ from towers.cli import flags as config_flags
 from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.run.checkpointer import Checkpointer
-from towers.run.folder import RunFolder
-from towers.run.stored_config import evaluation_config
 from towers.training.train import train
 
 CONFIG = small_config(checkpoint_every_steps=4)
@@ -61,28 +59,6 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
         correct = count_correct(workdir, 10, use_ema)
         assert result[f"test_correct{suffix}"] == correct
         assert result[f"test_accuracy{suffix}"] == correct / NUM_TEST
-
-
-@pytest.mark.parametrize(
-    "changes,num_together,num_towers",
-    [
-        ({}, 2, 2),
-        slow({"num_towers": 4}, 2, 4),
-        slow({"strategy": "replicated", "num_towers": 3}, 1, 3),
-    ],
-)
-def test_a_run_that_was_split_is_evaluated_on_other_devices(
-    changes, num_together, num_towers
-):
-    split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
-    path = small_runs.uninterrupted(split).path
-    config = evaluation_config(RunFolder(path), **changes)
-    assert config.devices_per_network == num_together
-    assert config.num_towers == num_towers
-    result = evaluate(path, config)
-    assert result["test_correct_ema"] == count_correct(path, 10, use_ema=True)
-    with pytest.raises(ConfigError, match="multiple of 2, or another --group_size"):
-        evaluation_config(RunFolder(path), num_towers=3)
 
 
 def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir):
@@ -190,12 +166,3 @@ def test_mistakes_that_cannot_be_written_are_not_named(workdir, capfd):
     path.rmdir()
     evaluate(workdir, CONFIG)
     assert f"wrongly: {path}" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("device", ["GPU", "CPU"])
-def test_next_to_a_training_run_on_the_gpus_it_takes_the_cpu(workdir, capfd, device):
-    with RunFolder(workdir).lock() as lock:
-        lock.describe(device=device)
-        assert evaluate(workdir)["step"] == 10
-    line = f"process {os.getpid()} trains this run on the GPUs, so the evaluation runs"
-    assert (f"{line} on the CPU" in capfd.readouterr().out) == (device == "GPU")

@@ -207,39 +207,6 @@ class FromFiles:
         self.read = source.read
 
 
-@pytest.mark.parametrize(
-    "device,wanted,in_memory,runs,is_resident,is_processed",
-    [
-        ("/CPU:0", "auto", True, True, False, False),
-        ("/CPU:0", "resident", True, True, True, True),
-        ("/GPU:0", "auto", True, True, True, True),
-        ("/GPU:0", "auto", False, True, False, True),
-        slow("/GPU:0", "stream", True, True, False, True),
-        slow("/GPU:0", "auto", True, False, False, False),
-        ("/GPU:0", "auto", False, False, False, False),
-    ],
-)
-def test_auto_is_resident_on_gpus_for_images_in_memory(
-    monkeypatch, device, wanted, in_memory, runs, is_resident, is_processed
-):
-    """What a GPU cannot augment the host does; asynchronous towers share a stream."""
-    monkeypatch.setattr(build, "runs_on", lambda *_: runs)
-    monkeypatch.setattr(build, "Resident", lambda *_: "resident")
-    batches = create_batches()
-    if not in_memory:
-        batches = dataclasses.replace(batches, source=FromFiles(batches.source))
-    config = small_runs.small_config(input=wanted)
-    feed = build.create_feed(config, batches, [device], [MICRO_BATCH_SIZE])
-    assert (feed == "resident") == is_resident
-    if wanted == "auto":
-        config = small_runs.small_config(input=wanted, strategy="async_towers")
-        shared = build.create_feed(config, batches, [device], [MICRO_BATCH_SIZE])
-        assert shared != "resident"
-    if not is_resident:
-        [stream] = feed._streams
-        assert ("indices" in stream(0).element_spec) == is_processed
-
-
 def test_what_is_read_from_files_is_not_resident():
     batches = create_batches()
     batches = dataclasses.replace(batches, source=FromFiles(batches.source))

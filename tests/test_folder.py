@@ -105,20 +105,6 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
             RunFolder(workdir)
 
 
-@pytest.mark.row(49)
-@pytest.mark.parametrize("place", ["", "train/dog/run"])
-def test_no_run_lies_among_class_folders(tmp_path, place):
-    def config_of(data):
-        return Config(dataset="image_folder", data_dir=str(tmp_path / data))
-
-    (tmp_path / "link").symlink_to(tmp_path / "photos")
-    for data in ("photos", "link"):
-        with pytest.raises(ConfigError, match="where folders are classes"):
-            folder = RunFolder(tmp_path / "photos" / place)
-            folder.validate_apart(config_of(data))
-    RunFolder(tmp_path / "photos2").validate_apart(config_of("photos"))
-
-
 @pytest.mark.row(5)
 @pytest.mark.parametrize("place", ["", "run", "checkpoints"])
 def test_a_regular_file_in_the_way_is_refused(tmp_path, place):
@@ -216,26 +202,6 @@ def test_event_files_of_a_machine_named_by_its_address_are_removed(folder, monke
     assert [*folder.tensorboard.glob("train/*")]
     assert folder.clear() == []
     assert not folder.tensorboard.exists()
-
-
-@pytest.mark.row(38)
-def test_a_linked_folder_is_cleared_and_the_link_stays(folder, tmp_path):
-    elsewhere = tmp_path / "large_disk"
-    (elsewhere / "step-00000001").mkdir(parents=True)
-    (elsewhere / "mine").write_text("")
-    folder.checkpoints.symlink_to(elsewhere)
-    assert folder.clear() == [folder.checkpoints / "mine"]
-    assert os.listdir(elsewhere) == ["mine"] and folder.checkpoints.is_symlink()
-
-
-def test_only_what_killed_processes_left_is_removed(folder):
-    left = [f".tmp-17-{path.name}" for path in (folder.config, folder.metrics)]
-    # Of an evaluation under way, of a user.
-    others = [".tmp-17-result.json", ".tmp-config", "config.json.17"]
-    for name in left + others:
-        (folder.path / name).write_text("")
-    folder.remove_leftovers()
-    assert {p.name for p in folder.path.iterdir()} == {*others}
 
 
 # Small files.

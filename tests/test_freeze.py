@@ -160,21 +160,6 @@ def test_what_a_run_freezes_stays_as_it_was_drawn(tmp_path, monkeypatch, capfd):
     assert " ".join(capfd.readouterr().out.split()).count(words) == 2
 
 
-def test_smaller_images_have_the_same_layers_frozen(monkeypatch):
-    use(monkeypatch, create_network)
-    config = small_config(freeze="*/stem*", early_sizes="6:0.5")
-    parts = build.build(config)
-    assert len(parts.phases) == 2
-    for phase in parts.phases:
-        found = {
-            x.name
-            for x in phase.model.layers
-            if isinstance(x, BatchNormalization) and x.is_frozen
-        }
-        assert found == {"stem_norm"}
-        assert phase.frozen == FROZEN - {"conv/kernel"}
-
-
 NAMES = ["stem/kernel", "stem/bias", "inner/stem2/kernel", "head/bias"]
 
 

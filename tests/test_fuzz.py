@@ -3,6 +3,7 @@ line: rows 17, 34, 37 and 42."""
 
 import contextlib
 import decimal
+import functools
 import itertools
 import json
 import os
@@ -23,7 +24,6 @@ from towers.config import FIELDS, Config, factories, from_json, to_json
 from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
-from towers.run.metrics import MetricsFile, read_metrics
 
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -32,18 +32,11 @@ RECIPES = pathlib.Path(__file__).parents[1] / "configs"
 
 
 @pytest.fixture
-def fuzz(count, num_inputs):
+def fuzz(num_inputs):
     """A function that calls another with inputs of a strategy: each call returns or
     raises a TowersError, of one of the exit codes, in bounded time and memory. Some are
     tried always."""
-
-    def fuzz(function, inputs, codes=(2,), always=()):
-        num_tried = fuzzing.fuzz(
-            function, inputs, num_inputs, codes=codes, always=always
-        )
-        count("inputs fuzzed", num_tried)
-
-    return fuzz
+    return functools.partial(fuzzing.fuzz, num_inputs=num_inputs)
 
 
 # Inputs.
@@ -101,28 +94,6 @@ def files_like(values):
 def test_any_config_json(fuzz):
     values = json.loads(to_json(Config()))
     fuzz(lambda content: to_json(from_json(content)), files_like(values))
-
-
-@many_inputs
-@pytest.mark.row(37)
-def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = b'{"step": 1, "loss": 0.5}\n{"step": 3}\n{"step": 7, "losses": [1, 2]}\n'
-
-    def continue_metrics(content):
-        path.write_bytes(content)
-        records, _ = read_metrics(path)
-        steps = [record["step"] for record in records]
-        assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
-        metrics = MetricsFile(path, 3)
-        metrics.flush()
-        for line in path.read_text().splitlines():
-            assert json.loads(line)["step"] <= 3
-
-    line = st.one_of(st.binary(), wrong_bytes, with_values({"step": 2, "loss": 0.1}))
-    many = st.lists(line).map(b"\n".join)
-    huge = [b'{"step": %d, "loss": 1}' % step for step in (-(10**20), 2**63, -1)]
-    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=(), always=huge)
 
 
 # Options.

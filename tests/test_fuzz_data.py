@@ -4,12 +4,8 @@ Hypothesis makes the bytes, the same ones every time: a few in the fast tests, t
 in the slow ones.
 """
 
-import gzip
-import os
 import pathlib
 import resource
-import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -23,13 +19,10 @@ from prepared_sets import features, random_examples, store
 from test_cached import Files
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
-from towers.data.files import image_folder
 from towers.data.files.cached import CachedSource
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageOptions
-from towers.data.sets import tfds
-from towers.data.sets.published import RecordFile, read_file
-from towers.errors import DataError, TowersError, data_errors_of_tensorflow
+from towers.errors import TowersError, data_errors_of_tensorflow
 
 MOST_PIXELS = 100_000
 
@@ -66,30 +59,6 @@ def changed(draw, contents):
     if draw(st.integers(0, 3)) == 0:
         del content[draw(st.integers(0, len(content))) :]
     return bytes(content)
-
-
-# Records.
-
-
-IDX = RecordFile(
-    "images",
-    2,
-    np.dtype([("planes", np.uint8, (1, 28, 28))]),
-    struct.pack(">iiii", 0x803, 2, 28, 28),
-)
-
-
-@few_and_many
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_any_idx_file(tmp_path, num_examples, ending):
-    content = IDX.header + bytes(2 * 28 * 28)
-    contents = [gzip.compress(content) if ending else content]
-
-    def read(content):
-        (tmp_path / f"images{ending}").write_bytes(content)
-        assert read_file(IDX, str(tmp_path), {})["planes"].shape == (2, 1, 28, 28)
-
-    fuzz(num_examples, changed(contents), read)
 
 
 # Image files.
@@ -130,47 +99,6 @@ def test_any_image_file(num_examples):
     fuzz(num_examples, changed(image_files()), read)
 
 
-# Names of files and folders.
-
-NAMES = st.text(
-    st.characters(exclude_categories=[], exclude_characters="/\0"),
-    min_size=1,
-    max_size=70,
-)
-
-
-@pytest.mark.parametrize("num_examples", [10, slow(1000)])
-@pytest.mark.row(40)
-def test_any_names_of_folders_and_files(tmp_path, num_examples):
-    content = png(random_pixels(0))
-    encodable = NAMES.filter(is_file_name)
-
-    def read(names):
-        root = tmp_path / "root"
-        shutil.rmtree(root, ignore_errors=True)
-        for name, stem in names:
-            folder = os.path.join(root, "train", name)
-            os.makedirs(folder, exist_ok=True)
-            for number in range(2):
-                path = pathlib.Path(folder, f"{stem[:20]}{number}.png")
-                path.write_bytes(content if number else content[:-9])
-        data_set = image_folder.load(str(root))
-        words = [*data_set.class_names, data_set.origin]
-        assert all(word.encode() and "\n" not in word for word in words)
-
-    pairs = st.lists(st.tuples(encodable, encodable), min_size=1, max_size=4)
-    fuzz(num_examples, pairs, read)
-
-
-def is_file_name(text):
-    """Whether Linux takes it; of the surrogates, those that stand for bytes."""
-    try:
-        name = os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return len(name) <= 200 and name not in (b".", b"..")
-
-
 # What tensorflow-datasets has prepared.
 
 
@@ -179,30 +107,6 @@ def prepared(tmp_path_factory):
     home = tmp_path_factory.mktemp("fuzz")
     store(home, random_examples(3, 0), random_examples(2, 1), spec=features(id=None))
     return home
-
-
-# Records.
-
-
-@few_and_many
-@pytest.mark.row(40)
-def test_any_file_of_tensorflow_records(tmp_path, num_examples):
-    path = tmp_path / "records"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for content in (b"ab", b"", b"cde"):
-            writer.write(content)
-
-    def read(content):
-        path.write_bytes(content)
-        try:
-            records = tfds.Records([str(path)])
-        except ValueError as error:
-            raise DataError(str(error)) from None
-        assert sum(len(records.read(i)) + 16 for i in range(len(records))) == len(
-            content
-        )
-
-    fuzz(num_examples, changed([path.read_bytes()]), read)
 
 
 # Weights of other programs.

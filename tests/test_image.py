@@ -199,15 +199,6 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", [*COMMON, "PPM", "TGA", "PCX", "JPEG2000", "QOI"])
-@pytest.mark.row(40)
-def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
-    content = file_of(RGB, kind)
-    read_image(content, (4, 4, 3), max_pixels=63)
-    with pytest.raises(ValueError, match="has 63 pixels, and at most .*pixels=62 "):
-        read_image(content, (4, 4, 3), max_pixels=62)
-
-
 # Orientation.
 
 SAVED = {
@@ -282,28 +273,3 @@ def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
     assert np.abs(differences).max() <= 2
     # Moved by half a pixel at full scale it would be 0.3.
     assert np.abs(differences.mean((0, 1))).max() < 0.25
-
-
-@each_format
-@each_orientation
-def test_a_crop_of_a_photo_is_what_pillow_cuts_out(kind, orientation):
-    content = photo(smooth(150, 260), kind, orientation)
-    upright = by_pillow(content)
-    width, height = upright.size
-    for box, side in [
-        ((height // 10, width // 8, height // 2, width // 3), 16),
-        ((height // 10, width // 8, height // 2, width // 3), 48),
-        ((1, 2, height - 2, width - 5), 16),
-    ]:
-        sizes = []
-
-        def crop(*full_size, box=box, sizes=sizes):
-            sizes.append(full_size)
-            return box
-
-        top, left, h, w = box
-        part = upright.crop((left, top, left + w, top + h))
-        expected = part.resize((side, side), Image.Resampling.BILINEAR)
-        found = read_image(content, (side, side, 3), crop)
-        assert np.abs(found.astype(int) - expected).max() <= 4
-        assert sizes == [(height, width)]

@@ -5,8 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import small_runs
-from marks import slow
 from pictures import png, random_pixels, write_folder
 from PIL import Image, ImageOps
 from prepared_sets import all_of
@@ -18,12 +16,8 @@ from towers.data.files import image_folder
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.unlabeled import Labels
 from towers.data.sets.photos import photo_options
-from towers.errors import ConfigError, DataError
-from towers.evaluation.evaluate import evaluate
-from towers.evaluation.restored import load_run
-from towers.exporting.examples import images_of
+from towers.errors import ConfigError
 from towers.run.dataset_info import DatasetInfo
-from towers.training.train import train
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}
 TEST_COUNTS = {"ant": 2, "dog": 1, "cat": 2}
@@ -149,24 +143,6 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
 
 
 # Refused and skipped files.
-
-
-@pytest.mark.row(23)
-def test_row_23_stray_files_and_empty_folders_are_skipped_and_counted(root):
-    (root / "train" / "cat" / "notes.txt").touch()
-    (root / "train" / "cat" / "Thumbs.db").touch()
-    (root / "test" / "labels.csv").touch()
-    (root / "train" / ".DS_Store").touch()
-    (root / "train" / ".cache").mkdir()
-    (root / "train" / "__MACOSX" / "cat").mkdir(parents=True)
-    (root / "train" / "__MACOSX" / "cat" / "._01.png").touch()
-    (root / "train" / "eel").mkdir()
-    (root / "train" / "cat" / "more").mkdir()
-    (root / "test" / "eel").mkdir()
-    (root / "readme.md").touch()
-    data_set = load(root)
-    assert data_set.class_names == ("ant", "cat", "dog")
-    assert "; 7 other file(s) or empty folder(s), as " in data_set.origin
 
 
 @pytest.mark.row(23)
@@ -331,64 +307,3 @@ def test_all_images_of_another_folder_are_evaluated(root, tmp_path, capfd):
     new = image_folder.load(str(tmp_path / "new"), trained=trained)
     assert new.train is None and new.test.labels.tolist() == [1, 2, 2, 2, 2]
     assert "are for testing" in capfd.readouterr().out
-
-
-# In a run.
-
-
-@pytest.mark.parametrize(
-    "options", [{}, slow({"image_size": 7, "validation_fraction": 0.3})]
-)
-def test_an_evaluation_and_an_export_need_no_training_images(
-    tmp_path, monkeypatch, options
-):
-    """The training images have several sizes; a class has no test images."""
-    root, path = tmp_path / "root", tmp_path / "run"
-    write_folder(root, "train", {"c\tat": 4, "ant": 3, "dog": 5})
-    (root / "train" / "dog" / "07.png").write_bytes(png(random_pixels(7, 9, 12)))
-    write_folder(root, "test", {"dog": 4, "c\tat": 3}, seed=1)
-    options |= {"dataset": "image_folder", "data_dir": str(root)}
-    small_runs.use(monkeypatch)
-    config = small_runs.small_config(batch_size=4, num_epochs=1.0, **options)
-    train(path, config)
-    run = load_run(path)
-    compared, calibration, words = images_of(run, calibrate=True)
-    assert words == "test images" and len(compared) == 7
-    assert len(calibration) == 13
-    # One that follows the run counts its epochs, so it loads all images.
-    expected = evaluate(path, config, eval_interval_secs=1.0)
-    mistakes = (path / "mistakes.csv").read_text()
-    assert expected["test_images"] == 7
-
-    shutil.rmtree(root / "train")
-    assert evaluate(path, config) == expected
-    assert (path / "mistakes.csv").read_text() == mistakes
-    again, calibration, words = images_of(run)
-    assert calibration is None and words == "test images"
-    np.testing.assert_array_equal(again, compared)
-    for fails in (
-        lambda: evaluate(path, config, eval_interval_secs=1.0),
-        lambda: images_of(run, data_dir=str(root), calibrate=True),
-    ):
-        with pytest.raises(DataError, match="has no folder train/"):
-            fails()
-    write_folder(root, "test", {"eel": 1})
-    with pytest.raises(DataError) as caught:
-        evaluate(path, config)
-    words = "there is no such class in the run, which has ant, c\\tat, dog"
-    assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
-
-
-@pytest.mark.row(34)
-def test_the_checksum_notices_other_names_of_as_many_images(root):
-    first, second = sorted((root / "train").iterdir())[:2]
-    ours, theirs = min(first.iterdir()), min(second.iterdir())
-    checksums = [load(root).train.checksum]
-    for path, moved in (
-        (ours, first / "z.png"),
-        (first / "z.png", second / "z.png"),
-        (theirs, first / "z.png"),  # two are swapped
-    ):
-        path.rename(moved)
-        checksums.append(load(root).train.checksum)
-    assert len(set(checksums)) == 4

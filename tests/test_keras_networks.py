@@ -14,7 +14,7 @@ from keras import layers
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 
-from towers.errors import ConfigError, report
+from towers.errors import ConfigError
 from towers.models.create import (
     adapt,
     create_model,
@@ -91,31 +91,6 @@ LAYERS_WITH_VALUES = """
             np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
         assert np.all(one.get_layer("dense").kernel == 1)
         assert np.std(one.get_layer("dense_1").kernel) > 0
-
-
-def test_shared_layers_and_networks_keep_their_names(tmp_path):
-    name = written(
-        tmp_path,
-        """
-def create(image_shape, num_classes):
-    first, second = (
-        keras.Sequential([layers.Dense(3, name="same"), layers.Dropout(0.5)])
-        for _ in range(2)
-    )
-    images = keras.Input(image_shape)
-    x = layers.Flatten()(images)
-    shared = layers.Dense(3)
-    x = shared(first(shared(x[:, :3])))
-    return keras.Model(images, layers.Dense(num_classes)(second(first(x))))
-""",
-    )
-    model = create(name, (2, 2, 3))
-    paths = [v.path for v in model.variables if v.path.endswith("kernel")]
-    assert sorted(paths) == ["dense/kernel", "dense_1/kernel", "same/kernel",
-                             "same_1/kernel"]  # fmt: skip
-    assert sorted(noise_shapes(model)) == [
-        "dropout_1_noise", "dropout_again_noise", "dropout_noise"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -300,16 +275,3 @@ def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
         f"layer {line} gives probabilities; the loss takes logits: leave its softmax "
         "out"
     ]
-
-
-def test_all_complaints_come_at_once(tmp_path, capsys):
-    stack = "keras.Input((8, 8, 3)), layers.RandomFlip(), layers.Flatten(), "
-    stack += "layers.Dense(3, activation='sigmoid')"
-    lines = refusal(tmp_path, stack)
-    words = ["(8, 8, 3)", "'random_flip'", "(None, 3)", "sigmoid"]
-    for line, word in zip(lines, words, strict=True):
-        assert word in line
-    with pytest.raises(ConfigError) as caught:
-        create(f"{tmp_path}/mine.py:create", (4, 4, 3))
-    assert report("run_train.py", caught.value) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 4

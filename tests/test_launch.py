@@ -9,15 +9,11 @@ import socket
 import sys
 
 import pytest
-from absl import flags
-from processes import ROOT, Program, is_running, on_linux, run, wait_for_ends
+from processes import Program, is_running, on_linux, run, wait_for_ends
 
-from towers.cli import flags as config_flags
 from towers.cluster.connect import HEARTBEAT_SECS
 from towers.errors import MAY_PASS, ConfigError
-from towers.launch import __main__ as program
 from towers.launch import local
-from towers.launch.process import Share
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
 
 KILLED = 128 + signal.SIGKILL
@@ -343,19 +339,6 @@ def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
             local.divide(num_workers, {})
 
 
-@on_linux
-def test_every_worker_gets_as_many_cores(monkeypatch):
-    """Else those of a recipe with --clip_norm would refuse each other."""
-    for num_cores, num_workers, size in ((8, 3, 2), (16, 4, 4), (3, 4, 0)):
-        cores = set(range(5, 5 + 2 * num_cores, 2))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        shares = local.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
-        assert [len(share.cores) for share in shares] == [size] * num_workers
-        given = {core for share in shares for core in share.cores}
-        assert len(given) == size * num_workers and given <= cores
-        assert size or shares == [Share()] * num_workers
-
-
 # The command.
 
 
@@ -380,24 +363,6 @@ def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
     assert line.startswith("towers.launch: ")
     for word in words:
         assert word in line
-
-
-@pytest.mark.parametrize(
-    "arguments,strategy,device",
-    [
-        ("--batch_size=64", "multi_worker", "auto"),
-        ("--strategy=replicated --device=cpu --noresident", "replicated", "cpu"),
-        ("--seed 3 -strategy replicated --device gpu", "replicated", "gpu"),
-    ],
-)
-def test_strategy_and_device_of_the_arguments_count(arguments, strategy, device):
-    command = program.train_command(arguments.split())
-    assert command[:2] == [sys.executable, str(ROOT / "run_train.py")]
-    values = flags.FlagValues()
-    config_flags.define_config_flags(["strategy"], values=values)
-    values(command[1:], known_only=True)
-    assert values["strategy"].value == strategy
-    assert program.device_of(arguments.split()) == device
 
 
 def test_the_launcher_imports_no_tensorflow():

@@ -36,7 +36,6 @@ from towers.data.sources import (
     DeviceSource,
     Subset,
     channel_moments,
-    checksum,
     place_of,
 )
 from towers.errors import DataError, data_errors_of_tensorflow
@@ -221,19 +220,6 @@ def sorted_pairs(images, labels):
     return images[order], np.asarray(labels)[order]
 
 
-@every_loader
-def test_another_load_gives_the_same(made, name):
-    home, _, data_set = made(name)
-    again = load(name, home)
-    for one, other in ((data_set.train, again.train), (data_set.test, again.test)):
-        assert checksum(one) == checksum(other)
-        for actual, expected in zip(all_of(other), all_of(one), strict=True):
-            np.testing.assert_array_equal(actual, expected)
-    assert dataclasses.replace(again, train=None, test=None) == dataclasses.replace(
-        data_set, train=None, test=None
-    )
-
-
 @pytest.mark.parametrize("damage", ["cut short", "empty", "gone"])
 @pytest.mark.parametrize("name", [name for name, x in LOADERS.items() if x.file])
 @pytest.mark.row(21, 23)
@@ -305,20 +291,14 @@ def load():
         ("test=ArraySource(images[:, :1], labels)", "test images are .1, 1, 3."),
         ("validation=ArraySource(images[:0], labels[:0])", "num_examples=0 of the val"),
         ("train=None", "no training images"),
-        ("test=None", "no test images"),
         ("class_names=(0, 1, 2)", "class_names=.0, 1, 2. should be texts"),
-        ("class_names='abc'", "class_names='abc' should be texts"),
         ("mean=9.0", "mean=9.0 should be"),
-        ("deviation=(5.0, 5.0)", "deviation=.5.0, 5.0. should be"),
-        ("mean=(float('nan'),) * 3", "mean=.nan"),
         ("mean=(0.5,) * 3, deviation=(0.2,) * 3", "multiply both by 255"),
         ("train=Own(right, image_shape=(2, 1))", "image_shape=.2, 1. should be"),
         ("train=Own(right, labels=labels[:5])", "array of 30 integers"),
-        ("train=Own(right, labels=labels / 2)", "array of 30 integers"),
         ("test=Own(lambda i: (images[i], labels[i]))", "`read` of the test.*TensorF"),
         ("train=Own(right, num_examples=60)", r"`read` .*59 is not in \[0, 30\)"),
         ("train=Own(lambda i: (right(i)[0] / 2, right(i)[1]))", "gives float"),
-        ("train=Own(lambda i: (right(i)[0], i / 2))", r"integers \[2\]"),
         ("train=Own(lambda i: (right(i)[0][0], i))", r"expected are uint8 \[2, 2, 1"),
     ],
 )

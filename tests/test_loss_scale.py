@@ -8,10 +8,7 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, parted
 
-from towers.errors import NumericError
-from towers.optim.phases import phases_of
 from towers.parallel import finite, strategies
-from towers.parallel.tower import tower_gradients
 
 KINDS = [
     (strategies.towers, 2, {}),
@@ -96,42 +93,3 @@ def test_the_scale_grows_after_many_good_steps(monkeypatch):
     towers = create(strategies.towers, network, batches, 2)
     scales = [towers.train(1)["loss_scale"] / finite.INITIAL_SCALE for _ in range(6)]
     assert scales == [1, 1, 2, 2, 2, 2]
-
-
-def test_where_no_scale_helps_the_run_ends(monkeypatch):
-    monkeypatch.setattr(finite, "INITIAL_SCALE", 2.0)
-    network = networks.plain_network()
-    batches = networks.random_batches(4, 8)
-    for batch in batches[1:]:
-        batch["images"][5, 0, 0, 0] = np.nan
-    towers = create(strategies.towers, network, batches, 2)
-    assert towers.train(2)["step"] == 2  # the first bad one halves the scale
-    with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
-        towers.train(2)
-    assert towers.state()["step"] == 2
-
-
-def test_gradients_that_would_vanish_are_there():
-    """The loss times 1e-8: float16 holds nothing below 6e-8."""
-    network = networks.plain_network("mixed_float16")
-    exact = networks.plain_network()
-    [batch] = networks.random_batches(1, 8)
-    batch = {name: tf.constant(value) for name, value in batch.items()}
-
-    def loss_fn(logits, labels):
-        return 1e-8 * Recipe().loss_fn(logits, labels)
-
-    def gradient_of(network, *scale):
-        layout, values = networks.values_of(network.params, network.state)
-        [phase] = phases_of((), network.model)
-        found = tower_gradients(
-            phase, values, batch, *scale, loss_fn=loss_fn, layout=layout
-        )
-        vectors = [vector.numpy() for vector in found.gradients]
-        return 1e8 * layout.params.read(vectors)["conv1/kernel"]
-
-    expected = gradient_of(exact)
-    scaled = gradient_of(network, tf.constant(2.0**24))
-    tolerance = 0.05 * np.abs(expected).max()
-    np.testing.assert_allclose(scaled, expected, atol=tolerance)
-    assert np.abs(gradient_of(network)).max() < 0.1 * np.abs(expected).max()

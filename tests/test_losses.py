@@ -12,7 +12,6 @@ from small_runs import small_config
 
 from towers import build, load_run, train
 from towers.config.choices import LOSSES
-from towers.data.augment.augmentation import none
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError
 from towers.optim import losses
@@ -20,7 +19,7 @@ from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
 from towers.optim.phases import downscale
 from towers.optim.vector import Layout
 from towers.parallel.devices import Devices
-from towers.training.setup import build_run, read_teacher
+from towers.training.setup import build_run
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -250,20 +249,6 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
 
 
-def test_a_teacher_of_other_images_or_classes_is_refused(teacher):
-    config = small_config(teacher=teacher)
-    parts = build.build(config)
-    data, augment = parts.data, parts.augment
-    others = {
-        "other classes": {"data": dataclasses.replace(data, class_names=("a", "b"))},
-        "standardized": {"augment": none(augment.image_shape, (0, 0, 0), (9, 9, 9))},
-        "images of": {"augment": none((6, 6, 3), data.mean, data.deviation)},
-    }
-    for problem, other in others.items():
-        with pytest.raises(ConfigError, match=f"{teacher}: .*{problem}"):
-            read_teacher(config, dataclasses.replace(parts, **other))
-
-
 def test_a_continued_run_has_the_teacher_that_it_followed(teacher, tmp_path):
     """Also under the name that the former one had; its values are known in all."""
     options = {"teacher": teacher, "batch_size": 10}
@@ -330,21 +315,3 @@ def test_weight_decay_is_that_of_keras_until_it_is_taken(weight):
     assert decay == 0 and model.losses == []
     for ours, gradient in zip(found, gradients, strict=True):
         np.testing.assert_array_equal(ours, gradient)
-
-
-def test_other_penalties_see_their_parameter_alone_and_cannot_be_taken():
-    layer = keras.layers.Dense(
-        3,
-        kernel_regularizer=keras.regularizers.L1(0.1),
-        bias_regularizer=keras.regularizers.L2(0.5),
-    )
-    layer.build((None, 5))
-    params, gradients = (random_values(layer.trainable_variables, s) for s in (0, 1))
-    decay, found = with_decay(layer.trainable_variables, params, gradients)
-    kernel, bias = params
-    expected = 0.1 * np.abs(kernel).sum() + 0.5 * np.square(bias).sum()
-    assert decay == pytest.approx(expected)
-    np.testing.assert_allclose(found[0], gradients[0] + 0.1 * np.sign(kernel), 1e-5)
-    np.testing.assert_allclose(found[1], gradients[1] + bias, rtol=1e-5)
-    with pytest.raises(ValueError, match="L1 of .*kernel is no weight decay"):
-        pop_weight_decay(layer.trainable_variables)

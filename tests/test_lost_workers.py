@@ -137,7 +137,7 @@ FAULTS = [(fault, victim) for fault in ("kill", "freeze", "cut") for victim in (
 @pytest.mark.row(28, 43)
 @pytest.mark.parametrize("fault,victim", FAULTS)
 def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
-    fault, victim, network, uninterrupted, tmp_path, count
+    fault, victim, network, uninterrupted, tmp_path
 ):
     if fault == "cut" and not network.can_be_cut_off:
         pytest.skip("needs network namespaces")
@@ -146,7 +146,6 @@ def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
         folder.mkdir()
         state = lost_and_continued(network, folder, fault, victim, step)
         assert_equal_states(state, uninterrupted)
-        count("workers lost")
 
 
 @pytest.mark.slow
@@ -204,14 +203,10 @@ def raised_by(workers, message):
     [
         (True, "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details)."),
         (True, "NCCL operation ncclAllReduce(...) failed: remote process exited or"),
-        (True, "ncclRemoteError: A call failed possibly due to a network error"),
-        (True, "ncclCommAbort was called"),
         (True, "NcclCommunicator aborted"),
         (True, "socketProgress: Connection closed by remote peer node1<40912>"),
-        (False, "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error."),
         (False, "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError"),
         (False, "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
-        (False, "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail."),
     ],
 )
 def test_row_28_an_error_of_nccl_is_a_lost_worker_but_not_a_fault_of_this_one(

@@ -7,19 +7,13 @@ import subprocess
 
 import pytest
 import yaml
-from absl import flags
-from test_docs import FLAGS
 
 from towers import errors
-from towers.cli.flags import define_config_flags, given_flags
 from towers.cluster.cluster_spec import find_cluster
-from towers.config import FIELDS
-from towers.config.recipes import config_of_flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "docs" / "cluster"
 BATCH_SCRIPT = CLUSTER / "slurm.sbatch"
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 # Exit codes after which the same command is not started again.
 FINAL = {code for code, may_pass in errors.MAY_PASS.items() if code and not may_pass}
@@ -95,34 +89,6 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
     assert JOB["spec"]["podReplacementPolicy"] == "Failed"
 
 
-def check_arguments(arguments):
-    """They can be given to run_train.py for several workers."""
-    names = [re.match(r"--(\w+)=", argument)[1] for argument in arguments]
-    assert set(names) <= FLAGS["run_train.py"]
-    values = flags.FlagValues()
-    define_config_flags(values=values)
-    flags.DEFINE_string("config", None, "", flag_values=values)
-    ours = [
-        a for a, n in zip(arguments, names, strict=True) if n in ("config", *FIELDS)
-    ]
-    values(["run_train.py", *ours])
-    config, *_ = config_of_flags(values.config, ROOT / "configs", given_flags(values))
-    assert config.strategy == "multi_worker"
-
-
-def test_a_container_runs_run_train_as_the_user_of_the_image_without_privileges():
-    check_arguments(CONTAINER["args"])
-    user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
-    context = POD["securityContext"]
-    assert [str(context["runAsUser"]), str(context["runAsGroup"])] == [*user.groups()]
-    assert context["runAsNonRoot"] is True
-    assert CONTAINER["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert "command" not in CONTAINER  # the image's, run_train.py
-
-
 # Slurm.
 
 PYTHON_STUB = """#!/bin/bash
@@ -194,13 +160,3 @@ def test_slurm_starts_again_what_a_restart_mends(tmp_path, codes, expected):
     )
     called = (tmp_path / "called").read_text().splitlines()
     assert called == [f"{i} {arguments}" for i in range(len(codes))]
-
-
-def test_slurm_does_not_start_again_forever_nor_what_was_cancelled(tmp_path):
-    most = int(re.search(r"^max_requeues=(\d+)$", BATCH_SCRIPT.read_text(), re.M)[1])
-    for restarts, expected in ((most - 1, True), (most, False)):
-        folder = tmp_path / str(restarts)
-        variables = {"SLURM_RESTART_COUNT": str(restarts)}
-        assert run_batch_script(folder, [75, 75], **variables) == (75, expected)
-    (tmp_path / "cancelled").touch()
-    assert run_batch_script(tmp_path, [75, 75]) == (75, False)

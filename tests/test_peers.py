@@ -94,20 +94,3 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
     told = exchanged(monkeypatch, **options)
     assert told["devices"] == "1 CPU"
     assert ("processor" in told) == (THREADS in told) == are_compared
-
-
-# Prints how many threads TensorFlow has made, and how many towers says that it makes.
-
-
-@pytest.mark.parametrize("value", ["-1", "x", "1.5", "٣", "9" * 5000])
-def test_what_is_no_number_of_threads_is_refused(value, monkeypatch):
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
-    with pytest.raises(ConfigError, match="TF_NUM_INTRAOP_THREADS=.*number of threads"):
-        exchanged(monkeypatch, clip_norm=1.0)
-
-
-def test_runs_of_one_process_in_a_step_of_slurm_are_their_own():
-    by_slurm = Cluster(ADDRESSES, 0, "Slurm")
-    assert peers.cluster_of(Config(), by_slurm, False) is None
-    with pytest.raises(ConfigError, match="set --strategy=multi_worker"):
-        peers.cluster_of(Config(), Cluster(ADDRESSES, 0, "TF_CONFIG"), False)

@@ -288,27 +288,6 @@ def test_augmix_is_that_of_its_authors():
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
-    images = np.concatenate([some_images(SHAPE)] * 12)
-    images, found, numbers = operate("three_augment", {}, images)
-    orders = [*itertools.permutations(("brightness", "contrast", "color"))]
-    drawn = numbers["three_augment"].astype(np.float64)
-    names = [("color", "solarize", "blur")[int(x * 3)] for x in drawn[:, 0]]
-    values = [
-        {"color": -1, "solarize": 128, "blur": 0.1 + 1.9 * x}[name]
-        for name, x in zip(names, drawn[:, 1], strict=True)
-    ]
-    images = apply(images, names, values)
-    ordered = [orders[int(x * 6)] for x in drawn[:, 2]]
-    assert set(ordered) == set(orders)
-    for place in range(3):
-        names = [order[place] for order in ordered]
-        columns = [3 + ("brightness", "contrast", "color").index(x) for x in names]
-        factors = drawn[np.arange(len(drawn)), columns]
-        images = apply(images, names, 0.7 + 0.6 * factors - 1)
-    np.testing.assert_allclose(found, images, atol=1)
-
-
 # In an augmentation.
 
 

@@ -186,10 +186,9 @@ def scratch(tmp_path, monkeypatch):
 @pytest.mark.parametrize("most,expected", [(3, 150), slow(100, 4000)])
 @pytest.mark.row(1, 32)
 def test_row_1_after_a_power_cut_what_was_saved_is_there(
-    recorded, scratch, count, most, expected
+    recorded, scratch, most, expected
 ):
     config, operations, lines = recorded
     states = crash_states(operations, lines, most)
     num_states = recover_from_all(states, config, scratch)
     assert num_states > expected
-    count("crash states replayed", num_states)

@@ -330,17 +330,3 @@ def run(folder, *arguments, program="run_predict.py", after=""):
     words = shlex.join(map(str, (sys.executable, ROOT / program, *arguments)))
     command = ["bash", "-o", "pipefail", "-c", f"{words} {after}"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-@pytest.mark.row(50)
-def test_the_program_ends_in_one_line(workdir, photos, tmp_path):
-    run_flag = f"--workdir={workdir}"
-    for arguments, code, words in [
-        ([f"--workdir={tmp_path}"], 3, "no images: give files"),
-        ([photos, run_flag, "--json", "--csv"], 2, "At most one of (json, csv)"),
-        ([photos, run_flag, "--top=-1"], 2, "--top=-1"),
-    ]:
-        done = run(tmp_path, *arguments)
-        assert (done.returncode, done.stdout) == (code, ""), arguments
-        [line] = done.stderr.splitlines()
-        assert line.startswith("run_predict.py: ") and words in line

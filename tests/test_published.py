@@ -97,17 +97,12 @@ BIN, T10K_IMAGES, T10K_LABELS = "data_batch_3.bin", f"t10k-{IMAGES}", f"t10k-{LA
 # What is done to a file, and what is said of it.
 WRONG = [
     (BIN, lambda x: x[:9219], "(4 records of 3073), found 9219"),
-    (BIN, lambda x: x[:-1], "(4 records of 3073), found 12291"),
     (BIN, lambda x: x + b"\0", "found more"),
     (BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from 0)"),
     ("train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0 to 19"),
-    ("train.bin", lambda x: x[:1] + b"d" + x[2:], "fine label 100, expected 0 to 99"),
     (T10K_IMAGES, lambda x: b"PK" + x[2:], "begins with 0x504b0803"),
-    (T10K_IMAGES, lambda x: x[:9], "begins with 0x00000803"),
-    (T10K_IMAGES, lambda x: x[:7] + b"\5" + x[8:], "begins with 0x0000080300000005"),
     (T10K_IMAGES, lambda x: x[:-785], "records of 784), found "),
     (T10K_LABELS, lambda x: x + b"\0", "found more"),
-    (T10K_LABELS, lambda x: x[:-2] + b"\x0a\0", "record 2 (counted from 0)"),
 ]
 
 
@@ -121,18 +116,6 @@ def test_row_21_wrong_files_are_named(tmp_path, file, damage, words):
         write(folder, files | {file: damage(files[file])}, packed)
         text = message(data.load, name, str(folder))
         assert text.startswith(f"{folder / file}{'.gz' * packed}: ") and words in text
-
-
-@pytest.mark.parametrize("name, other", [MNIST, MNIST[::-1]])
-def test_the_files_of_the_other_set_are_refused(tmp_path, name, other):
-    """The files do not say whose they are, but the first labels are known."""
-    files, _ = official(name)
-    labels = f"train-{LABELS}"
-    files[labels] = files[labels][:8] + bytes(PUBLISHED[other].first_labels) + b"\0"
-    write(tmp_path, files)
-    text = message(data.load, name, str(tmp_path))
-    assert f"--dataset={other} reads them" in text
-    assert data.load(other, str(tmp_path)).name == other
 
 
 @pytest.mark.parametrize(

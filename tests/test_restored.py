@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import small_runs
-import tensorflow as tf
 from marks import slow
 from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_config
 
@@ -62,22 +61,6 @@ def test_a_network_with_a_state_and_dropout_predicts_as_it_is_evaluated(
             counts.append(np.sum(np.argmax(logits, 1) == labels))
             assert result[f"test_correct{suffix}"] == counts[-1]
     assert len(set(counts)) > 1
-
-
-def test_the_preprocessing_can_be_a_part_of_a_graph(half_way):
-    run = load_run(half_way)
-    images = arrays(NUM_TEST, 1)[0]
-
-    @tf.function(input_signature=[tf.TensorSpec([None, *run.image_shape], tf.uint8)])
-    def logits(images):
-        return run.model(run.preprocess(images))
-
-    expected = run.model(run.preprocess(images))
-    np.testing.assert_allclose(logits(images), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="must be uint8, got float32"):
-        run.preprocess(np.zeros((1, 8, 8, 3), np.float32))
-    with pytest.raises(ValueError, match=r"must be \[n, 8, 8, 3\], got \(1, 9, 8, 3\)"):
-        run.preprocess(np.zeros((1, 9, 8, 3), np.uint8))
 
 
 @pytest.mark.row(34)

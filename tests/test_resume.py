@@ -71,16 +71,6 @@ def test_row_10_a_continued_run_equals_the_uninterrupted_one(
     assert records(tmp_path) == expected.records
 
 
-def test_row_10_other_cuts_into_calls_change_nothing(tmp_path):
-    config = small_config()
-    expected = uninterrupted(config)
-    other_cuts = dataclasses.replace(config, steps_per_loop=3, log_every_steps=4)
-    train(tmp_path, dataclasses.replace(other_cuts, max_steps=6))
-    assert_equal_states(train(tmp_path, other_cuts).state, expected.state)
-    kept = [line for line in expected.records if line["step"] in (1, 4, 8, 10)]
-    assert records(tmp_path) == kept
-
-
 # Row 11: other towers.
 
 

@@ -52,26 +52,6 @@ def test_a_new_run_starts_once_from_another_ones_parameters(
         train(tmp_path, dataclasses.replace(config, init_from=""))
 
 
-def test_what_does_not_fit_is_drawn_and_listed(tmp_path, other_run, monkeypatch, capfd):
-    """The other network has batch normalisation in the place of a bias."""
-    workdir, theirs = other_run
-    small_runs.use(monkeypatch, small_runs.full_network)
-    state = train(tmp_path, small_config(**STILL, init_from=str(workdir))).state
-    for name in ("params/conv1/kernel", "params/logits/kernel", "params/logits/bias"):
-        np.testing.assert_array_equal(state[name], theirs[name])
-    np.testing.assert_array_equal(state["params/norm1/gamma"], np.ones(4))
-    out = capfd.readouterr().out
-    assert f"starting from 3 variables of {workdir}" in out
-    not_taken = [line for line in out.splitlines() if line.startswith("not taken: ")]
-    assert not_taken == [
-        "not taken: params/norm1/gamma [4] is not there",
-        "not taken: params/norm1/beta [4] is not there",
-        "not taken: state/norm1/moving_mean [4] is not there",
-        "not taken: state/norm1/moving_variance [4] is not there",
-        "not taken: params/conv1/bias is only there",
-    ]
-
-
 # Checkpoints are written while training goes on.
 
 

@@ -21,7 +21,6 @@ from small_runs import (
 from towers import store
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
-from towers.evaluation.evaluate import evaluate
 from towers.run.stored_config import config_to_continue
 from towers.training import setup
 from towers.training.train import train
@@ -42,22 +41,6 @@ def test_row_34_the_checkpoint_decides_what_run_it_is(half_way):
     assert saved_steps(half_way) == [5]
     state = train(half_way, small_config()).state
     assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
-
-
-@pytest.mark.row(34)
-def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
-    half_way,
-):
-    expected = evaluate(half_way)
-    config = json.loads((half_way / "config.json").read_text())
-    (half_way / "config.json").write_text(
-        json.dumps(config | {"augment": "tutorial", "ema_decay": 0.0, "tta": "mirror"})
-    )
-    result = evaluate(half_way)
-    assert result["test_correct"] == expected["test_correct"]
-    assert "test_accuracy_tta" in result  # which changes no mathematics
-    (half_way / "config.json").unlink()
-    assert evaluate(half_way) == expected
 
 
 @pytest.mark.row(34)
@@ -101,23 +84,6 @@ def full_disk(name, fails=lambda *args: True):
 
 
 REPORTING = small_config(log_every_steps=1, eval_every_epochs=1.0)
-
-
-@pytest.mark.row(35)
-def test_row_35_without_room_for_reports_the_training_goes_on(tmp_path, capsys):
-    """Checkpoints alone are written; the records of those steps are lost."""
-    expected = small_runs.uninterrupted(REPORTING)
-    capsys.readouterr()
-    with full_disk("write_aside"), full_disk("append"):
-        train(tmp_path, dataclasses.replace(REPORTING, max_steps=5))
-    lines = capsys.readouterr().out.splitlines()
-    for name in ("metrics.jsonl", "config.json"):
-        [line] = [line for line in lines if f"warning: {name} cannot be wr" in line]
-        assert "bytes are free" in line
-    assert not (tmp_path / "metrics.jsonl").exists()
-    assert any("report(s) in metrics.jsonl were not written" in line for line in lines)
-    assert_equal_states(train(tmp_path, REPORTING).state, expected.state)
-    assert records(tmp_path) == expected.records[5:]
 
 
 @pytest.mark.row(35)

@@ -121,16 +121,6 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
         assert name in texts
 
 
-@pytest.mark.row(35)
-def test_row_35_a_report_that_cannot_be_written_is_one_warning(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/report").write_text("a file")
-    result = train(tmp_path / "run", CONFIG)
-    assert (result.step, result.accuracy is None) == (10, False)
-    warnings = [x for x in capsys.readouterr().out.splitlines() if "warning" in x]
-    assert len(warnings) == 1 and "the report could not be written" in warnings[0]
-
-
 def test_paired_seeds_give_the_difference_and_its_standard_error(tmp_path, capsys):
     accuracies = {0.1: [0.71, 0.74, 0.70], 0.2: [0.75, 0.73, 0.78]}
     folders = []

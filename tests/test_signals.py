@@ -11,7 +11,6 @@ import pytest
 from marks import slow
 from small_runs import (
     HELD_OUT,
-    OTHER_STRATEGIES,
     assert_equal_states,
     every_strategy,
     halt_at,
@@ -111,12 +110,10 @@ def train_and_halt(join_worker):
     [
         slow("tracing", 1, True, [], signal.SIGTERM),
         ("computing", 4, False, [4, 5], signal.SIGTERM),
-        slow("computing", 4, False, [4, 5], signal.SIGINT),
         slow("computing", 4, False, [4, 5], signal.SIGHUP),
         slow("waiting", 6, True, [3, 4, 5], signal.SIGTERM),  # batches are read ahead
         slow("drawing", 1, True, [4], signal.SIGTERM),
         ("evaluating", 1, True, [5], signal.SIGINT),
-        slow("evaluating", 2, True, [10], signal.SIGTERM),  # at the last step
         slow("saving", 1, False, [3], signal.SIGTERM),
     ],
 )
@@ -126,17 +123,6 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
 ):
     assert_saves_and_continues(
         train_and_halt, tmp_path, place, nth, hold, steps, number
-    )
-
-
-@pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
-@pytest.mark.row(12)
-def test_row_12_a_signal_saves_under_every_strategy(train_and_halt, tmp_path, strategy):
-    """In the fourth step; replicated towers compute two losses in each."""
-    nth = 8 if strategy["strategy"] == "replicated" else 4
-    assert_saves_and_continues(
-        *(train_and_halt, tmp_path, "computing", nth, False, [4, 5], signal.SIGTERM),
-        **strategy,
     )
 
 

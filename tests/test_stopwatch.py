@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from towers.run.stopwatch import Stopwatch
 
 
@@ -28,14 +26,6 @@ def test_a_lap_is_the_speed_and_the_wait_since_the_last_one():
     watch.add(6, 3.0)
     assert watch.lap() == (2.0, 0.0)
     assert watch.lap() == (2.0, 0.0)  # nothing new was timed
-
-
-@pytest.mark.parametrize("waited,percent", [(-3.0, 0.0), (7.0, 100.0)])
-def test_an_adjusted_clock_gives_no_share_outside_0_and_100_percent(waited, percent):
-    watch = Stopwatch()
-    watch.add(1, 30.0)
-    watch.add(10, 5.0, waited)
-    assert watch.lap() == (2.0, percent)
 
 
 def test_the_first_call_of_a_phase_is_not_timed_and_its_speed_is_its_own():

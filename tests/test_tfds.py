@@ -1,6 +1,5 @@
 """Data sets that tensorflow-datasets has prepared: what else there is in a folder."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -43,10 +42,6 @@ def pairs(images, labels):
     """Images with their labels in an order of their own: TFDS shuffles them."""
     both = zip(images, labels, strict=True)
     return sorted((np.asarray(image).tobytes(), int(label)) for image, label in both)
-
-
-def stored_pairs(examples):
-    return pairs([x["image"] for x in examples], [x["label"] for x in examples])
 
 
 @pytest.fixture(scope="module")
@@ -113,29 +108,6 @@ def test_images_of_any_size_and_other_features(tmp_path, file_format):
     assert set(pairs(cropped, [x["kind"] for x in even])) <= set(actual)
 
 
-@each_format
-def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path, file_format):
-    hidden = [{**x, "label": -1} for x in random_examples(4, 1)]
-    splits = {"test": hidden, "validation": random_examples(3, 2)}
-    train = random_examples(5, 0)
-    store(tmp_path, train, spec=spec(), file_format=file_format, others=splits)
-    data_set = load(tmp_path)
-    assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
-    assert "(split validation for testing)" in data_set.origin
-
-
-def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch):
-    (tmp_path / "sets" / "parent").mkdir(parents=True)
-    (tmp_path / "shapes").rename(tmp_path / "sets" / "parent" / "small")
-    assert load(tmp_path / "sets", "parent/small").train.num_examples == 6
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
-    assert load("", "parent/small").test.num_examples == 2
-    text = refusal(tmp_path / "sets", "parent")
-    assert (
-        "is prepared as parent/small" in text and "--dataset=tfds:parent/small" in text
-    )
-
-
 @pytest.mark.row(19)
 def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path, monkeypatch):
     text = refusal(tmp_path, "flowers")
@@ -186,51 +158,3 @@ def test_damaged_records_are_named_or_left_out(prepared, tmp_path):
     data_set = load(tmp_path, bad_images="skip")
     assert data_set.train.num_examples == 5 and data_set.test.num_examples == 2
     assert "; 1 bad image(s) skipped: " in data_set.origin
-
-
-# Found.
-
-
-def test_newest_whole_version_is_found(tmp_path):
-    for version in ("1.9.0", "1.10.0", "2.0.0", "incomplete.X_3.0.0"):
-        (tmp_path / "shapes" / version).mkdir(parents=True)
-        if version != "2.0.0":
-            (tmp_path / "shapes" / version / "dataset_info.json").touch()
-    actual = tfds.find_prepared("shapes", str(tmp_path))
-    assert actual == str(tmp_path / "shapes" / "1.10.0")
-    assert tfds.find_prepared("others", str(tmp_path)) is None
-
-
-# Read into memory, as published data sets are.
-
-
-def in_memory(folder):
-    return tfds.read_arrays(folder, (8, 6, 3))
-
-
-def set_counts(path, count):
-    info = json.loads(path.read_text())
-    for split in info["splits"]:
-        split["shardLengths"] = [count]
-    path.write_text(json.dumps(info))
-
-
-def spoil_one_bit(path):
-    content = path.read_bytes()
-    path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
-
-
-@pytest.mark.parametrize(
-    "name, damage",
-    [
-        (TRAIN, spoil_one_bit),
-        ("features.json", os.remove),
-        ("dataset_info.json", lambda path: os.truncate(path, 30)),
-        ("dataset_info.json", lambda path: set_counts(path, "1")),
-        ("dataset_info.json", lambda path: set_counts(path, "9")),
-    ],
-)
-def test_a_damaged_folder_is_refused(prepared, tmp_path, name, damage):
-    damage(pathlib.Path(prepared) / name)
-    for text in (message(in_memory, prepared), refusal(tmp_path)):
-        assert text.startswith(f"{prepared}: ")

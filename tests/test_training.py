@@ -22,7 +22,6 @@ from tensorflow.python.framework import config as tf_config
 from test_board import read_board
 
 import towers
-from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config
 from towers.config.options import bind_arguments
 from towers.data.sets import synthetic
@@ -31,10 +30,8 @@ from towers.errors import (
     ConfigError,
     DataError,
     NumericError,
-    WorkerLostError,
 )
 from towers.evaluation.evaluate import evaluate
-from towers.run.folder import RunFolder
 from towers.training.train import train
 
 EVALUATED = {"eval_every_epochs": 1.0}
@@ -328,20 +325,3 @@ def test_row_14_an_update_that_is_not_finite_is_not_saved(
     assert not saved_steps(tmp_path)
     told = f"{capsys.readouterr().out}\n{caught.value}"
     assert told.count("therefore not saved") == 1
-
-
-# Row 13: the folder.
-
-
-@pytest.mark.row(13)
-def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("towers.training.train.LOCK_SECS", 0.2)
-    folder = RunFolder(tmp_path)
-    config = small_config(strategy="multi_worker")
-    of_two = Cluster(("127.0.0.1:1", "127.0.0.1:2"), 0, "--cluster")
-    with folder.lock():
-        for cluster, waits in ((None, False), (of_two, True)):
-            error = WorkerLostError if waits else ConfigError
-            with pytest.raises(error, match="another process trains"):
-                train(tmp_path, config, cluster=cluster)
-            assert ("waiting for its lock" in capsys.readouterr().out) == waits

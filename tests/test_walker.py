@@ -20,8 +20,6 @@ from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import strategies
 from towers.parallel.copies import Initial
-from towers.parallel.reduce import shares
-from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.sharding.split import Shards, channel_slice
@@ -160,34 +158,6 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
             ours.append(getattr(own, part).views(getattr(result, field)))
         for *of_shards, whole in zip(*ours, theirs, strict=True):
             np.testing.assert_allclose(tf.concat(of_shards, -1), whole, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "channels,before,after,num_shards,moved",
-    [
-        (16, 8, 8, 2, 0),  # halves stay halves
-        (16, 0, 16, 2, 8),  # zeros at the end: the first device takes all
-        (16, 8, 8, 4, 8),  # the outer devices have zeros only
-        (7, 1, 4, 3, 2),
-    ],
-)
-def test_padded_channels_move_no_more_than_they_must(
-    channels, before, after, num_shards, moved
-):
-    x, tape = np.ones([2, 3, channels], np.float32), DeviceTape()
-    cuts = np.cumsum(shares(channels, num_shards))[:-1]
-    values = [
-        Value(tf.constant(part), f"/CPU:{shard}")
-        for shard, part in enumerate(np.split(x, cuts, -1))
-    ]
-    outputs = [
-        y.tensor for y in slices.pad_channels(tape, PadChannels(before, after), values)
-    ]
-    sizes = shares(before + channels + after, num_shards)
-    assert [y.shape[-1] for y in outputs] == sizes
-    expected = np.pad(x, [(0, 0), (0, 0), (before, after)])
-    np.testing.assert_array_equal(tf.concat(outputs, -1), expected)
-    assert sum(x.shape[-1] for x in tape.moved) == moved
 
 
 # What crosses devices.

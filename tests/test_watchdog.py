@@ -140,13 +140,6 @@ def test_row_12_what_must_be_finished_is_announced_once_and_never_abandoned(
     assert lines == [f"SIGTERM: {what} is finished first"]
 
 
-def test_the_handlers_from_before_are_restored():
-    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with Watchdog(Trainer()):
-        assert signal.getsignal(signal.SIGTERM) is not before[0]
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
-
-
 # Abandoned workers.
 
 
@@ -166,31 +159,6 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
         trainer.released.set()
     join_worker()
     assert trainer.steps == 7
-
-
-def test_a_worker_that_has_left_its_activity_is_not_abandoned():
-    left, released, returned = (threading.Event() for _ in range(3))
-    times = iter([0, 0])
-
-    def tick():
-        now = next(times, None)
-        if now is None:  # the grace period is over just when the activity is
-            released.set()
-            assert left.wait(WAIT_SECS)
-            returned.set()
-            return 1000
-        return now
-
-    def evaluate_and_write(dog):
-        with dog.activity("evaluating"):
-            assert released.wait(WAIT_SECS)
-        left.set()
-        assert returned.wait(WAIT_SECS)
-        return "written"
-
-    with Watchdog(Trainer(), clock=tick) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(evaluate_and_write, dog) == "written"
 
 
 # Stuck steps.

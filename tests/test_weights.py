@@ -13,16 +13,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from marks import slow
-from small_runs import small_config, use
 
 from towers.config import Config
 from towers.errors import CheckpointError
 from towers.models.create import create_model
 from towers.run import initial
 from towers.run.weights import open_weights
-from towers.training.train import train
 
-STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
 IMAGE_SHAPE, NUM_CLASSES = (8, 8, 3), 5
 
 
@@ -125,23 +122,6 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     shapes = {key: stored.shape for key, stored in drawn}
     assert shapes == {"params/logits/kernel": (4, 5), "params/logits/bias": (5,)}
     assert not np.any(state["params/logits/kernel"])
-
-
-def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd):
-    use(monkeypatch, create_network)
-    theirs = create_theirs(num_classes=6)
-    theirs.save(tmp_path / "six.keras")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    config = small_config(**STILL, init_from="~/six.keras")
-    state = train(tmp_path / "run", config).state
-    expected = values_of(theirs)
-    for key in ("conv1/kernel", "norm1/gamma"):
-        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
-    out = capfd.readouterr().out
-    assert "starting from 8 variables of " in out
-    listed = {x for x in out.splitlines() if x.startswith("not taken: ")}
-    assert "not taken: logits has 6 outputs there and 5 here" in listed
-    assert all("logits" in x or x.endswith("only there") for x in listed)
 
 
 # Files that are damaged or lead elsewhere.
