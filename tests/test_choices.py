@@ -65,7 +65,7 @@ def public_functions(package, returns):
             "dataset",
             "towers.data",
             DataSet,
-            {"splits:data_set"},
+            {"splits:data_set", "load_folders"},
         ),
         ("schedule", "towers.optim", Schedule, {"create_schedule", "scaled"}),
     ],

@@ -1,18 +1,33 @@
 """The contract of all containers of images: the same images give the same batches."""
 
+import dataclasses
 import itertools
+import json
+import re
+import subprocess
+import tarfile
 
+import containers
 import fsspec
 import numpy as np
+import pyarrow
 import pytest
+import tensorflow as tf
 from containers import CONTAINERS, examples, serving, write_images
-from prepared_sets import all_of
+from pictures import random_pixels
+from prepared_sets import all_of, message
+from pyarrow import parquet
+from small_runs import assert_equal_states, saved, small_config
 
 from towers import data
 from towers.data.augment.augmentation import pad_crop_flip
 from towers.data.batches import TrainBatches
-from towers.data.block_order import block_order
+from towers.data.block_order import BlockOrder, block_order
+from towers.data.files import remote
+from towers.data.files.parquet import ParquetIndex
 from towers.data.sources import checksum
+from towers.errors import DataError
+from towers.training.train import train
 
 COUNT = 45
 
@@ -76,6 +91,23 @@ def test_every_container_gives_the_batches_of_the_folder(written, folder):
     assert_equal_sets(with_faults, folder)
 
 
+def test_a_run_that_is_stopped_in_mid_epoch_is_the_run_of_the_folder(
+    written, tmp_path, folder
+):
+    name, place = written
+    options = {"model": "lenet", "image_size": 14, "num_epochs": 2.0}
+    root = folder.origin.split(" (")[0]
+    whole = small_config(dataset="image_folder", data_dir=root, **options)
+    train(tmp_path / "whole", whole)
+    config = small_config(dataset=name, data_dir=place, **options)
+    for stop in (2, 5, 0):
+        changed = dataclasses.replace(config, max_steps=stop)
+        train(tmp_path / "run", changed)
+    assert_equal_states(
+        saved(tmp_path / "run").tensors, saved(tmp_path / "whole").tensors
+    )
+
+
 @pytest.mark.parametrize("scheme", ["http", "memory"])
 def test_remote_files_give_the_same_batches(written, folder, scheme, tmp_path):
     name, place = written
@@ -103,3 +135,205 @@ def test_remote_files_give_the_same_batches(written, folder, scheme, tmp_path):
         )
         # Everything is in the cache but for the sizes of files.
         assert not [x for x in server.requests[count:] if x[1]]
+
+
+def test_a_folder_of_images_at_a_url_is_read(tmp_path, folder):
+    write_images(tmp_path / "train", examples(COUNT))
+    write_images(tmp_path / "test", examples(6, 1))
+    fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}", recursive=True)
+    data_set = data.load("image_folder", f"memory://{tmp_path.name}")
+    assert data_set.class_names == folder.class_names
+    assert (data_set.train.num_examples, data_set.test.num_examples) == (COUNT, 6)
+    images, _ = all_of(data_set.test)
+    np.testing.assert_array_equal(images[2], random_pixels([1, 2]))
+
+
+def test_the_cache_of_remote_files_is_bounded(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 1000)
+    monkeypatch.setenv("TOWERS_CACHE_GB", "2e-5")  # 20 blocks
+    content = np.random.default_rng(0).bytes(100_500)
+    (tmp_path / "file").write_bytes(content)
+    with serving(tmp_path) as server:
+        path = f"{server.url}/file"
+        for first in (0, 99_000, 50_000, 700, 100_499):
+            assert remote.read_range(path, first, 1) == content[first : first + 1]
+        for first in range(0, 98_000, 1100):
+            read = remote.read_range(path, first, 2000)
+            assert read == content[first : first + 2000]
+            sizes = [x.stat().st_size for x in (cache / "remote").iterdir()]
+            assert sum(sizes) <= 21_000
+        with pytest.raises(ValueError, match="ends 500 bytes too early"):
+            remote.read_range(path, 100_000, 1000)
+        with open(remote.local_copy(path), "rb") as file:
+            assert file.read() == content
+        server.fail = 9
+        with pytest.raises(OSError, match="cannot be fetched: .*503"):
+            monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
+            remote.read_range(f"{server.url}/other", 0, 1)
+
+
+# Files that are not what they should be.
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    """Changes a bit in the middle of an image."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def other_columns(path):
+    parquet.write_table(pyarrow.table({"picture": [b"x"], "label": [1]}), path)
+
+
+def wrong_label(path):
+    parquet.write_table(containers.table([("x", 3, b"y")]), path)
+
+
+def texts(path):
+    parquet.write_table(pyarrow.table({"a": ["x"], "b": [1]}), path)
+
+
+def without_label(path):
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.png", "a.cls", "b.png"):
+            containers.add_member(archive, name, b"1")
+
+
+def two_images(path):
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.jpg", "a.mask.png", "a.cls"):
+            containers.add_member(archive, name, b"1")
+
+
+def other_keys(path):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(tf.train.Example().SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "name, spoil, words",
+    [
+        ("Parquet", cut, "cannot be read: "),
+        ("Parquet", other_columns, "other columns than .*: picture and label (int64)"),
+        ("Parquet", wrong_label, "row 0 has the label 3, expected 0 to 2"),
+        ("Parquet", texts, "no column is named like an image, only a, b; --columns=im"),
+        ("tar", cut, "breaks off"),
+        ("tar", lambda path: path.write_bytes(b"x" * 9000), "is no tar file"),
+        ("tar", lambda path: path.write_bytes(b""), "the file is empty"),
+        ("tar", without_label, "b.png has no label in cls or json or txt"),
+        ("tar", two_images, "a.jpg has two images, jpg and mask.png; --columns=image:"),
+        ("TFRecord", cut, "record 0 or one of the next"),
+        ("TFRecord", flip, "corrupted record"),
+        ("TFRecord", other_keys, "record 0 (counted from 0) has no bytes in image/enc"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_named(tmp_path, name, spoil, words):
+    write, dataset, pattern = CONTAINERS[name]
+    write(tmp_path, examples(COUNT))
+    path = sorted(tmp_path.iterdir())[1]
+    data.load(dataset, str(tmp_path / pattern))  # an index of the file is kept
+    spoil(path)
+    text = message(data.load, dataset, str(tmp_path / pattern))
+    assert text.startswith(str(path)) and re.search(
+        re.escape(words).replace(r"\.\*", ".*"), text
+    )
+
+
+def test_a_row_group_that_cannot_be_read_is_named(tmp_path):
+    containers.write_parquet(tmp_path, examples(COUNT))
+    path = min(tmp_path.iterdir())
+    source = data.load("parquet", str(tmp_path)).test
+    content = bytearray(path.read_bytes())
+    content[4:40] = bytes(36)  # the header of its first page
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        all_of(data.load("parquet", str(tmp_path)).train)
+    assert str(caught.value).startswith(f"{path}: image ")
+    assert "row group 0 cannot be read" in str(caught.value)
+    assert source.num_examples == 6
+
+
+# Tar files of other programs, and what may be in them.
+
+
+def test_formats_of_tar_and_kinds_of_labels(tmp_path):
+    rows = examples(3)
+    long_name = "folder/" * 20 + "name" * 20
+    for number, form in enumerate(
+        (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    ):
+        name = long_name if form != tarfile.USTAR_FORMAT else "folder/ab"
+        with tarfile.open(tmp_path / f"{number}.tar", "w", format=form) as archive:
+            for key, (_, label, content) in enumerate(rows):
+                label = {"kind": str(label), "label": "wrong"}
+                containers.add_member(archive, f"{name}{key}.input.png", content)
+                containers.add_member(
+                    archive, f"{name}{key}.json", json.dumps(label).encode()
+                )
+                containers.add_member(archive, f"{name}{key}.target.png", b"x")
+    command = ["tar", "--sort=name", "-cf", "3.tar", "-C", "plain", "."]
+    for key, (_, label, content) in enumerate(rows):
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        (tmp_path / "plain" / f"{key}.input.png").write_bytes(content)
+        (tmp_path / "plain" / f"{key}.json").write_text(f'{{"kind": {label}}}')
+    subprocess.run(command, cwd=tmp_path, check=True)
+    columns = "image:input.png,label:json:kind"
+    data_set = data.load("webdataset", str(tmp_path / "*.tar"), columns=columns)
+    assert data_set.class_names == ("0", "1", "2")
+    assert data_set.train.num_examples + data_set.test.num_examples == 12
+    for source in data_set.sources.values():
+        for image, label in zip(*all_of(source), strict=True):
+            np.testing.assert_array_equal(image, random_pixels([0, label]))
+
+
+# Order.
+
+
+def test_an_order_of_blocks_has_every_example_once_and_few_blocks_at_a_time():
+    blocks = np.repeat(np.arange(100), np.arange(100) % 7 + 1)
+    order = BlockOrder(blocks, window=5)
+    orders = [order(1, tf.constant(epoch, tf.int64)).numpy() for epoch in (0, 1, 0)]
+    np.testing.assert_array_equal(orders[0], orders[2])
+    for one in orders[:2]:
+        np.testing.assert_array_equal(np.sort(one), np.arange(len(blocks)))
+        places = [np.flatnonzero(blocks[one] == block) for block in range(100)]
+        active = np.zeros(len(blocks))
+        for place in places:
+            active[place.min() : place.max() + 1] += 1
+        assert active.max() <= 5 + 1 + 1 and active.mean() > 2
+        # Blocks are far from their order, and examples from that in their block.
+        firsts = np.array([place.min() for place in places])
+        assert abs(np.corrcoef(firsts, np.arange(100))[0, 1]) < 0.4
+        assert (np.diff(one) < 0).mean() > 0.3
+    assert (orders[0] != orders[1]).mean() > 0.9
+
+
+def test_row_groups_are_read_once_an_epoch_where_they_do_not_fit(tmp_path, monkeypatch):
+    containers.write_parquet(tmp_path, examples(150))
+    data_set = data.load(
+        "parquet", str(tmp_path), shuffle_buffer_mb=0.0025, image_cache_mb=0.0
+    )
+    source, reads = data_set.train, []
+    order = block_order(source, 0.0025)
+    read_group = ParquetIndex._read_group
+    monkeypatch.setattr(
+        ParquetIndex,
+        "_read_group",
+        lambda self, *place: reads.append(place) or read_group(self, *place),
+    )
+    indices = order(0, tf.constant(0, tf.int64)).numpy()
+    for index in indices:
+        source.read(np.array([index]))
+    groups = len(np.unique(source.blocks))
+    assert groups == 26 and groups - 5 <= len(reads) <= 1.5 * groups
+    reads.clear()
+    for index in np.random.default_rng(0).permutation(indices):
+        source.read(np.array([index]))
+    assert len(reads) > 2 * groups
+    assert block_order(source, 1000) is None
+    assert block_order(data.load("shapes").train, 1e-9) is None

@@ -23,7 +23,10 @@ from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
 PROGRAM = "towers.data"
-OPTIONS = "dataset", "data_dir", "image_size", "max_image_pixels"
+OPTIONS = (
+    *("dataset", "data_dir", "columns", "image_dir", "fold"),
+    *("image_size", "max_image_pixels"),
+)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -59,13 +62,8 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
         from towers.data import check
-    check.check(
-        config.dataset,
-        config.data_dir,
-        image_size=config.image_size,
-        max_image_pixels=config.max_image_pixels,
-        grid_path=values.grid,
-    )
+    options = {name: getattr(config, name) for name in OPTIONS[1:]}
+    check.check(config.dataset, grid_path=values.grid, **options)
 
 
 def run() -> None:

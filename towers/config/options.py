@@ -80,6 +80,9 @@ def option(
 
 
 # One that a resumed run may change.
+# Options of what is only read.
+MAY_BE_URLS = "data_dir", "image_dir", "init_from"
+
 free_option = functools.partial(option, free=True)
 
 
@@ -175,7 +178,7 @@ def _words(hint):
     return "None" if hint is type(None) else (origin or hint).__name__
 
 
-def check_path(name: str, path: str | os.PathLike) -> None:
+def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
     """Refuses a text that can be no local path, and no part of one.
 
     Raises:
@@ -192,7 +195,8 @@ def check_path(name: str, path: str | os.PathLike) -> None:
             f"{name}={_short(os.fspath(path))}: has a character that no path can have, "
             "a zero or half of a pair; leave it out"
         )
-    refuse_url(name, path)
+    if not may_be_url or "://" not in os.fsdecode(path):
+        refuse_url(name, path)
     home = os.fsdecode(path).partition(os.sep)[0]
     if home.startswith("~") and os.path.expanduser(home) == home:
         raise ConfigError(
@@ -226,7 +230,7 @@ def _with_type(field, value):
         if abs(value) > _MOST:
             raise ConfigError(f"{name}={value}: must be at most {_MOST}")
     if kind is str:
-        check_path(name, value)
+        check_path(name, value, may_be_url=name in MAY_BE_URLS)
     return value
 
 

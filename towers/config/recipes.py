@@ -16,6 +16,7 @@ from towers.errors import ConfigError, nearest, one_line
 # The recipes of a command without --config: of one that names no data set, and of one
 # that names a folder of images, from scratch or with trained weights.
 DEFAULT_RECIPE = "quickstart"
+PHOTO_SETS = "image_folder", "table", "parquet", "webdataset", "tfrecord"
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 
@@ -76,10 +77,12 @@ def config_of_flags(
     default, chosen = None, {}
     if dataset is None and data_dir is None:
         default = DEFAULT_RECIPE
-    elif not (recipe or stored) and dataset in (None, "image_folder"):
+    elif not (recipe or stored) and dataset in (None, *PHOTO_SETS):
         for_photos = photo_recipe(folder, given)
-        chosen = photo_options(data_dir or "", for_photos == FINETUNE_RECIPE)
-        if "image_folder" in (dataset, chosen.get("dataset")):
+        chosen = {"dataset": dataset}
+        if dataset in (None, "image_folder"):
+            chosen = photo_options(data_dir or "", for_photos == FINETUNE_RECIPE)
+        if dataset in PHOTO_SETS or chosen.get("dataset") in PHOTO_SETS:
             default = for_photos
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"

@@ -6,12 +6,12 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image, PngImagePlugin
 
 from towers import console, data, store
-from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data import duplicates
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
@@ -54,10 +54,9 @@ def check(
     name: str,
     data_dir: str = "",
     *,
-    image_size: int | str = 0,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
     say: Callable[[str], None] = console.line,
+    **options: Any,
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 
@@ -65,9 +64,10 @@ def check(
     76 bytes for each image, by which duplicates are found.
 
     Args:
-        name, data_dir, image_size, max_image_pixels: see `data.load`.
+        name, data_dir: see `data.load`.
         grid_path: PNG file for the picture; empty for NAME.png in the working folder.
         say: takes a line of the report, and before it those of the progress.
+        options: of `data.load`.
 
     Raises:
         DataError: the data set cannot be loaded, or images cannot be read; those are
@@ -92,14 +92,7 @@ def check(
         raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
     survey = Survey()
     # Nothing is kept, so that every image is decoded, and its size counted, once.
-    data_set = data.load(
-        name,
-        data_dir,
-        image_size=image_size,
-        image_cache_mb=0.0,
-        max_image_pixels=max_image_pixels,
-        survey=survey,
-    )
+    data_set = data.load(name, data_dir, image_cache_mb=0.0, survey=survey, **options)
     survey.sizes.clear()
     sources = data_set.sources
     total = sum(source.num_examples for source in sources.values())

@@ -20,6 +20,7 @@ from towers.data.batches import hold_out
 from towers.data.files import image_folder
 from towers.data.files import paths as image_paths
 from towers.data.files.paths import shown
+from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, place_of
 from towers.errors import ConfigError, DataError
@@ -315,7 +316,7 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
     """Whether the network was trained on the image at a path; False where that is not
     known, as of a folder of images that has changed since."""
     config, folder_of = run.config, functools.cache(os.path.realpath)
-    if config.dataset != "image_folder":
+    if config.dataset != "image_folder" or is_url(config.data_dir):
         return lambda path: False
     root = folder_of(os.path.expanduser(config.data_dir or "data"))
 

@@ -26,6 +26,7 @@ from towers import store
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data.files.paths import data_folder
+from towers.data.files.reading import is_url
 from towers.errors import JOB, ConfigError
 from towers.run.lock import WAY_OUT, Lock, busy, holder
 
@@ -129,7 +130,7 @@ class RunFolder:
             raise ConfigError(
                 f"teacher={config.teacher} is the run itself; choose another --workdir"
             )
-        if config.dataset == "image_folder":
+        if config.dataset == "image_folder" and not is_url(config.data_dir):
             data_dir = data_folder(config.data_dir)
             if path.is_relative_to(os.path.realpath(data_dir)):
                 raise ConfigError(

@@ -14,7 +14,9 @@ from keras import layers as keras_layers
 from towers import console
 from towers.config import Config
 from towers.config.pretrained import IMAGENET, find_weights
-from towers.errors import CheckpointError
+from towers.data.files.paths import reason
+from towers.data.files.remote import local_copy
+from towers.errors import CheckpointError, DataError
 from towers.keras_internals import layers_of
 from towers.models import torch_names
 from towers.models.create import pretrained
@@ -268,7 +270,10 @@ def _source(config, state, trainer) -> Iterator[Weights]:
             raise CheckpointError(str(error)) from error
         yield of_arrays(f"{config.model}, trained on ImageNet", arrays)
         return
-    path = os.path.expanduser(path)
+    try:
+        path = local_copy(os.path.expanduser(path))
+    except (OSError, DataError) as error:
+        raise CheckpointError(f"init_from={path}: {reason(error)}") from error
     if path == IMAGENET:
         path = find_weights(config.model)
     with open_weights(path) as weights:

@@ -13,10 +13,15 @@ from towers.data.files import (
     tar_shards,
     tf_records,
 )
-from towers.data.files.class_folders import split_of
+from towers.data.files.class_folders import LAYOUT, is_split, split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, read_shards
-from towers.data.files.paths import shown
+from towers.data.files.paths import (
+    CONTAINER_ENDINGS,
+    is_container,
+    is_image_name,
+    shown,
+)
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
 
@@ -77,6 +82,30 @@ def load(
         else:
             read = functools.partial(read_shards, columns=named, read=module.read)
         openers = {x: functools.partial(read, files) for x, files in paths.items()}
+    return _data_set(container, place, openers, options, trained)
+
+
+def load_folders(
+    url: str, options: ImageOptions, trained: Trained | None = None
+) -> DataSet:
+    """The images below a URL, with a folder for each class, in folders for the splits
+    or without; DataError as of `load`."""
+    place, files = url.rstrip("/"), {}
+    for path in filter(is_image_name, remote.matches(place)):
+        folders = path[len(place) :].strip("/").split("/")[:-1]
+        split = split_of(folders[0]) if folders[1:] and is_split(folders[0]) else None
+        label = folders[bool(split) :][:1]
+        if not label:
+            raise DataError(f"{shown(path)}: is an image of no class; {LAYOUT}")
+        files.setdefault(split or "train", []).append((path, label[0]))
+    openers = {
+        split: functools.partial(tables.index_of, *zip(*pairs, strict=True))
+        for split, pairs in files.items()
+    }
+    return _data_set("image_folder", place, openers, options, trained)
+
+
+def _data_set(container, place, openers, options, trained):
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     unlabeled = [
         split
@@ -149,17 +178,18 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
     Raises:
         DataError: there are no such files, or a folder has two tables.
     """
-    place, endings = data_dir or "data", CONTAINERS[container].ENDINGS
+    place = data_dir or "data"
     if not remote.is_url(place):
         place = os.path.abspath(os.path.expanduser(place))
-    is_file = is_of(place, container) or re.search(r"[*?{]", place)
+    is_file = is_container(place, container) or re.search(r"[*?{]", place)
     is_folder = not is_file if remote.is_url(place) else os.path.isdir(place)
     if is_folder:
-        paths = [x for x in _in_folder(place, container) if is_of(x, container)]
+        paths = [x for x in _in_folder(place, container) if is_container(x, container)]
         if not paths:
+            endings = ", ".join(CONTAINER_ENDINGS[container])
             raise DataError(
-                f"{shown(place)}: no {', '.join(endings)} file; --data_dir names a "
-                "file, a folder of them, or a pattern such as train-{00..99}.tar"
+                f"{shown(place)}: no {endings} file; --data_dir names a file, a folder "
+                "of them, or a pattern such as train-{00..99}.tar"
             )
     else:
         paths = remote.expand(place)
@@ -178,12 +208,6 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
             )
         return place, {"train": rest}
     return place, by_split
-
-
-def is_of(path: str, container: str) -> bool:
-    """Whether a file is named like one of a container."""
-    is_numbered = container == "tfrecord" and re.search(r"-\d+-of-\d+$", path)
-    return bool(is_numbered) or path.lower().endswith(CONTAINERS[container].ENDINGS)
 
 
 def _in_folder(folder, container):

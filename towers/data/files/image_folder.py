@@ -9,7 +9,7 @@ import functools
 import os
 from operator import attrgetter
 
-from towers.data.files import splits
+from towers.data.files import containers, splits
 from towers.data.files.cached import (
     CachedSource,
 )
@@ -36,6 +36,7 @@ from towers.data.files.paths import (
     is_image,
     shown,
 )
+from towers.data.files.reading import is_url
 from towers.data.sources import (
     DataSet,
     Source,
@@ -162,7 +163,7 @@ def load(
     both.
 
     Args:
-        data_dir: the folder; empty means `data`.
+        data_dir: the folder, or its URL; empty means `data`.
         image_options: size of the images, and their cache. With a survey, files that
             cannot be used are recorded and left out.
         trained: a network to be evaluated, whose classes, image shape and moments are
@@ -178,6 +179,8 @@ def load(
             kinds, or an image of the sample cannot be read.
     """
     options = (image_options or ImageOptions()).with_survey()
+    if is_url(data_dir):
+        return containers.load_folders(data_dir, options, trained)
     listing, root = Listing(options.survey), data_folder(data_dir)
     folders, unlabeled = find_folders(root)
 

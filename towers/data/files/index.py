@@ -128,6 +128,13 @@ class Index:
             self, **{k: x[places] for k, x in values.items() if x is not None}
         )
 
+    def without_empty_classes(self) -> Self:
+        """The same images, with those of the classes that have any; all of sets."""
+        if self.labels.ndim == 2:
+            return self
+        labels = np.unique(self.labels[self.labels >= 0])
+        return self.with_classes(tuple(self.class_names[x] for x in labels), "")
+
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """The labels in the order of these classes.
 

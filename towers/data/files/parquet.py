@@ -17,7 +17,6 @@ from towers.data.files.index import Index, LabelNumbers, settle_classes
 from towers.data.files.paths import class_name, reason, shown
 from towers.errors import DataError, one_line, with_nearest
 
-ENDINGS = (".parquet",)
 ROLES = ("image", "label")
 _NAMES = {
     "image": ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes"),
@@ -88,7 +87,7 @@ class ParquetIndex(Index):
 
     def _read_group(self, path, number):
         names = [".".join(self.column)]
-        with _errors_of_arrow(), _opened(path) as file:
+        with _errors_of_arrow(f"row group {number} "), _opened(path) as file:
             table = file.read_row_group(number, names, use_threads=False)
             values = table.column(0).combine_chunks()
         for name in self.column[1:]:
@@ -278,8 +277,9 @@ def _opened(path):
 
 
 @contextlib.contextmanager
-def _errors_of_arrow() -> Iterator[None]:
+def _errors_of_arrow(what: str = "") -> Iterator[None]:
+    """Errors of Arrow, which are of several classes, as ValueErrors."""
     try:
         yield
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"cannot be read: {one_line(error, 150)}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{what}cannot be read: {one_line(error, 150)}") from error

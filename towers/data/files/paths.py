@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from PIL import Image
 
-from towers.data.files.reading import open_data_file
+from towers.data.files import remote
+from towers.data.files.reading import is_url, open_data_file
 from towers.errors import DataError, one_line, printable, refuse_url
 
 with contextlib.suppress(ImportError):  # the extra `heif`
@@ -41,6 +43,14 @@ HEIF_HINT = (
     "is a HEIC photo; install what reads it, the extra heif (python -m pip install "
     "pillow-heif), or convert it"
 )
+
+# --dataset -> the endings of its files; of a file with one of two it is the first.
+CONTAINER_ENDINGS = {
+    "parquet": (".parquet",),
+    "webdataset": (".tar",),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec"),
+    "table": (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
+}
 
 # Characters of a path in a message, so that the rest of it is read.
 MOST_SHOWN = 200
@@ -77,11 +87,22 @@ def data_folder(data_dir: str) -> str:
     return root
 
 
+def container_of(path: str) -> str | None:
+    """What --dataset reads a file with this name, or a pattern of such names; None
+    where it is no container."""
+    return next((x for x in CONTAINER_ENDINGS if is_container(path, x)), None)
+
+
+def is_container(path: str, name: str) -> bool:
+    """Whether a file, or the last file of a pattern, is named like one of --dataset."""
+    is_numbered = name == "tfrecord" and re.search(r"-[\d?*]+-of-[\d?*]+$", path)
+    return bool(is_numbered) or path.lower().endswith(CONTAINER_ENDINGS[name])
+
+
 def check_paths(paths: Paths) -> list[str]:
     """The paths as texts.
 
     Raises:
-        ConfigError: one is a URL.
         DataError: there are none, or there is nothing at one.
     """
     if isinstance(paths, str | os.PathLike):
@@ -90,8 +111,7 @@ def check_paths(paths: Paths) -> list[str]:
         raise DataError("no images: give files, or folders of files")
     paths = list(map(os.fspath, paths))
     for path in paths:
-        refuse_url("paths", path)
-        if not os.path.exists(path):
+        if not is_url(path) and not os.path.exists(path):
             raise DataError(f"{printable(path)}: there is no such file or folder")
     return paths
 
@@ -153,6 +173,11 @@ def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str
     for path in paths:
         if os.path.isdir(path):
             yield from _walk_folder(path, fail)
+        elif is_url(path) and not is_image_name(path):
+            try:
+                yield from filter(is_image_name, remote.matches(path))
+            except DataError as error:
+                fail(path, one_line(error))
         else:
             yield path
 

@@ -5,6 +5,7 @@ A link is followed. Only a regular file is read, not a FIFO or a device.
 
 import errno
 import os
+import re
 import stat
 from typing import BinaryIO
 
@@ -12,6 +13,10 @@ from typing import BinaryIO
 # that is no pixels may take, such as a profile of colors.
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
+
+
+def is_url(path: str | os.PathLike) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fsdecode(path)) is not None
 
 
 def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 from towers.data.files import reading
+from towers.data.files.reading import is_url
 from towers.errors import DataError, one_line, printable
 
 BLOCK_BYTES = 4 * 2**20
@@ -29,11 +30,6 @@ PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"
 # A request is repeated after pauses, in seconds.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-
-
-def is_url(path: str) -> bool:
-    return _URL.match(path) is not None
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
@@ -254,9 +250,8 @@ def _list(pattern):
         )
     try:
         bucket = _bucket(pattern)
-        return [
-            bucket.unstrip_protocol(x) for x in bucket.glob(pattern) if bucket.isfile(x)
-        ]
+        names = [x for x in bucket.glob(pattern) if bucket.isfile(x)]
+        return [f"{scheme}://{name.lstrip('/')}" for name in names]
     except DataError:
         raise
     except Exception as error:
@@ -321,7 +316,7 @@ def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
             raise
-        _shrink(folder, os.path.getsize(path))
+        _shrink(folder, path)
     with _guard:
         _fetching.pop(path, None)
     return path
@@ -330,12 +325,12 @@ def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
 _written = [float("inf")]  # bytes since the folder was last measured
 
 
-def _shrink(folder, num_bytes):
+def _shrink(folder, kept):
     """Deletes the files used longest ago where there are more bytes than may be; looks
     only after every twentieth of them."""
     most = float(os.environ.get("TOWERS_CACHE_GB", "20")) * 1e9
     with _guard:
-        _written[0] += num_bytes
+        _written[0] += os.path.getsize(kept)
         if _written[0] < most / 20:
             return
         _written[0] = 0
@@ -346,6 +341,8 @@ def _shrink(folder, num_bytes):
     for _, num_bytes, path in found:
         if excess <= 0:
             break
+        if path == kept:
+            continue
         with contextlib.suppress(OSError):
             os.remove(path)
         excess -= num_bytes

@@ -2,14 +2,16 @@
 
 import csv
 import functools
+import glob
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import remote
 from towers.data.files.class_folders import split_of
 from towers.data.files.index import (
@@ -23,7 +25,6 @@ from towers.data.files.index import (
 from towers.data.files.paths import is_image_name, reason, shown
 from towers.errors import DataError, with_nearest
 
-ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 # Names of columns, by which is taken first; in lower case, with spaces as underscores.
 _ROLES = {
     "path": (
@@ -46,7 +47,7 @@ def read(
     columns: Mapping[str, str],
     image_dir: str = "",
     fold: int = -1,
-    max_pixels: int = 0,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> dict[str, Index]:
     """The images of tables by split.
 
@@ -67,7 +68,7 @@ def read(
             one of two; names the file and the row.
     """
     files, labels, splits, weights = [], [], [], []
-    places, numbers, unlabeled, are_sets, classes = {}, LabelNumbers(), "", False, ()
+    places, unlabeled, are_sets, classes = {}, "", False, ()
     for table in paths:
         rows = _rows(table)
         header = next(rows, None)
@@ -95,29 +96,45 @@ def read(
             has_label = bool(of_classes) or "label" in used
             if label in ("", None) and has_label:
                 unlabeled, label = unlabeled or where, ""
-            labels.append(-1 if label is None else numbers(str(label)))
+            labels.append(None if label is None else str(label))
             splits.append(_split(values, fold, where))
             if "weight" in used:
                 weights.append(_weight(values["weight"], where))
     if not files:
         raise DataError(f"{shown(paths[0])}: has no rows")
-    are_sets |= any(BETWEEN_LABELS in name for name in numbers.names)
+    are_sets |= any(BETWEEN_LABELS in name for name in set(labels) - {None})
     if unlabeled and not are_sets:
         raise DataError(f"{unlabeled}: has no label")
     settle = settle_classes
     if are_sets:
         settle = functools.partial(settle_label_sets, class_names=classes)
-    index = Index(
-        Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
-        np.arange(len(files), dtype=np.int32),
-        weights=np.array(weights, np.float32) if weights else None,
-        max_pixels=max_pixels,
-        **settle(np.array(labels), numbers.names),
-    )
+    index = index_of(files, labels, weights or None, max_pixels, settle)
     splits = np.array(splits)
     if not (splits != "train").any():
         return {"train": index}
-    return {x: index.take(np.flatnonzero(splits == x)) for x in np.unique(splits)}
+    return {
+        split: index.take(np.flatnonzero(splits == split)).without_empty_classes()
+        for split in np.unique(splits)
+    }
+
+
+def index_of(
+    files: Sequence[str],
+    labels: Sequence[str | None],
+    weights: Sequence[float] | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    settle: Callable[[np.ndarray, Iterable[str]], dict] = settle_classes,
+) -> Index:
+    """Files that are one image each, as an index."""
+    numbers = LabelNumbers()
+    labels = np.array([-1 if x is None else numbers(x) for x in labels])
+    return Index(
+        Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
+        np.arange(len(files), dtype=np.int32),
+        weights=None if weights is None else np.array(weights, np.float32),
+        max_pixels=max_pixels,
+        **settle(labels, numbers.names),
+    )
 
 
 def _rows(path) -> Iterator:
@@ -275,9 +292,9 @@ class _Resolver:
 
     def _hint(self, base):
         """Names a folder next to the table with such a file."""
-        for entry in os.scandir(self._folder) if os.path.isdir(self._folder) else ():
-            if entry.is_dir() and base in _listing(entry.path):
-                return f"{shown(entry.path)} has one: "
+        for folder in sorted(glob.glob(f"{glob.escape(self._folder)}/*/")):
+            if base in _listing(folder):
+                return f"{shown(folder.rstrip('/'))} has one: "
         return ""
 
 

@@ -13,7 +13,6 @@ from towers.data.files import remote
 from towers.data.files.index import Shard
 from towers.data.files.paths import is_image_name, shown
 
-ENDINGS = (".tar",)
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512

@@ -10,7 +10,6 @@ from towers.data.files.index import Shard
 from towers.data.streams import without_tuning
 from towers.errors import cause
 
-ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record")
 ROLES = ("image", "label", "text")
 _KEYS = {
     "image": "image/encoded",

@@ -22,7 +22,7 @@ from towers.data import streams
 from towers.data.files.class_folders import is_split
 from towers.data.files.image import read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
-from towers.data.files.reading import read_image_file
+from towers.data.files.remote import read_image_file
 from towers.errors import ConfigError, DataError, cause, one_line
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.

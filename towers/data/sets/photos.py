@@ -14,7 +14,8 @@ from towers.data.files.class_folders import (
     misfit,
     training_folder,
 )
-from towers.data.files.paths import data_folder, is_file, is_image
+from towers.data.files.paths import container_of, data_folder, is_file, is_image
+from towers.data.files.reading import is_url
 from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
@@ -50,6 +51,11 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
             nearest folder with class folders.
         ConfigError: there are several data sets.
     """
+    if not os.path.isdir(os.path.expanduser(data_dir)):
+        if container := container_of(data_dir):
+            return {"dataset": container}
+        if is_url(data_dir):
+            return {"dataset": "image_folder"}
     root, names = data_folder(data_dir), []
     try:
         paths = _image_paths(root)
@@ -57,7 +63,8 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
         if os.path.isdir(root):
             with quiet_imports():  # of TensorFlow
                 from towers.data.sets.published import data_sets_in
-            names = data_sets_in(root)
+            kinds = map(container_of, sorted(os.listdir(root)))
+            names = data_sets_in(root) or list(dict.fromkeys(filter(None, kinds)))
         if not names:
             raise
         if names[1:]:
