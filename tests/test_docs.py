@@ -10,16 +10,18 @@ from absl import flags
 
 from towers.cli import train_flags
 from towers.cli.flags import define_config_flags, given_flags
-from towers.config import FIELDS
+from towers.config import FIELDS, synonyms
 from towers.config.choices import CLOSED, STRATEGIES, TABLES
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
 from towers.exporting.export import TOLERANCES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
 FLAGS_PAGE = (ROOT / "docs/flags.md").read_text()
 DOCS = ROOT / "docs"
+TABLE = (DOCS / "strategies.md").read_text()
+COMING_FROM = DOCS / "coming_from.md"
+MAP = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 SCRIPTS = ("run_train.py", "run_eval.py", "run_predict.py", "run_export.py")
 
@@ -27,6 +29,7 @@ FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w./]+))?")
 
 # What stands before flags of other programs that the pages mention, and these flags.
 OTHERS = {
+    "`run_train.py": "epochs",
     "pip": "require-hashes",
     "pip-audit": "no-deps disable-pip strict",
     "tensorboard": "logdir",
@@ -114,7 +117,7 @@ def test_every_strategy_has_a_page_a_picture_and_a_row(name):
     assert f"# `{name}`" in page.splitlines()[0]
     assert f"]({name}.svg)" in page and (DOCS / f"{name}.svg").is_file()
     assert f"--strategy={name} " in page
-    assert f"\n| [`{name}`]({name}.md)" in (DOCS / "README.md").read_text()
+    assert f"\n| [`{name}`]({name}.md)" in TABLE
 
 
 @each_page
@@ -132,6 +135,8 @@ def test_relative_links_lead_to_files_and_headings(page):
 @each_page
 def test_flags_exist_and_take_the_values_that_are_named(page):
     text = page.read_text().replace("\\\n", " ")
+    if page == COMING_FROM:  # the first column is of other programs
+        text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
     for flag in FLAG.finditer(text):
         name, value = flag.groups()
         if name in OTHERS:
@@ -147,6 +152,20 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
         choices = name in FIELDS and FIELDS[name].metadata["choices"]
         if choices and value and value != value.upper() and ".py" not in value:
             assert {value, f"{value}:NAME"} & {*choices}, f"--{name}={value}"
+
+
+def test_a_flag_of_another_program_is_answered_with_the_one_that_the_page_names():
+    typed = 0
+    for theirs, ours in re.findall(
+        r"^\| ([^|]*--[a-z][^|]*)\|([^|]*)\|", COMING_FROM.read_text(), re.MULTILINE
+    ):
+        named = [flag for flag, _ in FLAG.findall(ours)]
+        for flag in re.findall(r"--([a-z][\w-]*)", theirs):
+            answer = synonyms.answer(flag, FLAGS["run_train.py"]) or ""
+            meant = synonyms.meant(flag, FLAGS["run_train.py"])
+            assert {meant, *re.findall(r"--(\w+)", answer)} & {*named}, flag
+            typed += 1
+    assert typed > 50
 
 
 @each_page
@@ -166,6 +185,27 @@ def test_commands_can_be_given(page):
         config_of_flags(values.config, ROOT / "configs", given_flags(values))
 
 
+def texts_of(path):
+    """The strings of a module, with a NUL character for each value in them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = (getattr(part, "value", "") for part in node.values)
+            yield "".join(x if isinstance(x, str) else "\0" for x in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_package():
+    texts = {x for path in (ROOT / "towers").rglob("*.py") for x in texts_of(path)}
+    page = (DOCS / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`|]*)` \|", page, re.MULTILINE)
+    assert len(messages) > 15
+    for message in messages:
+        parts = [part.strip() for part in message.split("...") if len(part) > 3]
+        fits = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+        assert any(map(fits.search, texts)), message
+
+
 def test_tests_that_are_named_exist():
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
@@ -176,7 +216,7 @@ def test_tests_that_are_named_exist():
             assert is_metric or name in known | set(tests), name
 
 
-# README.
+# Tables.
 
 
 def tables_of(page):
@@ -188,6 +228,11 @@ def tables_of(page):
             [cell.strip() for cell in row] for row in rows
         ]
     return tables
+
+
+def test_the_table_of_strategies_marks_the_default():
+    rows = re.findall(r"^\| \[`(\w+)`\]\(\w+\.md\) \(default\)", TABLE, re.MULTILINE)
+    assert rows == [FIELDS["strategy"].default]
 
 
 def test_every_flag_in_the_table_has_its_default():
@@ -218,7 +263,7 @@ def test_the_tree_lists_the_package():
     paths = (ROOT / "towers").iterdir()
     names = {p.name for p in paths if p.suffix == ".py" or any(p.glob("*.py"))}
     names = {n if "." in n else f"{n}/" for n in names if not n.startswith("__")}
-    listed = re.findall(r"^      (\w+(?:/|\.py)) {2,}\S", README, re.MULTILINE)
+    listed = re.findall(r"^      (\w+(?:/|\.py)) {2,}\S", MAP, re.MULTILINE)
     assert sorted(listed) == sorted(names)
-    for path in re.findall(r"`(towers/[\w/]+\.py)`", README):
+    for path in re.findall(r"`(towers/[\w/]+\.py)`", MAP):
         assert (ROOT / path).is_file(), path

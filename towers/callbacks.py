@@ -78,8 +78,8 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
         raise ConfigError(
             f"callbacks: {(wrong or listed)[0]}: give a list of objects, of classes "
             "derived from towers.callbacks.Callback. For those of Keras there are "
-            "patience, schedule=plateau, metrics.jsonl and others: see From Keras in "
-            "docs/python.md"
+            "patience, schedule=plateau, metrics.jsonl and others: see "
+            "docs/coming_from.md"
         )
     return listed
 

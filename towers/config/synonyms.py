@@ -25,34 +25,42 @@ VALUES = {
 # Flag -> the same.
 SYNONYMS = {
     "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
-    "gradient_accumulation gradient_accumulation_steps",
+    "accumulate_grad_batches gradient_accumulation gradient_accumulation_steps",
     "augment": "aug augmentation augmentations transform transforms data_augmentation",
-    "batch_size": "bs b batch batchsize train_batch_size global_batch_size",
-    "best_by": "monitor best_metric metric_for_best_model checkpoint_metric",
+    "batch_size": "bs b batch batchsize train_batch_size global_batch_size "
+    "per_device_train_batch_size",
+    "batch_norm": "sync_bn sync_batchnorm bn",
+    "best_by": "monitor best_metric metric_for_best_model checkpoint_metric "
+    "eval_metric",
+    "center_crop": "crop_pct crop_ratio",
     "checkpoint_every_secs": "save_secs save_interval save_interval_secs",
     "checkpoint_every_steps": "save_every save_every_steps save_steps save_freq",
-    "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip max_grad_norm",
-    "compile": "xla jit jit_compile use_xla",
+    "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip "
+    "gradient_clip_val max_grad_norm",
+    "compile": "xla jit jit_compile use_xla torch_compile",
     "config": "c cfg recipe config_file",
     "data_dir": "data data_path data_root dataset_dir dataset_path root d",
     "dataset": "dataset_name ds",
     "device": "use_gpu gpu cuda cpu no_cuda accelerator",
     "dropout": "drop drop_rate dropout_rate p_dropout",
-    "ema_decay": "ema model_ema moving_average_decay",
+    "dry_run": "fast_dev_run",
+    "ema_decay": "ema model_ema model_ema_decay moving_average_decay",
     "patience": "early_stopping early_stopping_patience early_stop stop_patience",
-    "eval_every_epochs": "eval_every eval_freq eval_interval",
+    "eval_every_epochs": "eval_every eval_freq eval_interval check_val_every_n_epoch",
     "image_size": "img_size imgsz resolution size input_size crop_size",
-    "init_from": "pretrained finetune weights init_checkpoint load_from",
-    "keep_checkpoints": "max_to_keep keep keep_last",
-    "label_smoothing": "smoothing label_smooth",
+    "init_from": "pretrained finetune weights init_checkpoint initial_checkpoint "
+    "load_from",
+    "keep_checkpoints": "max_to_keep keep keep_last save_total_limit checkpoint_hist",
+    "label_smoothing": "smoothing label_smooth label_smoothing_factor",
     "layer_decay": "llrd layerwise_decay layer_wise_decay layer_lr_decay",
     "learning_rate": "lr eta base_lr initial_lr learningrate",
-    "loss": "criterion loss_fn",
-    "log_every_steps": "log_every log_interval log_freq print_freq log_steps",
+    "loss": "criterion loss_fn bce_loss",
+    "log_every_steps": "log_every log_interval log_freq print_freq log_steps "
+    "log_every_n_steps",
     "max_steps": "steps num_steps train_steps iterations iters max_iter n_steps",
     "min_rate_factor": "min_lr eta_min lr_min final_lr end_lr",
     "model": "arch architecture net network backbone model_name",
-    "num_epochs": "epochs epoch n_epochs max_epochs train_epochs e",
+    "num_epochs": "epochs epoch n_epochs max_epochs train_epochs num_train_epochs e",
     "num_workers": "workers n np nproc num_processes processes",
     "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
     "num_replicas nproc_per_node",
@@ -60,8 +68,12 @@ SYNONYMS = {
     # Before "workdir", which the same names mean where there is no --output.
     "output": "o out outfile out_file output_file output_dir outdir out_dir",
     "overwrite": "force restart clean",
+    "policy": "aa auto_augment",
     "precision": "amp fp16 bf16 mixed_precision half dtype",
-    "schedule": "scheduler lr_schedule lr_scheduler sched learning_rate_schedule",
+    "random_erasing": "reprob random_erase erasing",
+    "repeats": "aug_repeats repeated_augmentation ra",
+    "schedule": "scheduler lr_schedule lr_scheduler lr_scheduler_type sched "
+    "learning_rate_schedule",
     "seed": "random_seed rng_seed manual_seed",
     "stochastic_depth": "drop_path drop_path_rate droppath stochdepth",
     "strategy": "distribution_strategy distribution parallel parallelism distributed",
@@ -70,7 +82,7 @@ SYNONYMS = {
     "tta": "views test_time_augmentation",
     "use_ema": "ema averaged use_averages",
     "validation_fraction": "val_split validation_split val_fraction",
-    "warmup_epochs": "warmup warm_up num_warmup_epochs",
+    "warmup_epochs": "warmup warm_up num_warmup_epochs warmup_ratio",
     "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
     "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
@@ -86,13 +98,13 @@ SYNONYMS = {
 # The counterpart of other programs' flags -> the names of these flags.
 ANSWERS = {
     "--track=wandb:PROJECT writes to Weights & Biases": "wandb use_wandb log_wandb "
-    "wandb_project",
+    "wandb_project report_to",
     "a run always writes TensorBoard files, into its folder": "tensorboard tb "
     "use_tensorboard",
     "the data set (--dataset, --data_dir) gives the number of classes": "num_classes "
     "nb_classes n_classes",
-    "there is no cross-validation; --validation_fraction=0.2 holds out a fifth of "
-    "each class": "kfold k_fold num_folds folds n_splits cv",
+    "--fold=N tests on fold N of a table, --validation_fraction=0.2 holds out a fifth "
+    "of each class; each run is one split": "kfold k_fold num_folds folds n_splits cv",
     "--freeze='stem*,stage*' freezes parameters by name; --linear_probe fits the new "
     "head first": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "

@@ -242,7 +242,7 @@ def unused_gpu() -> str:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     hint = (
-        f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
+        f"missing: {', '.join(missing)}; pip install 'tensorflow[and-cuda]'"
         if missing
         else "its CUDA packages are installed, so look at the driver's version; "
         "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
