@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-import towers
 from towers import console
 from towers.config import (
     Config,
@@ -19,7 +18,7 @@ from towers.config import (
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel.trainer import Trainer
-from towers.run.checkpoint import Checkpoint, OtherVersionError, Tensors
+from towers.run.checkpoint import Checkpoint, Tensors
 from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -53,26 +52,14 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
     stores besides the tensors."""
     state = checkpoint.trainer_state
     try:
-        _validate(state)
+        from_values(state["config"])
+        DatasetInfo.from_values(state["dataset_info"])
+        Progress.from_json(state)
+        validate_numbers([state["images_seen"]])
     except _OF_WRONG_VALUES as error:
-        message = (
-            f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
-        )
-        versions = state.get("versions")
-        written = versions.get("towers") if isinstance(versions, dict) else None
-        if written in (None, towers.__version__):
-            raise CheckpointError(message) from error
         raise CheckpointError(
-            f"{message}; towers {written} wrote it, and this is {towers.__version__}: "
-            "continue with that version"
-        ) from OtherVersionError()
-
-
-def _validate(state):
-    from_values(state["config"])
-    DatasetInfo.from_values(state["dataset_info"])
-    Progress.from_json(state)
-    validate_numbers([state["images_seen"]])
+            f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
+        ) from error
 
 
 def validate_changes(

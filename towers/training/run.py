@@ -40,7 +40,6 @@ from towers.run.run_store import (
     settled_state,
     validate_finite,
 )
-from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
 from towers.training.callback_list import CallbackList
 from towers.training.summaries import Summaries
@@ -54,12 +53,8 @@ class Run:
     where they say otherwise.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        parts: of the run: data, network, update.
-        trainer: takes the steps.
+        config, folder, parts, trainer, display: of the run.
         store: writes checkpoints and reports.
-        display: of the progress.
         callbacks: of the user.
         clock: seconds, from which what is due by the clock is known.
 
@@ -68,7 +63,6 @@ class Run:
         last_step: the last step of the schedule, or max_steps before it.
         evaluated: step and accuracies of the last evaluation; None before the first.
         stopped: whether all workers agreed to stop before the last step.
-        dataset_info: classes and preprocessing of the data set.
         watchdog: watches the thread that trains.
     """
 
@@ -238,7 +232,7 @@ class Run:
             **self._speed(progress.stopwatch.speed()),
         )
 
-    def _speed(self, lap: Lap | None) -> dict[str, float]:
+    def _speed(self, lap):
         """Figures of a lap; none before there is one."""
         if lap is None:
             return {}
@@ -274,8 +268,7 @@ class Run:
     def evaluate_and_save(self, save_due: bool = False) -> None:
         """Evaluates and saves where it is due, and writes the record of the step.
 
-        Args:
-            save_due: whether a checkpoint is due by the clock.
+        `save_due`: whether a checkpoint is due by the clock.
         """
         is_best = self._periods.evaluates(self.step) and self.evaluate()
         record = self.progress.open_record
