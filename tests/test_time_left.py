@@ -1,5 +1,7 @@
 """The time left of a run, and the means over an epoch."""
 
+import dataclasses
+import json
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +11,7 @@ from marks import slow
 from small_runs import records, small_config
 
 from towers.run.periods import Periods
-from towers.run.progress import RunningMean
+from towers.run.progress import Progress, RunningMean
 from towers.run.stopwatch import Stopwatch
 from towers.training.train import train
 
@@ -49,6 +51,17 @@ def test_a_mean_begins_anew_with_an_epoch():
     assert mean.means(8) == (2.0, 0.5)
     mean.add(1, (3.0, 2, 1))
     assert mean.means(8) == (3.0, 0.25)
+
+
+def test_the_progress_of_a_loss_that_grows_is_the_same_after_json():
+    losses = np.float32([1e30, 2])  # beyond any integer
+    progress = Progress(step=3, open_record={"step": 3, "tower_losses": losses})
+    progress.means = RunningMean(0, 3.0, 1e30, 5.0)
+    same = Progress.from_json(json.loads(json.dumps(progress.to_json())))
+    np.testing.assert_array_equal(same.open_record.pop("tower_losses"), losses)
+    assert same == dataclasses.replace(progress, open_record={"step": 3})
+    with pytest.raises(ValueError, match="not finite"):
+        Progress.from_json(dataclasses.asdict(Progress(means=RunningMean(0, np.nan))))
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,7 @@ class Progress:
         """Raises ValueError where a value is no number that a run can calculate with:
         JSON also has numbers beyond any type, NaN and infinity."""
         steps = [self.step, self.num_worse, self.num_plateaus]
-        numbers = [*vars(self.means).values()]
-        numbers += dataclasses.asdict(self.stopwatch).values()
+        numbers = [*dataclasses.asdict(self.stopwatch).values()]
         if self.accuracy is not None:
             numbers.append(self.accuracy)
         if (best := self.best) is not None:
@@ -116,6 +115,8 @@ class Progress:
         if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
             raise ValueError(f"not all of {steps} are steps")
         validate_numbers(numbers)
+        if not all(map(math.isfinite, vars(self.means).values())):
+            raise ValueError("the running means are not finite")
 
 
 def is_better(
