@@ -40,8 +40,7 @@ def define_flags() -> None:
 
 def main(argv):
     values = flags.FLAGS
-    paths, folder = argv[1:], RunFolder(values.workdir)
-    check_paths(paths)
+    paths, folder = check_paths(argv[1:]), RunFolder(values.workdir)
     towers.write_predictions(
         folder.path,
         paths,
