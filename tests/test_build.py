@@ -15,7 +15,6 @@ from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
 from towers.models.variables import variable_names
 from towers.optim import losses
-from towers.optim.param_rates import decay_by_layer
 from towers.optim.phases import image_size
 from towers.optim.vector import Layout
 from towers.parallel.copies import Initial
@@ -147,22 +146,6 @@ def test_rates_fall_from_the_head_to_the_input_by_block():
         assert rate == pytest.approx(0.5 * factor * 0.7 ** (10 - number)), name
         is_kernel = name.endswith("kernel")
         assert decay == pytest.approx(is_kernel * 0.6 / (factor or 1)), name
-
-
-@pytest.mark.parametrize(
-    "layers,powers",
-    [
-        # A number that comes again begins a block; the head is in none.
-        ("conv1 norm1_2 conv2 fc1 fc2", (3, 3, 2, 1, 0)),
-        ("stem conv1_1 pool conv2 last_norm logits", (3, 2, 2, 1, 1, 0)),
-        # Numbers do not count next to blocks.
-        ("conv1_conv conv2_block1_2_bn pool2_conv conv3_block1_bn fc", (3, 2, 2, 1, 0)),
-        ("stem block4a_bn block4b_bn block5xl top_bn fc", (3, 2, 1, 1, 1, 0)),
-    ],
-)
-def test_blocks_are_layers_in_a_row(layers, powers):
-    rates = decay_by_layer({f"{x}/kernel": None for x in layers.split()}, 0.5)
-    assert [rate.factor for rate in rates.values()] == [0.5**x for x in powers]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

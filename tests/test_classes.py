@@ -8,7 +8,7 @@ import small_runs
 import tensorflow as tf
 from small_runs import small_config
 
-from towers import Config, build
+from towers import build
 from towers.data.augment.augmentation import none
 from towers.data.batches import TrainBatches
 from towers.data.classes import (
@@ -18,7 +18,6 @@ from towers.data.classes import (
 )
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource
-from towers.errors import ConfigError
 from towers.optim.losses import cross_entropy
 from towers.parallel.devices import Devices
 
@@ -64,31 +63,6 @@ def test_weights_of_a_file(tmp_path):
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"d": 2.5, "a": 0}))
     assert class_weights(str(path), source_of(LABELS), tuple("abcd")) == (0, 1, 1, 2.5)
-
-
-def test_weights_of_a_dict_have_names_or_numbers_of_classes():
-    names = ("1", "0", "b", "c")
-    for given, expected in (
-        ({"b": 2, "1": 0.5}, (0.5, 1, 2, 1)),
-        ({1: np.float32(3), np.int64(3): 0}, (1, 3, 1, 0)),
-        ({0: 2, "0": 3}, (2, 3, 1, 1)),
-    ):
-        text = Config(class_weights=given).class_weights
-        assert text == Config(class_weights=dict(reversed(given.items()))).class_weights
-        assert class_weights(text, source_of(LABELS), names) == expected
-    assert Config(class_weights={}).class_weights == ""
-    for wrong, words in (
-        ({4: 1}, "no class '4'"),
-        ({-1: 1}, "no class '-1'"),
-        ({"d": 1}, "no class 'd'"),
-        ({0: -1}, "at least 0"),
-        ({0: "2"}, "is .2"),
-        ({None: 1}, "no class .None"),
-        ({0: np.nan}, "is nan"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            text = Config(class_weights=wrong).class_weights
-            class_weights(text, source_of(LABELS), names)
 
 
 def test_weights_offsets_and_the_sampler_reach_the_training_alone(

@@ -8,7 +8,7 @@ from marks import slow
 from recipes import Recipe, create_trainer
 
 from benchmarks.graphs.executed import partition_graphs, step_on_cpus
-from towers.parallel import compilation, strategies
+from towers.parallel import strategies
 
 
 def dense_network(precision):
@@ -59,27 +59,3 @@ def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
     assert sum("FusedMatMul" in op for op in operations) >= 2
     assert "Relu" not in operations
     assert fused_by_tensorflow(tf.float32)
-
-
-@pytest.mark.slow
-def test_batch_normalization_stays_apart_from_its_activation():
-    network, batches = networks.residual_network(), networks.random_batches(1, 8)
-    trainer = create_trainer(strategies.towers, network, Recipe(), batches, 2)
-    assert not [op for op in executed(trainer) if "NormEx" in op]
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_options_are_those_of_before(before):
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
-
-    def is_disabled():
-        options = tf.config.optimizer.get_experimental_options()
-        return options["disable_meta_optimizer"]
-
-    try:
-        with pytest.raises(KeyError), compilation.disabled():
-            assert is_disabled()
-            raise KeyError
-        assert is_disabled() == before
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

@@ -18,35 +18,11 @@ def each(*trees):
     return {frozenset(tree.items()) for tree in trees}
 
 
-def test_what_is_not_synced_is_there_or_not():
-    assert states([("mkdir", "a"), ("mkdir", "b")]) == each(
-        {}, {"a": None}, {"b": None}, {"a": None, "b": None}
-    )
-    assert states([("create", "f"), ("write", "f", b"xy"), ("sync", "")]) == each(
-        *({"f": content} for content in (b"", b"x", b"xy", b"\0\0", b"x\0", b"\0y"))
-    )
-
-
 def test_a_synced_file_may_lack_its_name_and_a_synced_name_its_content():
     written = [("create", "f"), ("write", "f", b"x")]
     assert states([*written, ("sync", "f")]) == each({}, {"f": b"x"})
     assert {} not in map(dict, states([*written, ("sync", "")]))
     assert states([*written, ("sync", "f"), ("sync", "")]) == each({"f": b"x"})
-
-
-def test_a_rename_in_a_folder_is_one_change_and_between_two_folders_two():
-    made = [("mkdir", "a"), ("mkdir", "b"), ("sync", ""), ("create", "a/f")]
-    made += [("sync", "a")]
-    folders = {"a": None, "b": None}
-    assert states([*made, ("rename", "a/f", "a/g")]) == each(
-        folders | {"a/f": b""}, folders | {"a/g": b""}
-    )
-    assert states([*made, ("rename", "a/f", "b/f")]) == each(
-        folders,
-        folders | {"a/f": b""},
-        folders | {"b/f": b""},
-        folders | {"a/f": b"", "b/f": b""},
-    )
 
 
 def test_recorded_operations_lead_to_the_same_files(tmp_path):

@@ -501,6 +501,7 @@ def test_data_that_cannot_be_trained_on_is_refused(data, words):
             "recurrent_dropout to 0",
         ),
         (lambda: of_two_inputs("photo"), "photo, place, and .* one input"),
+        (lambda: of_two_inputs("images"), "images, place, and .* one input"),
         (lambda: print, "give a Functional"),
     ],
 )

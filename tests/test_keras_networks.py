@@ -66,33 +66,6 @@ def test_initial_values_depend_on_the_seed_and_names_alone(name):
     assert not any(np.array_equal(x, y) for x in drawn for y in drawn if x is not y)
 
 
-def test_values_that_a_function_draws_or_sets_itself(tmp_path):
-    """A function as initializer, a value instead of one, and weights of a file."""
-    text = """
-class Own(layers.Layer):
-    def build(self, _):
-        self.w = self.add_weight((3,), initializer=lambda s, dtype: np.random.rand(*s))
-        if LAYERS_WITH_VALUES:
-            self.v = keras.Variable(np.random.rand(3), name="v")
-
-    def call(self, x):
-        return x * self.w
-
-def create(image_shape, num_classes):
-    model = keras.Sequential([keras.Input(image_shape), Own(), layers.Flatten(),
-                              layers.Dense(4), layers.Dense(num_classes)])
-    model.layers[2].set_weights([np.ones(s) for s in [(12, 4), (4,)]])
-    return model
-LAYERS_WITH_VALUES = """
-    for values in ("False", "True"):
-        name = written(tmp_path, text + values)
-        one, two = (create(name, (2, 2, 3), seed=3) for _ in range(2))
-        for ours, theirs in zip(one.variables, two.variables, strict=True):
-            np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
-        assert np.all(one.get_layer("dense").kernel == 1)
-        assert np.std(one.get_layer("dense_1").kernel) > 0
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from prepared_sets import all_of
 
-from towers.data.sets import shapes, synthetic
+from towers.data.sets import shapes
 
 # Squares of a fine grid over (-1.5, 1.5) in a shape's own units.
 
@@ -61,19 +61,3 @@ def test_all_images_differ_classes_are_balanced_and_lines_do_not_part_them():
         (flat, labels), (test_flat, test_labels), (0.1, 1.0, 10.0)
     )
     assert 0.2 < accuracy < 0.60
-
-
-# Noise.
-
-
-def test_noise_is_as_asked_and_the_same_every_time():
-    asked = {"image_size": 9, "num_classes": 3, "num_examples": (700, 5)}
-    data, again = synthetic.load(**asked), synthetic.load(**asked)
-    images, labels = all_of(data.train)
-    assert images.shape == (700, 9, 9, 3) and set(labels) == {0, 1, 2}
-    assert len(data.mean) == 3 and len(set(data.class_names)) == 3
-    np.testing.assert_allclose(data.mean, images[:256].mean((0, 1, 2)), rtol=1e-9)
-    np.testing.assert_array_equal(all_of(again.train)[0], images)
-    tested = all_of(data.test)[0]
-    assert tested.shape == (5, 9, 9, 3)
-    assert not {x.tobytes() for x in images} & {x.tobytes() for x in tested}

@@ -71,12 +71,3 @@ def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):
             background.submit(released.wait)
             raise KeyError("the reason")
     released.set()
-
-
-def test_its_thread_is_there_before_the_first_job():
-    """With no memory left none can be started."""
-    with Background() as background:
-        before = threading.active_count()
-        background.submit(lambda: None)
-        background.wait()
-        assert threading.active_count() == before

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import small_runs
 from marks import slow
 from small_runs import records, small_config
 
-from towers.run.periods import Periods
 from towers.run.progress import Progress, RunningMean
 from towers.run.stopwatch import Stopwatch
 from towers.training.train import train
@@ -19,17 +17,6 @@ from towers.training.train import train
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     small_runs.use(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    "images_per_eval", [Fraction(0), Fraction(25), Fraction(99, 2)]
-)
-def test_the_evaluations_that_follow_a_step_are_counted(images_per_eval):
-    periods = Periods(23, 8, 0, 0, 0, images_per_eval)
-    for step in range(24):
-        for last in (13, 23):
-            due = sum(periods.evaluates(s) for s in range(step + 1, last + 1))
-            assert periods.num_evaluations(step, last) == due
 
 
 def test_the_time_left_counts_evaluations_and_what_is_written():
