@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_runs
 from marks import slow
+from sklearn import metrics
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
@@ -24,7 +25,8 @@ from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.report import accuracies
 from towers.evaluation.restored import load_run
-from towers.run.progress import is_better
+from towers.evaluation.studies import predict_split
+from towers.run.progress import Progress, is_better
 from towers.training.train import train
 
 EVALUATED = [3, 6, 9, 12, 15, 18]  # steps
@@ -91,6 +93,41 @@ def test_of_equal_accuracies_the_lower_loss_is_better():
     assert saved_steps(uninterrupted(TIED).path) == [best, end]
 
 
+def test_a_function_of_the_user_decides(small, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def distance(labels, probabilities):\n"
+        "    assert abs(probabilities.sum(1) - 1).max() < 1e-6\n"
+        "    return -abs(probabilities.argmax(1) - labels).mean()\n"
+    )
+    config = dataclasses.replace(
+        TIED, patience=0, best_by=f"{tmp_path / 'mine.py'}:distance"
+    )
+    train(tmp_path / "run", config)
+    lines = [x for x in records(tmp_path / "run") if "validation_distance" in x]
+    keys = [(x["validation_distance_ema"], -x["validation_loss_ema"]) for x in lines]
+    best = lines[keys.index(max(keys))]
+    stored = saved(tmp_path / "run").trainer_state["best"]
+    assert stored["step"] == best["step"]
+    assert stored["score"] == best["validation_distance_ema"] < 0
+    f1 = dataclasses.replace(config, best_by="macro_f1", max_steps=3)
+    result = train(tmp_path / "f1", f1)
+    split = predict_split(tmp_path / "f1", "validation")
+    expected = metrics.f1_score(split.labels, split.logits.argmax(1), average="macro")
+    recorded = result.history["validation_macro_f1_ema"].values[-1]
+    assert recorded == pytest.approx(expected)
+
+
+def test_small_improvements_do_not_count_for_the_patience():
+    progress = Progress()
+    scores = [0.5, 0.52, 0.54, 0.61, 0.60, 0.65, 0.80]
+    counts = []
+    for score in scores:
+        is_best = progress.add_evaluation(score, 1.0, score, min_delta=0.1)
+        assert is_best == (score == max(scores[: len(counts) + 1]))
+        counts.append(progress.num_worse)
+    assert counts == [0, 1, 2, 0, 1, 2, 0]
+
+
 def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
     def without_loss(counts):
         return accuracies(counts) | {"loss": np.nan}
@@ -102,8 +139,13 @@ def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
         (9.0, "loss", True),
     ):
         stored = {"accuracy": 0.5, "loss": None}
-        assert is_better({**stored, "loss": loss}, stored, best_by) is is_expected
-    assert is_better({"accuracy": 0.6, "loss": None}, {**stored, "loss": 1}, "accuracy")
+        stored["score"] = 0.5 if best_by == "accuracy" else None
+        other = {**stored, "loss": loss}
+        if best_by == "loss":
+            other["score"] = loss and -loss
+        assert is_better(other, stored) is is_expected
+    higher = {"accuracy": 0.6, "score": 0.6, "loss": None}
+    assert is_better(higher, {"accuracy": 0.5, "score": 0.5, "loss": 1})
     monkeypatch.setattr("towers.training.run.accuracies", without_loss)
     config = dataclasses.replace(TIED, patience=0)
     train(tmp_path, dataclasses.replace(config, max_steps=3))
@@ -113,7 +155,8 @@ def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
     train(tmp_path, dataclasses.replace(config, max_steps=6))
     (_, _), (accuracy, loss), *_ = figures_of(TIED)
     best = saved(tmp_path).trainer_state["best"]
-    assert best == {"step": 6, "accuracy": accuracy, "loss": loss}
+    expected = {"step": 6, "accuracy": accuracy, "loss": loss, "score": accuracy}
+    assert best == expected | {"best_by": "auto"}
 
 
 def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it(
@@ -126,7 +169,7 @@ def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it(
     best = saved(tmp_path / "run").trainer_state["best"]
     assert best["step"] == EVALUATED[losses.index(min(losses))]
     plateau = shutil.copytree(uninterrupted(PLATEAU).path, tmp_path / "plateau")
-    with pytest.raises(ConfigError, match="best_by was 'accuracy' and is 'loss'"):
+    with pytest.raises(ConfigError, match="best_by was 'auto' and is 'loss'"):
         train(plateau, dataclasses.replace(PLATEAU, best_by="loss"))
 
 
@@ -148,7 +191,8 @@ def test_a_run_that_is_stopped_ends_at_the_same_step(
     assert records(tmp_path) == expected.records
     best, end = best_and_end(config)
     out = capfd.readouterr().out
-    words = f"after 2 evaluations without a better {config.best_by},"
+    name = config.best_by.replace("auto", "accuracy")
+    words = f"after 2 evaluations without a better {name},"
     assert f"step {end} of 18, {words}" in out
     assert f"best: step {best}, validation accuracy" in out
     # It is finished, and goes on with more patience.

@@ -21,9 +21,7 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
     config_flags.define_step_flag()
     flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
-    flags.DEFINE_integer(
-        "top", 5, "Classes of each image; 0 for all, in the order of the classes.", 0
-    )
+    flags.DEFINE_integer("top", 5, "Classes of each image; 0 for all, in order.", 0)
     flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
     flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])

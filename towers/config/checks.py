@@ -42,10 +42,22 @@ def validate_without_validation(config: "Config") -> None:
         )
 
 
+def validate_metric(config: "Config", multi_label: bool) -> None:
+    """Raises ConfigError where `best_by` is of one label an image and these have
+    several, or the other way round."""
+    if config.best_by == ("balanced_accuracy" if multi_label else "map"):
+        words = "several labels, and the metric is of one"
+        if not multi_label:
+            words = "one label, and the metric is of several"
+        raise ConfigError(
+            f"best_by={config.best_by}: each image has {words}; set --best_by=macro_f1"
+        )
+
+
 def _read_evaluations(config):
     """The options that go by evaluations on held-out images."""
     names = ["patience"] * bool(config.patience)
-    names += ["best_by"] * (config.best_by != "accuracy")
+    names += ["best_by"] * (config.best_by not in ("auto", "accuracy"))
     return names + ["schedule"] * config.choice_of("schedule").by_accuracy
 
 

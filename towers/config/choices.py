@@ -236,6 +236,20 @@ STRATEGIES = {
     ),
 }
 
+METRICS = {
+    "auto": Choice("evaluation.metrics:auto", "accuracy, of label sets map"),
+    "accuracy": Choice("evaluation.metrics:accuracy", "correct predictions"),
+    "loss": Choice("evaluation.metrics:negative_loss", "the lowest loss"),
+    "macro_f1": Choice("evaluation.metrics:macro_f1", "mean F1 of the classes"),
+    "balanced_accuracy": Choice(
+        "evaluation.metrics:balanced_accuracy", "mean recall of the classes"
+    ),
+    "map": Choice(
+        "evaluation.metrics:mean_average_precision",
+        "mean average precision of label sets",
+    ),
+}
+
 TTA = {
     "none": Choice("data.augment.tta:none", "the images alone"),
     "mirror": Choice("data.augment.tta:mirror", "with the mirrored image"),
@@ -260,6 +274,7 @@ TABLES: dict[str, Mapping[str, Choice]] = {
     "loss": LOSSES,
     "schedule": SCHEDULES,
     "strategy": STRATEGIES,
+    "best_by": METRICS,
     "tta": TTA,
 }
 CLOSED = ("policy", "tta")

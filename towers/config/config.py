@@ -140,11 +140,16 @@ class Config:
         BELOW_1,
     )
     best_by: str = free_option(
-        "accuracy",
-        "Figure on held-out images that makes a step the best, and that --patience and "
-        "schedule plateau go by: the highest accuracy, and of equal ones the lowest "
-        "loss; or the lowest loss.",
-        choices=("accuracy", "loss"),
+        "auto",
+        "Metric on held-out images that makes a step the best, and that --patience and "
+        "schedule plateau go by; of equal ones the lowest loss decides",
+        table="best_by",
+    )
+    min_delta: float = free_option(
+        0.0,
+        "Improvement of --best_by over the last one, above which --patience and "
+        "schedule plateau count an evaluation as better.",
+        NOT_NEGATIVE,
     )
     sampler: str = option(
         "shuffle",
@@ -685,7 +690,8 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
         is_free = field.metadata["free"]
         if name == "num_epochs":
             is_free = new.length_is_free
-        if name in ("eval_every_epochs", "best_by"):  # what plateaus are counted by
+        # What plateaus are counted by.
+        if name in ("eval_every_epochs", "best_by", "min_delta"):
             is_free = not new.choice_of("schedule").by_accuracy
         if before != after and not is_free:
             changed[name] = (before, after)

@@ -24,6 +24,7 @@ class Predictions(NamedTuple):
         in_top: bool [n], see TOP; [0] where it is not known.
         correct_tta: bool [n], whether test-time augmentation predicts the label; [0]
             without it.
+        logits: [n, classes]; [0, 0] where they are not kept.
     """
 
     labels: np.ndarray
@@ -32,11 +33,17 @@ class Predictions(NamedTuple):
     losses: np.ndarray
     in_top: np.ndarray
     correct_tta: np.ndarray
+    logits: np.ndarray = np.zeros((0, 0))
 
     @property
     def correct(self) -> np.ndarray:
         """bool [n]."""
         return self.classes == self.labels
+
+    @property
+    def all_probabilities(self) -> np.ndarray:
+        """float64 [n, classes], where the logits are kept."""
+        return softmax(self.logits)
 
     @property
     def confidences(self) -> np.ndarray:
@@ -83,6 +90,11 @@ class LabelSets(NamedTuple):
     def probabilities(self) -> np.ndarray:
         """float64 [n, classes]."""
         return sigmoid(self.logits)
+
+    @property
+    def all_probabilities(self) -> np.ndarray:
+        """float64 [n, classes]."""
+        return self.probabilities
 
     @property
     def confidences(self) -> np.ndarray:
@@ -169,6 +181,7 @@ def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
         losses=losses,
         in_top=unknown,
         correct_tta=unknown,
+        logits=counts.get("logits", np.zeros((0, 0))),
     )
 
 

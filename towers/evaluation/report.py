@@ -35,6 +35,9 @@ NAMES = (
 )
 TABLES = ("classes", "confusion_matrix")
 
+# Those that evaluations record in `metrics.jsonl` and TensorBoard.
+RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
+
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
 
@@ -73,7 +76,7 @@ def accuracies(counts: Mapping[str, Any]) -> Figures:
 def record_of(
     evaluation: Evaluation[Figures],
     split: str,
-    names: Sequence[str] = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1"),
+    names: Sequence[str] = RECORDED,
 ) -> dict[str, Any]:
     """Results of an evaluation under their names in `metrics.jsonl`, `result.json` and
     TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
@@ -81,7 +84,7 @@ def record_of(
     return {
         _name(split, name, weights): figures[name]
         for weights, figures in evaluation.by_weights.items()
-        for name in names
+        for name in dict.fromkeys(names)
         if name in figures
     }
 
@@ -91,12 +94,17 @@ def _name(split, name, weights):
 
 
 def accuracy_line(
-    at: str, evaluation: Evaluation[Figures], split: str, config: Config
+    at: str,
+    evaluation: Evaluation[Figures],
+    split: str,
+    config: Config,
+    metrics: Sequence[str] = (),
 ) -> str:
     """A line about accuracies, beginning with the reported one.
 
     Args:
         at: begins it, such as "step 100".
+        metrics: names of further figures.
     """
     figures = evaluation.reported
     name, line = "accuracy", f"{at}: {split} accuracy "
@@ -106,6 +114,8 @@ def accuracy_line(
     if len(evaluation.by_weights) > 1:
         raw = evaluation.by_weights[Weights.RAW]
         line += f", {raw[name]:.4f} without moving averages"
+    for other in metrics:
+        line += f", {other} {figures[other]:.4f}"
     if "accuracy_tta" in figures:
         line += f", {figures['accuracy_tta']:.4f} with tta={config.tta}"
     return line

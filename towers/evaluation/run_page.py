@@ -129,7 +129,13 @@ def _curves(content):
     if not curves:
         return [page.paragraph("metrics.jsonl has no records, so there are no curves.")]
     found = []
-    for name in ("loss", "accuracy", "map"):
+    names = ["loss", "accuracy", "map"]
+    names += [
+        name.partition("_")[2].removesuffix("_ema")
+        for name in curves
+        if name.startswith(("test_", "validation_")) and "_tta" not in name
+    ]
+    for name in dict.fromkeys(names):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):

@@ -68,12 +68,15 @@ _SUFFIXES = {
 }
 
 
-def tag_of(name: str) -> tuple[str, str] | None:
-    """Tag and description of a metric; None where the board does not show it."""
+def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
+    """Tag and description of a metric; None where the board does not show it. Of an
+    evaluation it also shows metrics that are not in TAGS, which the user has named."""
     for suffix, about in _SUFFIXES.items():
         if name.endswith(suffix) and name.removesuffix(suffix) in TAGS:
             tag, description = TAGS[name.removesuffix(suffix)]
             return f"{tag}{suffix}", description + about
+    if is_evaluation and not name.startswith("epoch"):
+        return f"curves/{name}", "Metric of --best_by"
     return None
 
 
@@ -96,13 +99,14 @@ class Board:
         name = f"events.out.tfevents.{time.time():.0f}.{host}.{os.getpid()}"
         self._path = folder / kind / name
         self._first_step, self._is_new = first_step, True
+        self._is_evaluation = kind != "train"
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """A curve per value that has a tag; a vector gives one per element,
         "towers/loss_2"."""
         curves = []
         for name, value in values.items():
-            if tag := tag_of(name):
+            if tag := tag_of(name, self._is_evaluation):
                 tag, description = tag
                 about = scalar.create_summary_metadata(None, description)
                 each = {tag: value}

@@ -50,8 +50,10 @@ class Progress:
 
     Attributes:
         step: steps taken.
-        best: "step", "accuracy" and "loss" of the best evaluation on held-out images,
-            see `is_better`.
+        best: "step", "accuracy", "loss", "score" and "best_by" of the best evaluation
+            on held-out images, see `add_evaluation`.
+        improved_score: of the last evaluation that was better than one before by more
+            than `min_delta`.
         num_worse: evaluations since then.
         num_plateaus: how often the plateau schedule has lowered the rate.
         open_record: metrics of the last step until it is evaluated and written. A run
@@ -63,6 +65,7 @@ class Progress:
 
     step: int = 0
     best: dict[str, Any] | None = None
+    improved_score: float | None = None
     num_worse: int = 0
     num_plateaus: int = 0
     open_record: dict[str, Any] | None = None
@@ -70,17 +73,45 @@ class Progress:
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
-    def add_evaluation(self, accuracy: float, loss: float, best_by: str) -> bool:
+    def add_evaluation(
+        self,
+        accuracy: float,
+        loss: float,
+        score: float,
+        best_by: str = "accuracy",
+        min_delta: float = 0.0,
+    ) -> bool:
         """Adds an evaluation on held-out images; returns whether it is the best so far,
-        see `is_better`."""
-        loss = loss if abs(loss) < 2**63 else None
-        evaluation = {"step": self.step, "accuracy": accuracy, "loss": loss}
-        if not is_better(evaluation, self.best, best_by):
+        see `is_better`.
+
+        Args:
+            accuracy, loss: of the evaluation.
+            score: by which it is compared, the higher the better.
+            best_by: name of the metric that the score is. Where it was another one
+                before, accuracy and loss are compared with the best evaluation's, and
+                of other metrics this evaluation is the first.
+            min_delta: improvement of the score above which `num_worse` begins anew.
+        """
+        loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
+        figures = {"accuracy": accuracy, "loss": loss, "score": score}
+        evaluation = {"step": self.step, **figures, "best_by": best_by}
+        if self.best is not None and self.best["best_by"] != best_by:
+            lowest = self.best["loss"]
+            scores = {"accuracy": self.best["accuracy"], "loss": lowest and -lowest}
+            before = {**self.best, "score": scores.get(best_by), "best_by": best_by}
+            self.best = before if best_by in scores else None
+            self.improved_score = self.best and self.best["score"]
+        is_best = is_better(evaluation, self.best)
+        is_improved = is_best
+        if min_delta and None not in (score, self.improved_score):
+            is_improved = score > self.improved_score + min_delta
+        if is_best:
+            self.best = evaluation
+        if is_improved:
+            self.num_worse, self.improved_score = 0, score
+        else:
             self.num_worse += 1
-            return False
-        self.best = evaluation
-        self.num_worse = 0
-        return True
+        return is_best
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON holds them; floats keep all their bits."""
@@ -103,11 +134,12 @@ class Progress:
         JSON also has numbers beyond any type, NaN and infinity."""
         steps = [self.step, self.num_worse, self.num_plateaus]
         numbers = [*dataclasses.asdict(self.stopwatch).values()]
-        if self.accuracy is not None:
-            numbers.append(self.accuracy)
+        optional = [self.accuracy, self.improved_score]
         if (best := self.best) is not None:
             steps.append(best["step"])
-            numbers += [best["accuracy"], 0 if best["loss"] is None else best["loss"]]
+            numbers.append(best["accuracy"])
+            optional += [best["loss"], best["score"]]
+        numbers += [x for x in optional if x is not None]
         if self.open_record:
             steps.append(self.open_record["step"])
             for value in self.open_record.values():
@@ -119,20 +151,18 @@ class Progress:
             raise ValueError("the running means are not finite")
 
 
-def is_better(
-    evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, best_by: str
-) -> bool:
+def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
     """Whether an evaluation is better than the best one so far.
 
     Args:
-        evaluation, best: with "accuracy" and "loss"; a loss that is not finite is None,
-            and worse than any other.
-        best_by: "accuracy", where the loss decides among equal ones, or "loss".
+        evaluation, best: with "score", of equal ones "loss", then "accuracy"; a number
+            that is not finite is None, and worse than any other.
     """
 
     def key(x):
+        score = -math.inf if x["score"] is None else x["score"]
         loss = -math.inf if x["loss"] is None else -x["loss"]
-        return (loss, x["accuracy"]) if best_by == "loss" else (x["accuracy"], loss)
+        return score, loss, x["accuracy"]
 
     return best is None or key(evaluation) > key(best)
 

@@ -20,8 +20,9 @@ from towers.errors import (
     WorkerLostError,
 )
 from towers.evaluation.label_sets import thresholds_json
+from towers.evaluation.metrics import create_metric
 from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import accuracies, accuracy_line, record_of
+from towers.evaluation.report import RECORDED, accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.feed import Feed
@@ -95,6 +96,7 @@ class Run:
         )
         self._periods = build.create_periods(config, parts)
         self._summaries = Summaries(parts, trainer, self.reports, self.watchdog, clock)
+        self._metric = create_metric(config.best_by)
         self._clock, self._saved_at = clock, 0.0
         # TensorFlow traces the functions of each data set that is made, and never frees
         # all of that: every evaluation has the same feed.
@@ -295,21 +297,28 @@ class Run:
         config, progress = self.config, self.progress
         split, _ = self.parts.eval_split
         evaluation = self._compute_accuracies()
-        record = record_of(evaluation, split)
+        record = record_of(evaluation, split, [*RECORDED, self._metric.name])
         if means := progress.means.means(config.images_per_step):
             record["epoch_loss"], record["epoch_accuracy"] = means
         progress.open_record |= record
         result = evaluation.reported
         self._summaries.write_evaluation(self.step, record, result["predictions"])
         epoch = self._epoch_of_evaluation()
-        self.store.say(accuracy_line(f"epoch {epoch:g}", evaluation, split, config))
+        named = [self._metric.name] * self._metric.is_recorded
+        at = f"epoch {epoch:g}"
+        self.store.say(accuracy_line(at, evaluation, split, config, named))
         self.callbacks.call("on_evaluation", self.step, as_lists(record))
         progress.accuracy = result["accuracy"]
         self.evaluated = self.step, evaluation
         if split != "validation":
             return False
+        score = self._metric.function(result["predictions"])
         is_best = progress.add_evaluation(
-            result["accuracy"], result["loss"], config.best_by
+            result["accuracy"],
+            result["loss"],
+            score,
+            config.best_by,
+            config.min_delta,
         )
         by_accuracy = config.choice_of("schedule").by_accuracy
         num_worse = progress.num_worse
@@ -334,9 +343,15 @@ class Run:
             counts = self.trainer.evaluate(
                 self._eval_feed, len(batches), weights, heartbeat
             )
-        evaluation = counts.map(accuracies)
+        evaluation = counts.map(self._accuracies)
         self.progress.stopwatch.add_evaluation(time.monotonic() - started)
         return evaluation
+
+    def _accuracies(self, counts):
+        result, metric = accuracies(counts), self._metric
+        if not metric.is_recorded:
+            return result
+        return result | {metric.name: metric.function(result["predictions"])}
 
     def _epoch_of_evaluation(self):
         """The epoch that an evaluation is named by: a multiple of their period, even if

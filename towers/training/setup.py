@@ -87,6 +87,7 @@ def build_run(
     )
     if parts.eval_split[0] != "validation":
         checks.validate_without_validation(config)
+    checks.validate_metric(config, parts.data.multi_label)
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples)
     teacher = read_teacher(config, parts) if config.teacher else None

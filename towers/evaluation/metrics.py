@@ -1,0 +1,79 @@
+"""Metrics by which an evaluation on held-out images is the best, the highest first."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from towers.config import choices, factories
+from towers.errors import ConfigError
+from towers.evaluation import figures, label_sets
+from towers.evaluation.predictions import LabelSets, Predictions
+
+
+class Metric(NamedTuple):
+    """A metric of the predictions for all images.
+
+    Attributes:
+        name: in records, after the split.
+        function: of the predictions; NaN is worse than any number.
+        is_recorded: whether a run records it next to the usual ones.
+    """
+
+    name: str
+    function: Callable[[Predictions | LabelSets], float]
+    is_recorded: bool
+
+
+def create_metric(name: str) -> Metric:
+    """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION.
+
+    A function in a file takes labels, int64 [n] or bool [n, classes], and
+    probabilities, float64 [n, classes], and returns a number.
+    """
+    function = factories.resolve("best_by", name)
+    if not choices.find("best_by", name).is_in_a_file:
+        usual = "auto", "accuracy", "loss", "map"
+        return Metric(name, function, name not in usual)
+
+    def of_predictions(predictions):
+        number = function(predictions.labels, predictions.all_probabilities)
+        try:
+            return float(number)
+        except (TypeError, ValueError):
+            words = f"gave {type(number).__name__}, and not a number"
+            raise ConfigError(f"best_by={name}: {words}") from None
+
+    return Metric(name.rpartition(":")[2], of_predictions, True)
+
+
+def auto(predictions: Predictions | LabelSets) -> float:
+    """The accuracy, or of label sets the mean average precision."""
+    is_set = isinstance(predictions, LabelSets)
+    return (mean_average_precision if is_set else accuracy)(predictions)
+
+
+def accuracy(predictions: Predictions | LabelSets) -> float:
+    """The part of images that are predicted correctly."""
+    return float(predictions.correct.mean())
+
+
+def negative_loss(predictions: Predictions | LabelSets) -> float:
+    """The mean loss, negative."""
+    mean = float(predictions.losses.mean())
+    return -mean if math.isfinite(mean) else math.nan
+
+
+def macro_f1(predictions: Predictions | LabelSets) -> float:
+    """The mean F1 over the classes with images or predictions."""
+    module = label_sets if isinstance(predictions, LabelSets) else figures
+    return module.macro_f1(predictions)
+
+
+def balanced_accuracy(predictions: Predictions) -> float:
+    """The mean recall over the classes with images."""
+    return figures.balanced_accuracy(predictions)
+
+
+def mean_average_precision(predictions: LabelSets) -> float:
+    """The mean over the classes of the average precision."""
+    return label_sets.mean_average_precision(predictions)
