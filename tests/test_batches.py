@@ -14,7 +14,8 @@ from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, TrainBatches, hold_out
 from towers.data.files.cached import CachedSource
-from towers.data.files.image_files import FolderFiles, ImageOptions
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.tables import index_of
 from towers.data.share import Share
 from towers.data.sources import ArraySource
 
@@ -276,12 +277,14 @@ def test_what_is_held_out_goes_by_the_names_wherever_the_folder_is(tmp_path):
     """Also where other images are added, but for a few."""
 
     def held_out(folder, names):
-        files = FolderFiles(str(folder), {"ant": names, "bee": names})
+        kinds = ["ant", "bee"]
+        paths = [(f"{folder}/{x}/{n}", x) for x in kinds for n in names]
+        files = index_of(*zip(*paths, strict=True))
         source = CachedSource(files, (8, 6, 3), ImageOptions())
         _, chosen = hold_out(source, 0.25)
         return {chosen.place(i)[len(str(folder)) :] for i in range(chosen.num_examples)}
 
-    names = b"".join(b"%03d.png\0" % i for i in range(40))
+    names = [f"{number:03}.png" for number in range(40)]
     first = held_out(tmp_path, names)
     assert len(first) == 20 and held_out(tmp_path / "else", names) == first
-    assert len(first - held_out(tmp_path, b"0.png\0" + names)) <= 2
+    assert len(first - held_out(tmp_path, ["0.png", *names])) <= 2

@@ -13,7 +13,16 @@ from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
-PROGRAMS = {"accuracy", "fine_tuning", "gpu", "input", "peers", "scaling", "step"}
+PROGRAMS = {
+    "accuracy",
+    "containers",
+    "fine_tuning",
+    "gpu",
+    "input",
+    "peers",
+    "scaling",
+    "step",
+}
 
 
 def test_benchmarks_can_be_imported_and_the_programs_are_listed():

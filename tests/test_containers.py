@@ -1,8 +1,11 @@
 """The contract of all containers of images: the same images give the same batches."""
 
+import base64
 import dataclasses
+import gzip
 import itertools
 import json
+import pathlib
 import re
 import subprocess
 import tarfile
@@ -14,7 +17,7 @@ import pyarrow
 import pytest
 import tensorflow as tf
 from containers import CONTAINERS, examples, serving, write_images
-from pictures import random_pixels
+from pictures import png, random_pixels
 from prepared_sets import all_of, message
 from pyarrow import parquet
 from small_runs import assert_equal_states, saved, small_config
@@ -258,7 +261,42 @@ def test_a_row_group_that_cannot_be_read_is_named(tmp_path):
     assert source.num_examples == 6
 
 
-# Tar files of other programs, and what may be in them.
+# Files of other programs.
+
+
+@pytest.mark.parametrize(
+    "name, dataset, class_names",
+    [
+        ("train-00000-of-00001.parquet", "parquet", ("ant", "cat")),
+        ("train-000.tar", "webdataset", ("0", "1")),
+        ("table.csv", "table", ("ant", "cat")),
+        ("table.parquet", "table", ("ant", "cat")),
+        ("table.jsonl", "table", ("ant", "cat")),
+    ],
+)
+def test_files_of_datasets_webdataset_and_pandas_are_read(
+    tmp_path, name, dataset, class_names
+):
+    """Image i of six has the value 10 i and the label i % 2; `files_of_others.json` has
+    the files, packed, as datasets 5.2.0, webdataset 1.0.2 and pandas 3.1.1 wrote them.
+    """
+    files = json.loads(
+        (pathlib.Path(__file__).parent / "files_of_others.json").read_text()
+    )
+    (tmp_path / name).write_bytes(gzip.decompress(base64.b64decode(files[name])))
+    for number in range(6):
+        image = np.full((8, 6, 3), 10 * number, np.uint8)
+        (tmp_path / f"{number}.png").write_bytes(png(image))
+    data_set = data.load(dataset, str(tmp_path / name))
+    assert data_set.class_names == class_names
+    values = []
+    for source in data_set.sources.values():
+        for image, label in zip(*all_of(source), strict=True):
+            assert np.ptp(image) == 0 and label == image[0, 0, 0] // 10 % 2
+            values.append(int(image[0, 0, 0]))
+    assert sorted(values) == [0, 10, 20, 30, 40, 50]
+    if dataset == "table":
+        assert sorted(values[4:]) == [40, 50]  # the split for testing
 
 
 def test_formats_of_tar_and_kinds_of_labels(tmp_path):

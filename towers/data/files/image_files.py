@@ -2,16 +2,11 @@
 
 import collections
 import dataclasses
-import os
 import threading
-import zlib
 from typing import Protocol
-
-import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason, shown
-from towers.data.files.reading import read_image_file
 from towers.errors import DataError
 
 
@@ -115,51 +110,3 @@ def refuse(
             "`python -m towers.data` finds them all"
         )
     survey.add_fault(place, words)
-
-
-class FolderFiles:
-    """The image files of a list of classes; `ImageFiles`.
-
-    The names are in one buffer, with their ends in an array: as Python's strings those
-    of ImageNet would take four times the memory.
-
-    Args:
-        folder: that the folders of the classes are in.
-        names: per class, in the order of the labels, its folder and its files, the name
-            of each file followed by a zero byte.
-        max_pixels: limits the size of a file.
-        class_names: of the folders, in the same order.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        names: dict[str, bytes],
-        max_pixels: int = MAX_IMAGE_PIXELS,
-        class_names: tuple[str, ...] = (),
-    ):
-        self.class_names = class_names
-        counts = [files.count(0) for files in names.values()]
-        self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
-        self._folder, self._max_pixels = folder, max_pixels
-        self._classes = list(names)
-        self._names = b"".join(names.values())
-        self._ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        content = read_image_file(self.place(index), self._max_pixels)
-        return content, int(self.labels[index])
-
-    def checksum(self) -> int:
-        """Of the names, class by class."""
-        classes = "\0".join(self._classes).encode(errors="surrogateescape")
-        return zlib.crc32(self.labels.astype("<i4"), zlib.crc32(self._names + classes))
-
-    def place(self, index: int) -> str:
-        class_name = self._classes[self.labels[index]]
-        begin = self._ends[index - 1] + 1 if index else 0
-        name = os.fsdecode(self._names[begin : self._ends[index]])
-        return os.path.join(self._folder, class_name, name)

@@ -9,6 +9,9 @@ import functools
 import os
 from operator import attrgetter
 
+import numpy as np
+
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import containers, splits
 from towers.data.files.cached import (
     CachedSource,
@@ -24,7 +27,8 @@ from towers.data.files.class_folders import (
     suggestion,
     training_folder,
 )
-from towers.data.files.image_files import FolderFiles, ImageOptions, Survey
+from towers.data.files.image_files import ImageOptions, Survey
+from towers.data.files.index import Index, Names
 from towers.data.files.paths import (
     HEIF_HINT,
     OTHER_IMAGES,
@@ -82,9 +86,18 @@ class Listing:
             words += f"{shown(self.first_skipped)}, skipped"
         return words
 
-    def classes(self, folder: str) -> dict[str, tuple[str, bytes]]:
-        """Class -> its folder, and its image files, as `FolderFiles` takes them; both
-        in the order of the names of folders and files."""
+    def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
+        """The images of a folder, in the order of the names of classes and files."""
+        by_class = self.classes(folder)
+        counts = [names.count(0) for names in by_class.values()]
+        labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        names = Names(b"".join(by_class.values()), folder)
+        numbers = np.arange(len(labels), dtype=np.int32)
+        return Index(names, numbers, labels, tuple(by_class), max_pixels=max_pixels)
+
+    def classes(self, folder: str) -> dict[str, bytes]:
+        """Class -> the paths of its images from the folder, each followed by a zero
+        byte."""
         by_class, loose = {}, []
         for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
@@ -105,8 +118,8 @@ class Listing:
                         "whose letters are composed in one (Unicode's NFC) and not in "
                         "the other (NFD); move their images to one of them"
                     )
-                files = b"".join(os.fsencode(f"{image}\0") for image in images)
-                by_class[name] = entry.name, files
+                paths = (f"{entry.name}/{image}\0" for image in images)
+                by_class[name] = b"".join(map(os.fsencode, paths))
             elif is_image(entry) and not is_folder(entry):
                 loose.append(entry.path)
             else:
@@ -184,47 +197,29 @@ def load(
     listing, root = Listing(options.survey), data_folder(data_dir)
     folders, unlabeled = find_folders(root)
 
-    list_classes = functools.cache(lambda folder: listing.classes(folder))
+    @functools.cache
+    def index_of(folder):
+        return listing.index(folder, options.max_image_pixels)
 
-    def open_training(folder):
-        by_class = list_classes(folder)
-        if len(by_class) < 2:
-            counts = {name: files.count(0) for name, (_, files) in by_class.items()}
+    def open_split(folder, classes, where):
+        index = index_of(folder)
+        if classes is not None and len(index):
+            return index.with_classes(classes, where)
+        if classes is not None:
+            raise misfit(root, folder, {})
+        if len(index.class_names) < 2:
+            counts = dict.fromkeys(index.class_names, len(index))
             misplaced = options.survey.misplaced if options.survey else {}
             first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
             raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
-        return by_class
-
-    def open_testing(folder, classes, where):
-        by_class = list_classes(folder)
-        if unknown := by_class.keys() - set(classes):
-            path = os.path.join(folder, by_class[min(unknown)][0])
-            raise DataError(
-                f"{shown(path)}: there is no such class in {where}, which has "
-                f"{shown(', '.join(classes[:20]), 100)}"
-            )
-        if not by_class:
-            raise misfit(root, folder, {})
-        # No folder has a name with a slash.
-        return {name: by_class.get(name, (f"{name}/", b"")) for name in classes}
-
-    def opener(folder):
-        def open_split(classes, where):
-            if classes is None:
-                by_class = open_training(folder)
-            else:
-                by_class = open_testing(folder, classes, where)
-            names, most = dict(by_class.values()), options.max_image_pixels
-            return FolderFiles(folder, names, most, tuple(by_class))
-
-        return open_split
+        return index
 
     if trained is None:
         training_folder(root, folders)
     return splits.data_set(
         "image_folder",
         root,
-        {split: opener(folder) for split, folder in folders.items()},
+        {x: functools.partial(open_split, path) for x, path in folders.items()},
         options,
         trained,
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
@@ -238,7 +233,7 @@ def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
     root = data_folder(data_dir)
     folders, _ = find_folders(root)
     folder = training_folder(root, folders)
-    files = FolderFiles(folder, dict(Listing(None).classes(folder).values()))
+    files = Listing(None).index(folder)
     train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
     if folders.keys() - {"train"}:
         return train

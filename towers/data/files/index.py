@@ -175,20 +175,6 @@ class Index:
         return dataclasses.replace(self, labels=labels)
 
 
-class LabelNumbers:
-    """Numbers of labels in the order in which they are met.
-
-    Attributes:
-        names: label -> its number.
-    """
-
-    def __init__(self):
-        self.names = {}
-
-    def __call__(self, label: str) -> int:
-        return self.names.setdefault(label, len(self.names))
-
-
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes in the order of their labels: integers by value, others as
     texts."""

@@ -13,7 +13,7 @@ import pyarrow
 from pyarrow import parquet, types
 
 from towers.data.files import remote
-from towers.data.files.index import Index, LabelNumbers, settle_classes
+from towers.data.files.index import Index, settle_classes
 from towers.data.files.paths import class_name, reason, shown
 from towers.errors import DataError, one_line, with_nearest
 
@@ -119,7 +119,7 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
         DataError: a file is no Parquet file, or has other columns than the first.
     """
     groups, numbers, group_numbers, group_rows, rows, labels = [], [], [], [], [], []
-    first, label_numbers = None, LabelNumbers()
+    first, label_numbers = None, {}
     for file_number, path in enumerate(paths):
         try:
             with _errors_of_arrow(), _opened(path) as file:
@@ -149,7 +149,7 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
         classes = {"labels": np.concatenate(labels), "class_names": first.class_names}
     else:
         labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
-        classes = settle_classes(labels, label_numbers.names)
+        classes = settle_classes(labels, label_numbers)
     return ParquetIndex(
         paths,
         numbers,
@@ -262,7 +262,7 @@ def _label_numbers(values, columns, numbers):
         return labels.astype(np.int32)
     encoded = values.combine_chunks().dictionary_encode()
     new = [
-        -1 if x in (None, "", -1) else numbers(str(x))
+        -1 if x in (None, "", -1) else numbers.setdefault(str(x), len(numbers))
         for x in encoded.dictionary.to_pylist()
     ]
     places = encoded.indices.fill_null(len(new)).to_numpy()

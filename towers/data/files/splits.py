@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from towers import console
 from towers.config.list_options import height_and_width
 from towers.data.files.cached import (
@@ -37,9 +39,10 @@ def data_set(
     place: str,
     splits: Mapping[str, OpenSplit],
     options: ImageOptions,
-    trained: Trained | None,
+    trained: Trained | None = None,
     *,
     names: Mapping[str, str],
+    channels: int = CHANNELS,
     note: Callable[[], str] = lambda: "",
 ) -> DataSet:
     """A data set of image files.
@@ -56,10 +59,12 @@ def data_set(
             used. Only the split for testing is opened; without one all images are for
             testing, unless the network was trained on these.
         names: of the splits, for messages.
+        channels: of the images.
         note: more words for `origin`, when all splits are opened.
 
     Returns:
-        Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
+        Sources of uint8 [n, height, width, channels]; moments of a sample, see
+        `cached.SAMPLE`.
 
     Raises:
         DataError: a split cannot be opened, has no images or other classes than those
@@ -79,10 +84,10 @@ def data_set(
         classes, where, sizes = trained.class_names, "the run", ""
         options, shape = _trained_size(options, trained)
     else:
-        where = names["train"]
+        where = names.get("train", "")
         files = splits["train"](None, "")
         classes = files.class_names
-        options, shape, sizes = settle_size(files, CHANNELS, options)
+        options, shape, sizes = settle_size(files, channels, options)
         train = CachedSource(files, shape, options, cache)
 
     def opened(split):
@@ -94,8 +99,10 @@ def data_set(
             validation = test if testing == "validation" else opened("validation")
         words = "all for testing" if testing == "train" else _words(splits, names)
     else:
-        train, test = split_off_test(train, files.labels, place)
-        words = f"{TEST_FRACTION:.0%} of each class held out for testing"
+        of_each = " of each class" if hasattr(files, "labels") else ""
+        labels = getattr(files, "labels", np.zeros(len(files)))
+        train, test = split_off_test(train, labels, place)
+        words = f"{TEST_FRACTION:.0%}{of_each} held out for testing"
     (train, validation, test), bad_images = leave_out_bad_images(
         (train, validation, test), options
     )

@@ -17,7 +17,6 @@ from towers.data.files.class_folders import split_of
 from towers.data.files.index import (
     BETWEEN_LABELS,
     Index,
-    LabelNumbers,
     Names,
     settle_classes,
     settle_label_sets,
@@ -126,14 +125,15 @@ def index_of(
     settle: Callable[[np.ndarray, Iterable[str]], dict] = settle_classes,
 ) -> Index:
     """Files that are one image each, as an index."""
-    numbers = LabelNumbers()
-    labels = np.array([-1 if x is None else numbers(x) for x in labels])
+    names = [name for name in dict.fromkeys(labels) if name is not None]
+    numbers = {name: number for number, name in enumerate(names)} | {None: -1}
+    labels = np.array([numbers[label] for label in labels])
     return Index(
         Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
         np.arange(len(files), dtype=np.int32),
         weights=None if weights is None else np.array(weights, np.float32),
         max_pixels=max_pixels,
-        **settle(labels, numbers.names),
+        **settle(labels, names),
     )
 
 

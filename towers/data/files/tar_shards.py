@@ -1,6 +1,7 @@
 """Tar files with an image and its label as neighbors, as `webdataset` writes them."""
 
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -129,6 +130,7 @@ def _examples(members):
         yield example
 
 
+@functools.lru_cache(100)
 def _is_image(ending, wanted):
     return ending == wanted if wanted else is_image_name(f"x.{ending}")
 

@@ -20,17 +20,11 @@ import tensorflow as tf
 from absl import logging
 
 from towers.data import streams
-from towers.data.files.cached import (
-    CachedSource,
-    ImageCache,
-    leave_out_bad_images,
-    sampled_moments,
-    settle_size,
-)
+from towers.data.files import splits
 from towers.data.files.image import read_image
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.paths import class_name, data_folder, reason, shown
-from towers.data.sources import TEST_FRACTION, DataSet, split_off_test
+from towers.data.sources import DataSet
 from towers.errors import DataError, TowersError, one_line
 
 PREFIX = "tfds:"
@@ -155,35 +149,21 @@ def load(
     with reading(folder) as builder:
         keys = _image_and_label(folder, builder.info)
         image, label = (builder.info.features[key] for key in keys)
-        train_images = Split(folder, builder, "train", keys)
-        channels = 1 if image.shape[-1] == 1 else 3
-        options, image_shape, note = settle_size(train_images, channels, options)
-        cache = ImageCache(options.image_cache_mb)
-        train = CachedSource(train_images, image_shape, options, cache)
+        names = tuple(map(class_name, label.names))
+        files, titles = {"train": Split(folder, builder, "train", keys, names)}, {}
         for split in TEST_SPLITS:
-            if split not in builder.info.splits:
-                continue
-            images = Split(folder, builder, split, keys)
-            if images.is_labeled():
-                test = CachedSource(images, image_shape, options, cache)
-                origin = f"split {split} for testing"
-                break
-        else:
-            # The labels are not known before all images are read.
-            train, test = split_off_test(train, np.zeros(len(train_images)), folder)
-            origin = f"{TEST_FRACTION:.0%} held out for testing"
-        (train, test), bad_images = leave_out_bad_images([train, test], options)
-        origin += f"{'; ' if note else ''}{note}{bad_images}"
-    mean, deviation = sampled_moments(train)
-    return DataSet(
-        name=PREFIX + name,
-        train=train,
-        test=test,
-        class_names=tuple(map(class_name, label.names)),
-        mean=mean,
-        deviation=deviation,
-        origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
-    )
+            if split in builder.info.splits and "test" not in files:
+                images = Split(folder, builder, split, keys, names)
+                if images.is_labeled():
+                    files["test"], titles["test"] = images, f"split {split}"
+        return splits.data_set(
+            PREFIX + name,
+            f"tensorflow-datasets {builder.info.full_name} in {folder}",
+            {split: lambda *_, x=images: x for split, images in files.items()},
+            options,
+            names=titles,
+            channels=1 if image.shape[-1] == 1 else 3,
+        )
 
 
 def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
@@ -257,13 +237,22 @@ class Split:
         builder: of it.
         split: its name.
         keys: features of each example: the encoded image, the label, and others.
+        class_names: of the labels.
 
     Raises:
         DataError: there is no such split, it is stored in another format, damaged, or
             has another number of examples.
     """
 
-    def __init__(self, folder: str, builder: Any, split: str, keys: Sequence[str]):
+    def __init__(
+        self,
+        folder: str,
+        builder: Any,
+        split: str,
+        keys: Sequence[str],
+        class_names: tuple[str, ...] = (),
+    ):
+        self.class_names = class_names
         info, splits = builder.info, builder.info.splits
         if split not in splits:
             names = shown(", ".join(splits))
