@@ -5,6 +5,8 @@ from absl import flags
 from towers.cli import flags as config_flags
 from towers.run.stored_config import EVALUATION_BATCH_SIZE
 
+flags.disclaim_key_flags()  # they are of the program, for --help
+
 
 def define_flags() -> None:
     """Defines the program's flags."""

@@ -105,8 +105,8 @@ ANSWERS = {
     "nb_classes n_classes",
     "--fold=N tests on fold N of a table, --validation_fraction=0.2 holds out a fifth "
     "of each class; each run is one split": "kfold k_fold num_folds folds n_splits cv",
-    "--freeze='stem*,stage*' freezes parameters by name; --linear_probe fits the new "
-    "head first": "freeze_backbone freeze_encoder train_head_only",
+    "--param_rates='logits/*:1,*:0' trains the head alone; --freeze='stem*' freezes "
+    "parameters by name": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
     "weights": "pretrained use_pretrained",
     "--input=stream reads images in threads on all cores; their number is no option": (
