@@ -27,7 +27,7 @@ FREE = """
     summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
     checkpoint_every_steps
     keep_checkpoints stuck_after_secs tta on_nonfinite patience
-    best_by
+    best_by min_delta
 """.split()
 
 LISTS = {
@@ -38,6 +38,7 @@ LISTS = {
     "crop_scale": "0.35,1",
     "rand_augment": "3,15",
     "standardize": "imagenet",
+    "validation_fold": "1/5",
 }
 # Of choices and options that need others.
 NEEDED = {

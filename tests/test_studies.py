@@ -217,6 +217,35 @@ def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+# Folds.
+
+
+def test_every_image_is_held_out_once(data, tmp_path):
+    config = dataclasses.replace(CONFIG, validation_fraction=0.0, max_steps=5)
+    table = towers.cross_validate(tmp_path, config, 3, data=data, report=False)
+    assert json.loads((tmp_path / "folds.json").read_text()) == table
+    with open(tmp_path / "out_of_fold.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    train_size = 160 - 16  # a tenth is for testing
+    assert [int(row["index"]) for row in rows] == list(range(train_size))
+    labels = np.array([int(row["label"]) for row in rows])
+    probabilities = np.array([[float(row[x]) for x in "012"] for row in rows])
+    folds = np.array([int(row["fold"]) for row in rows])
+    accuracies = [
+        np.mean(probabilities[folds == x].argmax(1) == labels[folds == x])
+        for x in range(3)
+    ]
+    np.testing.assert_allclose(table["accuracy"]["values"], accuracies)
+    assert table["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
+    deviation = np.std(accuracies, ddof=1)
+    assert table["accuracy"]["deviation"] == pytest.approx(deviation)
+    counts = [np.bincount(labels[folds == x], minlength=3) for x in range(3)]
+    assert np.ptp(counts, axis=0).max() <= 1  # of each class a third
+    for fold in ("5/5", "1", "0/1", "a/b"):
+        with pytest.raises(ConfigError, match="FOLD/FOLDS"):
+            dataclasses.replace(config, validation_fold=fold)
+
+
 # Grad-CAM.
 
 

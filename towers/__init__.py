@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
     from towers.evaluation.studies import find_suspects as find_suspects
     from towers.exporting.export import export as export
+    from towers.training.cross_validation import cross_validate as cross_validate
     from towers.training.dry_run import dry_run as dry_run
     from towers.training.lr_range import lr_range_test as lr_range_test
     from towers.training.train import train as train
@@ -44,6 +45,7 @@ _MODULES = {
     "average": "evaluation.soup",
     "calibrate": "evaluation.studies",
     "compare": "evaluation.comparison",
+    "cross_validate": "training.cross_validation",
     "dry_run": "training.dry_run",
     "evaluate": "evaluation.evaluate",
     "evaluate_ensemble": "evaluation.studies",

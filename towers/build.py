@@ -120,13 +120,16 @@ def build(
     augment = create_augmentation(config, data_set, device_kind)
     if data_set.validation is not None:
         eval_split = "validation", data_set.validation
-        if config.validation_fraction:
-            raise ConfigError(
-                f"validation_fraction={config.validation_fraction}: the data set has "
-                "images for validation; leave the option out"
-            )
-    elif config.validation_fraction and train_source is not None:
-        train_source, held_out = hold_out(train_source, config.validation_fraction)
+        for name in ("validation_fraction", "validation_fold"):
+            if value := getattr(config, name):
+                raise ConfigError(
+                    f"{name}={value}: the data set has images for validation; leave "
+                    "the option out"
+                )
+    elif config.holds_out and train_source is not None:
+        train_source, held_out = hold_out(
+            train_source, config.validation_fraction, config.fold_of_images
+        )
         eval_split = "validation", held_out
     num_examples = total_steps = 0
     if train_source is not None:

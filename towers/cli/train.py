@@ -49,6 +49,8 @@ def main(_):
         if rate:
             command = train_flags.command_to_train(rate, __name__)
             console.line(f"suggested learning rate {rate:g}: {command}")
+    elif values.folds:
+        towers.cross_validate(workdir, config, values.folds, **arguments)
     else:
         towers.train(workdir, config, callbacks=trackers, **arguments)
 

@@ -43,6 +43,12 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "Raise the learning rate until the loss diverges, and suggest one.",
         **where,
     )
+    flags.DEFINE_integer(
+        "folds",
+        0,
+        "Train a run for each of so many parts, which it holds out.",
+        **where,
+    )
     flags.DEFINE_enum(
         "progress",
         "auto",

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -64,6 +65,15 @@ def _read_evaluations(config):
 def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     """The names of options that contradict each other, and why, with the way out."""
     lists, strategy = config.lists, config.choice_of("strategy")
+    if config.validation_fold:
+        numbers = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", config.validation_fold)
+        if not numbers or int(numbers[1]) >= int(numbers[2]) or numbers[2] == "1":
+            yield ("validation_fold",), "expected FOLD/FOLDS, such as 0/5 to 4/5"
+        if config.validation_fraction:
+            yield (
+                ("validation_fold", "validation_fraction"),
+                "both hold out images; drop one of the two",
+            )
     if config.optimizer == "nesterov" and config.momentum == 0:
         yield (
             ("optimizer", "momentum"),

@@ -139,6 +139,11 @@ class Config:
         "out; the evaluations during training then use it, and the best step is kept.",
         BELOW_1,
     )
+    validation_fold: str = option(
+        "",
+        "In place of --validation_fraction, which of several equal parts is held out, "
+        "such as 0/5, the first of five, to 4/5; --folds=5 trains all.",
+    )
     best_by: str = free_option(
         "auto",
         "Metric on held-out images that makes a step the best, and that --patience and "
@@ -627,6 +632,19 @@ class Config:
     def images_per_step(self) -> int:
         """Images of one update."""
         return self.batch_size * self.accumulate_steps
+
+    @property
+    def fold_of_images(self) -> tuple[int, int] | None:
+        """The fold of the training images that is held out, and the number of folds;
+        None without `validation_fold`."""
+        if not self.validation_fold:
+            return None
+        return tuple(map(int, self.validation_fold.split("/")))
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether training images are held out."""
+        return bool(self.validation_fraction or self.validation_fold)
 
     @property
     def devices_per_network(self) -> int:

@@ -366,9 +366,17 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
             yield batch["images"][batch["weights"] > 0]
 
 
-def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
+def hold_out(
+    source: Source, fraction: float, fold: tuple[int, int] | None = None
+) -> tuple[Source, Source]:
     """Splits a source into the rest and a held-out fraction of each class, or of all
     where the labels are not known before the images are read.
+
+    Args:
+        source: the training images.
+        fraction: from 0 to 1.
+        fold: in place of the fraction the number of a fold, from 0 on, and the number
+            of folds, which are equal parts of the images.
 
     The choice goes by a hash of the names of the files (CLASS/NAME; without files of
     the numbers of the images), and is the same for every seed of a run.
@@ -378,10 +386,12 @@ def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
     """
     num_examples = source.num_examples
     count = round(fraction * num_examples)
+    if fold is not None:
+        count = len(range(fold[0], num_examples, fold[1]))
     if not 0 < count < num_examples:
         raise ConfigError(
-            f"validation_fraction={fraction} of {num_examples} images leaves "
-            "nothing on one side"
+            f"validation_{'fraction' if fold is None else 'fold'} of {num_examples} "
+            "images leaves nothing on one side"
         )
     hashes = np.empty(num_examples, np.uint64)
     for index in range(num_examples):
@@ -397,4 +407,9 @@ def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
     ranks[by_class] = np.concatenate([(np.arange(n) + 0.5) / n for n in counts])
     order = np.lexsort([hashes, ranks])
     held_out, rest = np.sort(order[:count]), np.sort(order[count:])
+    if fold is not None:  # of each class every so many images
+        number, num_folds = fold
+        is_held_out = np.zeros(num_examples, bool)
+        is_held_out[by_class[number::num_folds]] = True
+        held_out, rest = map(np.flatnonzero, (is_held_out, ~is_held_out))
     return Subset(source, rest), Subset(source, held_out)

@@ -142,14 +142,18 @@ class DeviceSource:
 
 
 class Subset:
-    """The examples of another source whose indices are listed."""
+    """The examples of another source whose indices are listed.
+
+    Attributes:
+        places: int64 [num_examples], the indices.
+    """
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
         self._source = source
-        self._places = indices
+        self.places = indices
         with tf.device("CPU:0"):
             self._indices = tf.constant(indices, tf.int64)
         weights = getattr(source, "sample_weights", None)
@@ -159,7 +163,7 @@ class Subset:
     def blocks(self) -> np.ndarray | None:
         """As `blocks_of`."""
         blocks = blocks_of(self._source)
-        return None if blocks is None else blocks[self._places]
+        return None if blocks is None else blocks[self.places]
 
     @property
     def block_bytes(self) -> int:
@@ -177,17 +181,17 @@ class Subset:
     def labels(self) -> np.ndarray | None:
         """As of the source; None where they are not known before they are read."""
         labels = self._source.labels
-        return None if labels is None else labels[self._places]
+        return None if labels is None else labels[self.places]
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Integers [n], where `labels` is None."""
-        return self._source.read_labels(self._places[indices])
+        return self._source.read_labels(self.places[indices])
 
     @property
     def checksum(self) -> int | None:
         """As `checksum`."""
         whole = checksum(self._source)
-        return None if whole is None else zlib.crc32(self._places.astype("<i8"), whole)
+        return None if whole is None else zlib.crc32(self.places.astype("<i8"), whole)
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
@@ -199,7 +203,7 @@ class Subset:
 
     def place(self, index: int) -> str:
         """As `place_of`, for an example of the subset."""
-        return place_of(self._source, int(self._places[index]))
+        return place_of(self._source, int(self.places[index]))
 
 
 def num_bytes(source: Source) -> int | None:

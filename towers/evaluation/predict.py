@@ -332,8 +332,10 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
             return ()
         if checksum(train) != run.dataset_info.checksum:
             return ()
-        if config.validation_fraction:
-            train, _ = hold_out(train, config.validation_fraction)
+        if config.holds_out:
+            train, _ = hold_out(
+                train, config.validation_fraction, config.fold_of_images
+            )
         return {place(place_of(train, i)) for i in range(train.num_examples)}
 
     return lambda path: place(path)[0].startswith(root) and place(path) in trained()

@@ -1,0 +1,106 @@
+"""Cross-validation: a run for each part of the training images, which it holds out."""
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from towers import console, store
+from towers.config import Config
+from towers.data.sets.arrays import Data
+from towers.data.sources import place_of
+from towers.errors import ConfigError
+from towers.evaluation.figures import figures
+from towers.evaluation.predictions import to_probabilities
+from towers.evaluation.studies import predict_split
+from towers.training.train import train
+
+# The figures in the table.
+NAMES = ("map", "accuracy", "loss", "balanced_accuracy", "macro_f1")
+OUT_OF_FOLD = "out_of_fold.csv"
+
+
+def cross_validate(
+    workdir: str | os.PathLike,
+    config: Config,
+    folds: int = 5,
+    *,
+    data: Data | None = None,
+    class_names: Sequence[str | int] = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """Trains one run for each of several equal parts of the training images, which it
+    holds out, in `fold-0`, `fold-1` and so on. The same call continues.
+
+    The folder also gets `folds.json`, the result, and `out_of_fold.csv` with the
+    probabilities of every training image by the run that held it out.
+
+    Args:
+        workdir: a folder for the runs.
+        config: of the runs, without `validation_fraction`.
+        folds: number of parts, from 2 on.
+        data, class_names: as of `train`.
+        **options: further arguments of `train`.
+
+    Returns:
+        Name of a figure on held-out images at the best step -> "mean", "deviation" (the
+        standard deviation over the runs) and "values", of each run.
+
+    Raises:
+        ConfigError: there are too few folds, or the config holds out other images.
+    """
+    if folds < 2:
+        raise ConfigError(f"folds={folds}: must be at least 2")
+    if config.validation_fraction or config.validation_fold:
+        raise ConfigError(
+            f"folds={folds} holds out images of its own; leave out validation_fraction "
+            "and validation_fold"
+        )
+    folder, rows = pathlib.Path(os.path.expanduser(workdir)), []
+    values: dict[str, list[float]] = {}
+    store.make_folders(folder)
+    for number in range(folds):
+        fold = dataclasses.replace(config, validation_fold=f"{number}/{folds}")
+        path = folder / f"fold-{number}"
+        train(path, fold, data=data, class_names=class_names, **options)
+        predicted = predict_split(path, "validation")
+        result = figures(predicted.predictions(), predicted.class_names)
+        for name in filter(result.__contains__, NAMES):
+            values.setdefault(name, []).append(result[name])
+        rows += _rows(predicted, number)
+    table = {
+        name: {"mean": np.mean(x), "deviation": np.std(x, ddof=1), "values": x}
+        for name, x in values.items()
+    }
+    store.write_aside(folder / "folds.json", json.dumps(table, indent=2) + "\n")
+    rows.sort(key=lambda row: row[0])
+    with store.aside(folder / OUT_OF_FOLD) as temporary:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            names = [*predicted.class_names]
+            csv.writer(file, lineterminator="\n").writerows(
+                [["index", "path", "fold", "label", *names], *rows]
+            )
+    for name, row in table.items():
+        each = " ".join(f"{x:.4f}" for x in row["values"])
+        console.line(f"{name:18} {row['mean']:.4f} +- {row['deviation']:.4f}  ({each})")
+    console.line(f"out-of-fold predictions: {folder / OUT_OF_FOLD}")
+    return table
+
+
+def _rows(predicted, fold):
+    """Of `out_of_fold.csv`: numbers of the training images, labels by name."""
+    multi_label = predicted.labels.ndim == 2
+    probabilities = to_probabilities(predicted.logits, multi_label)
+    names, source = np.array(predicted.class_names), predicted.source
+    for index, (label, row) in enumerate(
+        zip(predicted.labels, probabilities, strict=True)
+    ):
+        label = ";".join(names[label]) if multi_label else names[label]
+        place = place_of(source, index)
+        number = int(source.places[index])
+        yield [number, place, fold, label, *(f"{p:.6g}" for p in row)]
