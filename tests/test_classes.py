@@ -8,7 +8,7 @@ import small_runs
 import tensorflow as tf
 from small_runs import small_config
 
-from towers import build
+from towers import Config, build
 from towers.data.augment.augmentation import none
 from towers.data.batches import TrainBatches
 from towers.data.classes import (
@@ -63,6 +63,16 @@ def test_weights_of_a_file(tmp_path):
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"d": 2.5, "a": 0}))
     assert class_weights(str(path), source_of(LABELS), tuple("abcd")) == (0, 1, 1, 2.5)
+
+
+def test_weights_of_a_dict_have_names_or_numbers_of_classes():
+    for given, expected in (
+        ({"b": 2, "1": 0.5}, (0.5, 1, 2, 1)),
+        ({1: np.float32(3), np.int64(3): 0}, (1, 3, 1, 0)),
+        ({0: 2, "0": 3}, (2, 3, 1, 1)),
+    ):
+        text = Config(class_weights=given).class_weights
+        assert class_weights(text, source_of(LABELS), tuple("10bc")) == expected
 
 
 def test_weights_offsets_and_the_sampler_reach_the_training_alone(
