@@ -56,7 +56,7 @@ help:
 	@echo "make test-all   the same with the slow tests"
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
-	@echo "make test-torch the tests against timm and torchvision, in .venv-torch"
+	@echo "make test-torch the tests against timm, torchvision and transformers"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
 	@echo "make test-types mypy on a program that imports towers, in .venv-types"
 	@echo "make dist       build the wheel and the source distribution, in dist/"
@@ -116,9 +116,11 @@ test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
 	$< -m pytest -m "not product" tests/test_on_ray.py
 
+# torchvision is imported before TensorFlow: the LLVM of its Triton crashes after that of
+# TensorFlow.
 test-torch: .venv-torch/bin/python
-	$< $(PIP) install -e '.[test]' $(TORCH) timm torchvision
-	$< -m pytest -m slow tests/test_torch.py
+	$< $(PIP) install -e '.[test]' $(TORCH) timm torchvision transformers
+	$< -m pytest -m slow -p torchvision tests/test_torch.py
 
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna

@@ -20,6 +20,7 @@ def get_config() -> Config:
     return Config(
         dataset="image_folder",
         image_size=160,
+        center_crop=1.0,
         augment="random_resized_crop",
         crop_scale="0.5,1",
         model="tf_efficientnet_lite0",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import keras
 import numpy as np
@@ -10,9 +11,11 @@ from keras import layers
 from sklearn.linear_model import LogisticRegression
 from small_runs import CLASS_NAMES, small_config, small_data, use
 
+from towers import build
 from towers.data.sources import ArraySource
 from towers.models.layers.normalization import BatchNormalization
 from towers.training import linear_probe
+from towers.training.setup import build_run
 from towers.training.train import train
 
 
@@ -126,3 +129,24 @@ def test_frozen_normalization_keeps_all_its_values(tmp_path, monkeypatch):
     names = {k for k in one if k.startswith(("params/", "state/"))}
     kept = {k for k in names if np.array_equal(one[k], more[k])}
     assert kept == {k for k in names if "/norm/" in k} and len(kept) == 4
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_time_of_a_probe_is_estimated_for_all_images(is_new, monkeypatch):
+    use(monkeypatch, create_network)
+    config = small_config(init_from="first", linear_probe=True, batch_size=4)
+    devices = build.configure_devices(config)
+    parts, trainer = build_run(config, devices)
+    secs = 0.0
+
+    def fit(features, labels, num_classes, heartbeat):
+        nonlocal secs
+        secs += len(features)
+
+    monkeypatch.setattr(linear_probe, "logistic_regression", fit)
+    clock = types.SimpleNamespace(monotonic=lambda: secs)
+    monkeypatch.setattr(linear_probe, "time", clock)
+    new = {"params/logits/kernel", "params/logits/bias"} if is_new else {"params/a"}
+    estimated = linear_probe.probe_secs(trainer, parts, config, new, lambda: None)
+    assert estimated == pytest.approx(parts.num_examples * is_new)
+    assert 0 < secs < parts.num_examples or not is_new

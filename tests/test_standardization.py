@@ -1,11 +1,16 @@
-"""--standardize: by what images are standardized, wherever a network is used."""
+"""Preprocessing of images: --standardize, wherever a network is used, and the resize of
+trained weights."""
 
+import dataclasses
+import itertools
 import shutil
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
+from pictures import png, random_pixels
 from small_runs import NUM_TEST, NUM_TRAIN, arrays, saved, small_config, small_data
 
 from towers import build, evaluate, load_run, predict
@@ -15,7 +20,8 @@ from towers.exporting import comparison, load_in_new_process
 from towers.exporting.export import export
 from towers.models.keras.applications import correct_variances
 from towers.models.variables import keras_settings
-from towers.run.standardization import standardize
+from towers.run.dataset_info import DatasetInfo
+from towers.run.standardization import standardize, with_resize_of_weights
 from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -100,6 +106,52 @@ def test_published_weights_bring_their_preprocessing(name, source):
     moments = np.array([data.mean, data.deviation]) / 255
     row = MODELS[name].pretrained
     np.testing.assert_allclose(moments, [row.mean, row.std])
+    on_files = dataclasses.replace(config, dataset="image_folder", image_size=64)
+    resize = with_resize_of_weights(on_files, None)
+    assert resize.interpolation == row.interpolation
+    assert resize.center_crop == row.crop
+    for left in (config, dataclasses.replace(on_files, init_from="")):
+        assert with_resize_of_weights(left, None) == left
+    given = dataclasses.replace(on_files, interpolation="bilinear", center_crop=0.5)
+    assert with_resize_of_weights(given, None) == given
+
+
+def test_a_run_keeps_the_resize_of_its_weights(tmp_path):
+    for place in itertools.product(("cat", "dog"), range(6)):
+        path = tmp_path / "photos/{}/{}.png".format(*place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(random_pixels(place[1], 40 + place[1], 30)))
+    first, second = tmp_path / "first", tmp_path / "second"
+    files = {"dataset": "image_folder", "data_dir": str(tmp_path / "photos")}
+    options = {"image_size": 16, "interpolation": "bicubic", "center_crop": 0.75}
+    train(first, small_config(**files, **options, max_steps=1))
+    config = small_config(**files, image_size=16, init_from=str(first))
+    train(second, dataclasses.replace(config, max_steps=1))
+    shutil.rmtree(first)  # is not needed any more
+    train(second, dataclasses.replace(config, max_steps=2))
+    stored = load_run(second).config
+    assert (stored.interpolation, stored.center_crop) == ("bicubic", 0.75)
+    other = dataclasses.replace(config, interpolation="bilinear")
+    with pytest.raises(ConfigError, match="interpolation was 'bicubic' and is"):
+        train(second, other)
+
+
+def test_files_of_different_sizes_get_the_size_of_the_weights(tmp_path):
+    for name, number in itertools.product(("cat", "dog"), range(6)):
+        path = tmp_path / name / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(png(random_pixels(number, 40 + number, 30)))
+    files = {"dataset": "image_folder", "data_dir": str(tmp_path)}
+    for config, size in (
+        (small_config(**files, model="deit_tiny", init_from="imagenet"), 224),
+        (small_config(**files, model="deit_tiny"), 64),
+    ):
+        data = build.load_data_set(config)
+        assert data.image_shape == (size, size, 3)
+        again = build.load_data_set(config, DatasetInfo.of(data), test_only=True)
+        for source in (data, again):
+            image = source.test.read(tf.constant([0], tf.int64))[0]
+            assert image.shape == (1, size, size, 3)
 
 
 def test_a_network_that_rescales_gets_the_pixels(tmp_path):

@@ -1,25 +1,34 @@
-"""Weights in both directions between our networks and those of timm and torchvision."""
+"""Weights in both directions between our networks and those of timm, torchvision and
+transformers; the preprocessing of timm's weights."""
+
+import io
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-if not hasattr(torch.ops.torchvision, "nms"):
+try:
+    torchvision = pytest.importorskip("torchvision")
+except RuntimeError:
     # A torchvision for GPUs on a torch without CUDA lacks its operators, which no
     # classifier needs; its import asks for their names alone.
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor boxes, Tensor scores, float least) -> Tensor")
-
+    torchvision = pytest.importorskip("torchvision")
 timm = pytest.importorskip("timm")
-torchvision = pytest.importorskip("torchvision")
+transformers = pytest.importorskip("transformers")
 
 import safetensors.torch  # noqa: E402
 import torch_files  # noqa: E402
 from exported import CLASS_NAMES, random_run  # noqa: E402
+from PIL import Image  # noqa: E402
+from timm.data import create_transform, resolve_data_config  # noqa: E402
 from timm.layers import resample_abs_pos_embed  # noqa: E402
 
+from towers.config.choices import MODELS  # noqa: E402
+from towers.data.files.image import read_image  # noqa: E402
 from towers.exporting.state_dicts import write_safetensors  # noqa: E402
 from towers.models.torch_names import resample_positions  # noqa: E402
 from towers.run.initial import read_variables  # noqa: E402
@@ -107,6 +116,81 @@ def test_logits_are_those_of_their_network_which_an_export_gives_back(
     again.load_state_dict(state, strict=True)
     for name, expected in network.state_dict().items():
         assert torch.equal(again.state_dict()[name], expected), name
+
+
+def vit_of_torchvision():
+    return torchvision.models.VisionTransformer(
+        224, 16, 12, 3, 192, 768, num_classes=len(CLASS_NAMES)
+    )
+
+
+def vit_of_transformers():
+    class Logits(transformers.ViTForImageClassification):
+        def forward(self, images):
+            return super().forward(images).logits
+
+    config = transformers.ViTConfig(
+        hidden_size=192,
+        num_attention_heads=3,
+        intermediate_size=768,
+        num_labels=len(CLASS_NAMES),
+    )
+    return Logits(config)
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+@pytest.mark.parametrize("create", [vit_of_torchvision, vit_of_transformers])
+def test_a_vit_of_other_names_has_its_logits(create, is_published, tmp_path):
+    network = create().eval()
+    draw(network)
+    path = str(tmp_path / "model.safetensors")
+    if create is vit_of_transformers:
+        network.save_pretrained(tmp_path)
+    else:
+        state = network.state_dict()
+        if is_published:  # before torchvision renamed them
+            for new, old in ("mlp.0", "mlp.linear_1"), ("mlp.3", "mlp.linear_2"):
+                state = {name.replace(new, old): x for name, x in state.items()}
+        safetensors.torch.save_file(state, path)
+    run = random_run("deit_tiny", image_shape=(224, 224, 3), width=1.0)
+    model = run.network()
+    values = read_variables(path, "deit_tiny", model)
+    assert values.keys() == {variable.path for variable in model.variables}
+    for variable in model.variables:
+        variable.assign(values[variable.path])
+    assert largest_difference(model, network, 224) < 1e-4
+
+
+PRETRAINED = [name for name, row in MODELS.items() if row.pretrained]
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_images_are_read_as_by_timm(name):
+    row = MODELS[name].pretrained
+    theirs = timm.get_pretrained_cfg(row.timm)
+    settings = resolve_data_config(pretrained_cfg=theirs.to_dict())
+    transform = create_transform(**settings)
+    side = int(row.size / row.crop)  # of the resized image, twice as large in the file
+    pixels = np.random.default_rng(0).integers(0, 256, (2 * side, 3 * side, 3))
+    image = Image.fromarray(pixels.astype(np.uint8))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    *rest, standardize = transform.transforms
+    for step in rest:
+        image = step(image)
+    expected = np.asarray(image).transpose(1, 2, 0) * 255
+    read = read_image(
+        file.getvalue(),
+        (row.size, row.size, 3),
+        center_crop=row.size / side,
+        interpolation=row.interpolation,
+    )
+    assert theirs.crop_pct == row.crop and theirs.interpolation == row.interpolation
+    if (side - row.size) % 2 == 0:  # else timm's crop is half a pixel off the middle
+        assert np.abs(read - expected).max() <= 1 + 1e-3
+    if "lite" not in name or name == "efficientnet_lite0":
+        np.testing.assert_allclose(row.mean, standardize.mean, atol=1e-6)
+        np.testing.assert_allclose(row.std, standardize.std, atol=1e-6)
 
 
 @pytest.mark.parametrize("grid", [(10, 10), (24, 24), (9, 16)])

@@ -239,6 +239,19 @@ def test_a_damaged_file_is_refused_in_a_line_or_read_right(name, tmp_path):
     assert num_read < NUM_MUTATIONS
 
 
+def test_numbers_that_need_factors_are_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"fc.weight": np.zeros((5, 4), np.uint8)}, tmp_path / "a.safetensors")
+    content = (tmp_path / "a.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size].strip().replace(b'"U8"', b'"F8_E4M3"')
+    content = len(header).to_bytes(8, "little") + header + content[8 + size :]
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="fc.weight is F8_E4M3"):
+        read(tmp_path / "a.safetensors")
+
+
 # In a run.
 
 
@@ -271,3 +284,16 @@ def test_a_run_says_what_it_takes(tmp_path, monkeypatch, capfd):
     about = [x for x in lines if x.startswith(("starting from", "not taken"))]
     assert any("a.bin (model)" in x for x in about)
     assert sum("logits" in x for x in about) == 1
+
+
+def test_a_file_of_another_network_is_refused_by_its_names(tmp_path, monkeypatch):
+    from safetensors.numpy import save_file
+
+    use(monkeypatch, create_network)
+    names = ("model.decoder.weight", "model.decoder.bias")
+    save_file(dict.fromkeys(names, np.zeros(3)), tmp_path / "a.safetensors")
+    config = small_config(init_from=str(tmp_path / "a.safetensors"))
+    with pytest.raises(CheckpointError) as refused:
+        train(tmp_path / "run", config)
+    for name in (*names, "resnet50", "deit_base"):
+        assert name in str(refused.value)

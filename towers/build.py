@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers import data
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, choices, factories
+from towers.config.pretrained import published_weights
 from towers.data.augment.augmentation import Augment, create_augment
 from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
@@ -151,8 +152,10 @@ def build(
 
     model = create_model_for(*image_size)
     if dataset_info is None:
-        data_set = standardize(config, data_set, model, continued)
-        augment = create_augmentation(config, data_set, device_kind)
+        standardized = standardize(config, data_set, model, continued)
+        if standardized is not data_set:
+            data_set = standardized
+            augment = create_augmentation(config, data_set, device_kind)
     matched, _ = match_parameters(config, model)
 
     # Training batches and phases.
@@ -259,9 +262,11 @@ def load_data_set(
     Raises:
         DataError: it is missing or invalid.
     """
+    weights = published_weights(config)
     data_set = data.load(
         config.dataset,
         **config.options_of("dataset"),
+        **({"default_size": weights.size} if weights else {}),
         trained=dataset_info if test_only else None,
     )
     return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set

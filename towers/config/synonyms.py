@@ -33,6 +33,7 @@ SYNONYMS = {
     "best_by": "monitor best_metric metric_for_best_model checkpoint_metric "
     "eval_metric",
     "center_crop": "crop_pct crop_ratio",
+    "interpolation": "resample resampling",
     "checkpoint_every_secs": "save_secs save_interval save_interval_secs",
     "checkpoint_every_steps": "save_every save_every_steps save_steps save_freq",
     "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip "

@@ -178,6 +178,7 @@ def _with_test_set(config, data, info, is_of_run):
             "image_shape": info.image_shape,
             "max_pixels": config.max_image_pixels,
             "center_crop": config.center_crop,
+            "interpolation": config.interpolation,
         }
     multi_label = info is not None and info.multi_label
     name = arrays.give_test_set(data, class_names, multi_label=multi_label, **fitted)

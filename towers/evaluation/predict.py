@@ -252,8 +252,10 @@ class _Prediction:
         files = enumerate(self._images)
         if self._paths:
             files = image_paths.walk(self._paths, self._fail)
-        options = self._config.max_image_pixels, self.run.config.center_crop
-        for file in read_files(files, self.run.image_shape, *options):
+        trained = self.run.config
+        options = trained.center_crop, trained.interpolation
+        max_pixels = self._config.max_image_pixels
+        for file in read_files(files, self.run.image_shape, max_pixels, *options):
             if file.image is None:
                 self._fail(file.path, file.fault)
             else:

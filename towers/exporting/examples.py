@@ -80,7 +80,8 @@ def _read_files(run, paths):
             f"{FORMATS_TEXT} files are taken"
         )
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
-    images, options = [], (run.config.max_image_pixels, run.config.center_crop)
+    config, images = run.config, []
+    options = config.max_image_pixels, config.center_crop, config.interpolation
     for path, image, fault in read_files(spaced, run.image_shape, *options):
         if image is None:
             fail(path, fault)

@@ -59,7 +59,10 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     def predict_encoded(encoded_images):
         images = tf.map_fn(
             lambda content: decode_image(
-                content, run.image_shape, run.config.center_crop
+                content,
+                run.image_shape,
+                run.config.center_crop,
+                run.config.interpolation,
             ),
             encoded_images,
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
@@ -81,7 +84,10 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
 
 
 def decode_image(
-    content: tf.Tensor, image_shape: Sequence[int], center_crop: float = 1.0
+    content: tf.Tensor,
+    image_shape: Sequence[int],
+    center_crop: float = 0.0,
+    interpolation: str = "auto",
 ) -> tf.Tensor:
     """The middle of an image file, by TensorFlow's decoder, which does not turn photos
     as EXIF says; resized as by `towers.data.files.image`.
@@ -90,12 +96,13 @@ def decode_image(
         content: a string; PNG or JPEG; for three channels also BMP without a palette,
             and the first frame of a GIF.
         image_shape: height, width, channels of the result, uint8.
-        center_crop: part of height and width of the middle that is taken.
+        center_crop: part of height and width of the middle that is taken; 0 is 1.
+        interpolation: auto, bilinear or bicubic; auto is bilinear.
     """
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
-    scale = tf.reduce_max(size / stored) / center_crop
+    scale = tf.reduce_max(size / stored) / (center_crop or 1)
     begins = (size - scale * stored) / 2
     for axis in (1, 0):  # as Pillow: the rows are resized and rounded, then the columns
         is_axis = tf.one_hot(axis, 2)
@@ -104,7 +111,7 @@ def decode_image(
             size=tf.where(is_axis > 0, size, tf.shape(image)[:2]),
             scale=1 + is_axis * (scale - 1),
             translation=is_axis * begins,
-            kernel_type="triangle",
+            kernel_type="keyscubic" if interpolation == "bicubic" else "triangle",
             antialias=True,
         )
         # Halves are rounded up, also where float32 has them a little too small.

@@ -13,10 +13,11 @@ from keras import layers as keras_layers
 
 from towers import console
 from towers.config import Config
+from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.data.files.paths import reason
 from towers.data.files.remote import local_copy
-from towers.errors import CheckpointError, DataError
+from towers.errors import CheckpointError, DataError, one_line
 from towers.keras_internals import layers_of
 from towers.models import torch_names
 from towers.models.create import pretrained
@@ -52,7 +53,7 @@ def start_from(trainer: Trainer, config: Config) -> set[str]:
         there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
         raise CheckpointError(
             f"init_from={config.init_from}: nothing in {weights.path} fits; "
-            f"{first} {list(state[first].shape)} {there} there"
+            f"{first} {list(state[first].shape)} {there} there{_other_names(weights)}"
         )
     if choice.own_moments:
         applications.correct_variances(choice.options["name"], state)
@@ -70,6 +71,19 @@ def start_from(trainer: Trainer, config: Config) -> set[str]:
     for name in not_used:
         console.line(f"not taken: {name} is only there")
     return {*missing, *(name for name, _ in drawn)}
+
+
+def _other_names(weights):
+    """Names of the tensors of a file of PyTorch, and the networks that can be read."""
+    if not weights.is_of_torch:
+        return ""
+    names = list(weights.named)
+    known = ", ".join(name for name, row in MODELS.items() if row.pretrained)
+    return (
+        f". It has {len(names)} tensors: {one_line(', '.join(names[:3]), 200)}, ... "
+        f"Files of these networks can be read: {known}; others are given as Keras "
+        "models, or with TORCH_NAMES in --model=FILE.py:FUNCTION"
+    )
 
 
 def read_variables(

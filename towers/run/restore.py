@@ -24,6 +24,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
 from towers.run.progress import Progress, validate_numbers
+from towers.run.standardization import with_resize_of_weights
 
 # What is raised where a value is of another type, too large, or nested too deeply.
 _OF_WRONG_VALUES = (
@@ -76,6 +77,7 @@ def validate_changes(
     if checkpoint is None:
         return
     trained = from_values(checkpoint.trainer_state["config"])
+    config = with_resize_of_weights(config, checkpoint)
     changed = changed_mathematics(trained, config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
     words = {k: f"{k} was {x!r} and is {y!r}" for k, (x, y) in refused.items()}

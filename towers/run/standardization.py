@@ -1,4 +1,5 @@
-"""Mean and standard deviation by which the images of a new run are standardized."""
+"""The preprocessing of the images of a new run: the filter by which they are resized,
+the crop of evaluations, and the mean and standard deviation that standardize them."""
 
 import dataclasses
 import os
@@ -7,22 +8,62 @@ import keras
 import numpy as np
 
 from towers import console
-from towers.config import Config
+from towers.config import FIELDS, Config, factories, from_values
 from towers.config.preprocessing import (
     STANDARDIZATIONS,
     in_pixels,
     parse_standardization,
 )
-from towers.config.pretrained import IMAGENET
+from towers.config.pretrained import IMAGENET, published_weights
 from towers.data.sources import DataSet
 from towers.models.create import pixel_moments, rescales_images
-from towers.run import torch_files
+from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.stored_config import stored_dataset_info
+from towers.run.stored_config import (
+    config_to_continue,
+    stored_config,
+    stored_dataset_info,
+)
 
-# Endings of files of weights that timm and torchvision publish.
-OF_PYTORCH = (".safetensors", *torch_files.SUFFIXES)
+
+def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
+    """The config with the interpolation and center_crop of the weights that a run
+    starts from, where it leaves them open and the run reads image files.
+
+    Args:
+        checkpoint: from which the run goes on, with the options that it was trained
+            with; None without one.
+    """
+    path, weights = os.path.expanduser(config.init_from), published_weights(config)
+    if checkpoint is not None:
+        source = from_values(checkpoint.trainer_state["config"])
+    elif os.path.isdir(path) and config_to_continue(path):
+        source = stored_config(RunFolder(path), "best")
+    elif weights is not None and _reads_files(config):
+        source = dataclasses.replace(
+            config,
+            image_size=config.image_size or weights.size,
+            center_crop=weights.crop,
+            interpolation=weights.interpolation,
+        )
+    else:
+        return config
+    is_cropped = config.image_size or source.center_crop in (0, 1)
+    left = ("interpolation", *("center_crop",) * bool(is_cropped))
+    return dataclasses.replace(
+        config,
+        **{
+            name: getattr(source, name)
+            for name in left
+            if getattr(config, name) == FIELDS[name].default
+        },
+    )
+
+
+def _reads_files(config):
+    names = factories.argument_names(factories.resolve("dataset", config.dataset))
+    return names is None or "image_options" in names
 
 
 def standardize(
@@ -66,9 +107,8 @@ def _moments(config, channels, model, continued):
             info = stored_dataset_info(RunFolder(path), "best")
         if info is not None and len(info.mean) == channels:
             return (info.mean, info.deviation), f"as init_from={config.init_from}"
-        trained = choice.pretrained
-        is_published = path == IMAGENET or path.endswith(OF_PYTORCH)
-        if trained and len(trained.mean) == channels and is_published:
+        trained = published_weights(config)
+        if trained and len(trained.mean) == channels:
             moments = in_pixels((trained.mean, trained.std), channels)
             return moments, f"as {config.model} was trained"
     if (choice.is_given or choice.is_in_a_file) and rescales_images(model):

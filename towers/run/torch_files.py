@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-SUFFIXES = (".pth", ".pt", ".bin", ".pth.tar")
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
 # Their types of storages.
@@ -34,6 +33,11 @@ DTYPES = {
     "torch.ByteStorage": np.uint8,
     "torch.BoolStorage": np.bool_,
 }
+# Of files of safetensors; others have factors in further tensors.
+SAFETENSORS_DTYPES = (
+    *("F64", "F32", "F16", "BF16", "BOOL"),
+    *("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"),
+)
 CALLED = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",
@@ -109,13 +113,18 @@ def open_safetensors(path: str) -> Iterator[dict[str, Tensor]]:
 
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            yield {
-                name: Tensor(
-                    tuple(file.get_slice(name).get_shape()),
-                    lambda name=name: file.get_tensor(name),
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118  (it is no dict)
+                tensor = file.get_slice(name)
+                if (dtype := tensor.get_dtype()) not in SAFETENSORS_DTYPES:
+                    raise ValueError(
+                        f"{name[:100]} is {dtype}, such as of a quantized network; "
+                        "float64, float32, float16 and bfloat16 are read"
+                    )
+                tensors[name] = Tensor(
+                    tuple(tensor.get_shape()), lambda name=name: file.get_tensor(name)
                 )
-                for name in file.keys()  # noqa: SIM118  (it is no dict)
-            }
+            yield tensors
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
 

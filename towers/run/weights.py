@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from towers.config.pretrained import OF_PYTORCH
 from towers.errors import CheckpointError, one_line
 from towers.run import torch_files
 
@@ -139,7 +140,7 @@ def open_weights(path: str) -> Iterator[Weights | None]:
         elif path.endswith(".safetensors") and os.path.isfile(path):
             with torch_files.open_safetensors(path) as content:
                 yield _read_torch(path, content)
-        elif path.endswith(torch_files.SUFFIXES) and os.path.isfile(path):
+        elif path.endswith(OF_PYTORCH) and os.path.isfile(path):
             with torch_files.open_pickled(path) as content:
                 yield _read_torch(path, content)
         else:

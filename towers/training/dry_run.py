@@ -25,8 +25,10 @@ from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration
 from towers.run.banner import entry
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
+from towers.run.standardization import with_resize_of_weights
 from towers.run.stopwatch import Lap, Stopwatch
 from towers.training.ending import how_to_continue
+from towers.training.linear_probe import probe_secs
 from towers.training.setup import (
     build_run,
     folder_of_trial,
@@ -70,17 +72,20 @@ def dry_run(
     checkpointer = checkpointer_of(folder)
     checkpoint = checkpointer.restore() if not overwrite else None
     validate_changes(config, folder, checkpoint, allow_change)
+    config = with_resize_of_weights(config, checkpoint)
     devices = build.configure_devices(config)
     parts, trainer = build_run(
         config, devices, checkpoint=checkpoint, allow_change=allow_change
     )
     print_banner(config, folder, devices, parts, trainer, origins)
-    load_trainer(trainer, config, checkpoint)
+    new = load_trainer(trainer, config, checkpoint)
     if checkpoint is not None:
         _print("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():
         _print("overwrites", f"a run at step {steps[-1]}")
-    watched(lambda heartbeat: _try(config, parts, trainer, heartbeat), trainer, config)
+    watched(
+        lambda heartbeat: _try(config, parts, trainer, new, heartbeat), trainer, config
+    )
     console.line("dry run: all is in order, and nothing was written")
 
 
@@ -90,7 +95,11 @@ def _print(name: str, text: str) -> None:
 
 
 def _try(
-    config: Config, parts: build.Parts, trainer: Trainer, heartbeat: Callable[[], None]
+    config: Config,
+    parts: build.Parts,
+    trainer: Trainer,
+    new: set[str],
+    heartbeat: Callable[[], None],
 ) -> None:
     """Describes the run, and takes steps until its time is known."""
     names = parts.data.class_names
@@ -111,7 +120,8 @@ def _try(
     _print_memory(trainer)
     last_step = build.last_step_of(config, parts)
     if trainer.step < last_step:
-        _time(config, parts, trainer, last_step, heartbeat)
+        head_secs = probe_secs(trainer, parts, config, new, heartbeat)
+        _time(config, parts, trainer, last_step, head_secs, heartbeat)
     else:
         hint = how_to_continue(config, trainer.step, parts.total_steps)
         _print("finished", f"the run takes no step. {hint}")
@@ -156,9 +166,11 @@ def _time(
     parts: build.Parts,
     trainer: Trainer,
     last_step: int,
+    head_secs: float,
     heartbeat: Callable[[], None],
 ) -> None:
-    """The speed in each phase that is left, and the time of the run."""
+    """The speed in each phase that is left, and the time of the run, which begins with
+    a linear probe of `head_secs`, or 0."""
     begin = first = trainer.step
     train_secs = start_secs = 0.0
     lap = None
@@ -191,7 +203,7 @@ def _time(
             peak = tf.config.experimental.get_memory_info(device.strip("/"))["peak"]
             _print("peak memory", f"{device} {peak / 1e6:,.0f} MB")
 
-    total_secs, evaluations = train_secs + start_secs, "no evaluation"
+    total_secs, evaluations = head_secs + train_secs + start_secs, "no evaluation"
     count = build.create_periods(config, parts).num_evaluations(begin, last_step)
     if count:
         secs = evaluation_secs(config, parts, trainer, heartbeat=heartbeat)
@@ -201,9 +213,10 @@ def _time(
             f"{count} evaluation{'s' * (count > 1)} of {source.num_examples:,} {split} "
             f"images, {secs:.1f} s each"
         )
+    probe = f"linear probe in {duration(head_secs)}, " * (head_secs > 0)
     _print(
         "whole run",
-        f"about {duration(total_secs)}: {last_step - begin:,} steps in "
+        f"about {duration(total_secs)}: {probe}{last_step - begin:,} steps in "
         f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; time "
         "for writing is not included",
     )

@@ -6,6 +6,8 @@ first pull the features towards its own directions.
 """
 
 import contextlib
+import itertools
+import time
 from collections.abc import Callable
 
 import keras
@@ -17,11 +19,13 @@ from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sources import Subset
 from towers.errors import ConfigError
+from towers.evaluation.restored import evaluated_weights
 from towers.keras_internals import last_operation
 from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
 from towers.parallel.tower import model_inputs
 from towers.parallel.trainer import Trainer
+from towers.reporting.display import duration
 from towers.run.initial import set_initial
 
 # Images whose features are computed, taken at equal distances.
@@ -30,6 +34,10 @@ MOST_IMAGES = 10_000
 # the best of EfficientNet-Lite0 for 10 and for 100 images per class.
 L2_PENALTY = 0.1
 NUM_STEPS = 300
+# Batches of features that are timed, and the time of a step per image in those of an
+# inference.
+TIMED_BATCHES = 4
+PASSES = 4.0
 
 
 def fit_head(
@@ -39,7 +47,8 @@ def fit_head(
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
-    """Sets a head without trained values to the linear probe of the other layers.
+    """Sets a head without trained values to the linear probe of the other layers, where
+    the option linear_probe asks for it, and says how long the run takes.
 
     Args:
         trainer: has the trained values of the other layers.
@@ -51,25 +60,68 @@ def fit_head(
     Raises:
         ConfigError: the logits are not those of a Dense layer with a bias.
     """
-    head = _head(parts.model)
-    kernel, bias = (
-        f"params/{name}" for name in variable_names([head.kernel, head.bias])
-    )
+    if not config.linear_probe or not new:
+        return
+    kernel, bias = names = _head_names(parts.model)
     if kernel not in new:
         console.line(f"linear probe: none, as {kernel} has trained values")
         return
-    state = trainer.state()
+    state, examples = trainer.state(), []
     with activity("fitting the head") as heartbeat:
-        features, labels = _features(parts, head, state, config.batch_size, heartbeat)
+        for batch in _features(parts, state, config.batch_size):
+            examples.append(batch)
+            heartbeat()
+            if len(examples) == 1:
+                started = time.monotonic()  # it was compiled with the first one
+            elif len(examples) == 1 + TIMED_BATCHES and len(trainer.devices) == 1:
+                secs = (time.monotonic() - started) / TIMED_BATCHES
+                secs = _run_secs(config, parts, secs / config.batch_size)
+                console.line(f"fine-tuning takes about {duration(secs)} here")
         *values, correct = logistic_regression(
-            features, labels, state[bias].size, heartbeat
+            *map(np.concatenate, zip(*examples, strict=True)),
+            state[bias].size,
+            heartbeat,
         )
-    for name, array in zip((kernel, bias), values, strict=True):
+    for name, array in zip(names, values, strict=True):
         set_initial(state, name, array)
     trainer.load(state)
-    console.line(
-        f"linear probe: the head fits {correct:.1%} of {len(labels)} training images"
-    )
+    count = _source(parts).num_examples
+    console.line(f"linear probe: the head fits {correct:.1%} of {count} images")
+
+
+def probe_secs(
+    trainer: Trainer,
+    parts: build.Parts,
+    config: Config,
+    new: set[str],
+    heartbeat: Callable[[], None],
+) -> float:
+    """Seconds of `fit_head`, estimated from some batches; the arguments are its own."""
+    if not config.linear_probe or _head_names(parts.model)[0] not in new:
+        return 0.0
+    state = trainer.state()
+    started, times, examples = time.monotonic(), [], []
+    batches = _features(parts, state, config.batch_size)
+    for batch in itertools.islice(batches, 1 + TIMED_BATCHES):
+        examples.append(batch)
+        times.append(time.monotonic() - started)
+        heartbeat()
+    features, labels = map(np.concatenate, zip(*examples, strict=True))
+    started, num_classes = time.monotonic(), len(parts.data.class_names)
+    logistic_regression(features, labels, num_classes, heartbeat)
+    rest = _source(parts).num_examples / len(labels) - 1
+    per_images = (times[-1] - times[0]) * len(times) / max(1, len(times) - 1)
+    fit_secs = time.monotonic() - started
+    return times[-1] + fit_secs + rest * (per_images + fit_secs)
+
+
+def _run_secs(config, parts, secs_per_image):
+    """Seconds of a run from the start, from those of an image in inference."""
+    last_step = build.last_step_of(config, parts)
+    count = build.create_periods(config, parts).num_evaluations(0, last_step)
+    count *= parts.eval_split[1].num_examples * len(evaluated_weights(config))
+    trained = PASSES * last_step * config.images_per_step
+    return secs_per_image * (_source(parts).num_examples + trained + count)
 
 
 def _head(model):
@@ -83,13 +135,24 @@ def _head(model):
     return layer
 
 
-def _features(parts, head, state, batch_size, heartbeat):
-    """Features, float32 [n, f], of images as in an evaluation; labels, int64 [n]."""
+def _head_names(model):
+    """The names of its kernel and bias in `Trainer.state`."""
+    head = _head(model)
+    return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
+
+
+def _source(parts):
+    """The images of the probe."""
     source = parts.train_batches.source
-    if source.num_examples > MOST_IMAGES:
-        taken = np.linspace(0, source.num_examples - 1, MOST_IMAGES).astype(np.int64)
-        source = Subset(source, taken)
-    network = keras.Model(parts.model.inputs, head.input)
+    if source.num_examples <= MOST_IMAGES:
+        return source
+    taken = np.linspace(0, source.num_examples - 1, MOST_IMAGES).astype(np.int64)
+    return Subset(source, taken)
+
+
+def _features(parts, state, batch_size):
+    """Batches of features, float32 [n, f], as in an evaluation, and labels, int64."""
+    network = keras.Model(parts.model.inputs, _head(parts.model).input)
     with tf.device(HOST):
         values = [
             [tf.constant(state[f"{kind}/{name}"]) for name in variable_names(variables)]
@@ -105,14 +168,10 @@ def _features(parts, head, state, batch_size, heartbeat):
         features = network.stateless_call(*values, inputs, training=False)[0]
         return tf.cast(features, tf.float32)
 
-    features, labels = [], []
-    for batch in EvalBatches(source, parts.augment, batch_size).stream():
+    for batch in EvalBatches(_source(parts), parts.augment, batch_size).stream():
         counts = batch["weights"].numpy() > 0
-        images = {"images": batch["images"]}
-        features.append(features_of(images).numpy()[counts])
-        labels.append(batch["labels"].numpy()[counts])
-        heartbeat()
-    return np.concatenate(features), np.concatenate(labels).astype(np.int64)
+        features = features_of({"images": batch["images"]}).numpy()
+        yield features[counts], batch["labels"].numpy()[counts].astype(np.int64)
 
 
 def logistic_regression(

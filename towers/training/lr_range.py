@@ -26,6 +26,7 @@ from towers.optim.schedules import Schedule
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import Display, Status, create_display
 from towers.run.restore import load_trainer
+from towers.run.standardization import with_resize_of_weights
 from towers.training.linear_probe import fit_head
 from towers.training.setup import (
     build_run,
@@ -159,14 +160,14 @@ def lr_range_test(
     """
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial(NAME, workdir, config, cluster, allow_public_address)
+    config = with_resize_of_weights(config, None)
     # A step that is not finite is the end of the test, and no error.
     tested = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
     devices = build.configure_devices(tested)
     parts, trainer = build_run(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, None)
-    if config.linear_probe and new:
-        fit_head(trainer, parts, config, new)
+    fit_head(trainer, parts, config, new)
     count = num_steps(config, parts.num_examples)
     per_step = config.images_per_step / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)

@@ -23,6 +23,7 @@ from towers.run.profile import Profile
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.run_store import NoStore, RunStore
+from towers.run.standardization import with_resize_of_weights
 from towers.training.callback_list import CallbackError
 from towers.training.ending import (
     callbacks_at_the_end,
@@ -120,6 +121,7 @@ def train(
             )
 
         # Build.
+        config = with_resize_of_weights(config, checkpoint)
         devices = build.configure_devices(config)
         store.describe(device=devices.kind)
         workers = join(cluster, config, devices)
@@ -204,9 +206,8 @@ def restore(
         run.progress = Progress.from_json(checkpoint.trainer_state)
         run.store.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
-    if config.linear_probe and new:
-        activity = run.watchdog.activity
-        run.watchdog.run(fit_head, run.trainer, run.parts, config, new, activity)
+    activity = run.watchdog.activity
+    run.watchdog.run(fit_head, run.trainer, run.parts, config, new, activity)
     if overwrite:  # only now that everything else is known to be in order
         run.store.lock.assert_same_folder()
         for path in folder.clear():

@@ -31,10 +31,6 @@ from towers.data.sources import (
 )
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
-# Height and width of images that are stored in different sizes, where none is asked
-# for; the recipe `image_folder_resnet18` has the same.
-DEFAULT_IMAGE_SIZE = 64
-
 # Images whose stored sizes are compared at the start.
 NUM_COMPARED = 256
 
@@ -282,6 +278,7 @@ class CachedSource:
                 crop,
                 resize=bool(options.image_size),
                 center_crop=options.center_crop,
+                interpolation=options.interpolation,
                 max_pixels=options.max_image_pixels,
                 note_size=options.survey and options.survey.add_size,
             )
@@ -298,7 +295,7 @@ def settle_size(
 
     That is `image_size`. Without one it is the size of the images, where
     NUM_COMPARED of them, taken at equal distances, are alike, else the square of
-    DEFAULT_IMAGE_SIZE.
+    `default_size`.
 
     Returns:
         The options with the `image_size` that is used, the shape, and a note for the
@@ -326,7 +323,7 @@ def settle_size(
         )
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
-    size = DEFAULT_IMAGE_SIZE
+    size = options.default_size
     note = f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
     return dataclasses.replace(options, image_size=size), (size, size, channels), note
 

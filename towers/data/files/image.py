@@ -22,6 +22,12 @@ from towers.errors import one_line
 # does the rest, so little is lost; Pillow's `thumbnail` has the same number.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
+# The filters of --interpolation.
+FILTERS = {
+    "auto": Image.Resampling.BILINEAR,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
 END_OF_JPEG = b"\xff\xd9"
 
 # Of the images that are decoded at the same time.
@@ -58,12 +64,13 @@ def read_image(
     crop: Crop | None = None,
     *,
     resize: bool = True,
-    center_crop: float = 1.0,
+    center_crop: float = 0.0,
+    interpolation: str = "auto",
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """The middle of an image, or another part, resized with a triangular filter that
-    widens as the image shrinks, so that every pixel of it counts.
+    """The middle of an image, or another part, resized with a filter that widens as
+    the image shrinks, so that every pixel of it counts.
 
     The content decides about the format, not the name; of an animation the first frame
     is read. Gray is repeated or colors weighted, transparency is dropped, 16 bits are
@@ -76,7 +83,8 @@ def read_image(
         crop: the part of the upright image; by default the largest one in the middle
             with the proportions of the result.
         resize: whether the image may have another size than the result.
-        center_crop: part of height and width of the middle that is taken.
+        center_crop: part of height and width of the middle that is taken; 0 is 1.
+        interpolation: a key of FILTERS.
         max_pixels: of the largest image that is decoded.
         note_size: takes the height and width of the upright image.
 
@@ -92,7 +100,7 @@ def read_image(
         full_size, orientation = _inspect(image)
         if note_size is not None:
             note_size(*full_size)
-        is_whole = crop is None and center_crop == 1
+        is_whole = crop is None and center_crop in (0, 1)
         if is_whole and full_size == (height, width):
             pixels = _pixels(image, channels)
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
@@ -103,7 +111,7 @@ def read_image(
                 "images"
             )
         if crop is None:
-            box = _middle(full_size, (height, width), center_crop)
+            box = _middle(full_size, (height, width), center_crop or 1)
         else:
             box = crop(*full_size)
         top, left, *part = _stored_box(box, full_size, orientation)
@@ -121,7 +129,7 @@ def read_image(
             box = [box[0] - left, box[1] - top, box[2] - left, box[3] - top]
         # At a reduced scale the last pixel may stand for less than the others.
         box[2:] = min(box[2], pixels.width), min(box[3], pixels.height)
-        resized = pixels.resize(size[::-1], Image.Resampling.BILINEAR, box)
+        resized = pixels.resize(size[::-1], FILTERS[interpolation], box)
         return np.asarray(_upright(resized, orientation)).reshape(shape)
 
 

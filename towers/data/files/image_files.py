@@ -9,6 +9,10 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason, shown
 from towers.errors import DataError
 
+# Height and width of images that are stored in different sizes, where none is asked
+# for; the recipe `image_folder_resnet18` has the same.
+DEFAULT_IMAGE_SIZE = 64
+
 
 class ImageFiles(Protocol):
     """Image files with their labels."""
@@ -79,7 +83,10 @@ class ImageOptions:
             label -1. Without one the first fault is raised.
         bad_images: "stop" raises the first fault; "skip" reads every image when the
             data set is loaded, and leaves those with faults out.
-        center_crop: part of height and width of the middle that is resized.
+        center_crop: part of height and width of the middle that is resized; 0 is 1.
+        interpolation: of the resize, see `image.FILTERS`.
+        default_size: pixels of height and width where `image_size` is 0 and sizes
+            differ.
         shuffle_buffer_mb: megabytes of the row groups of Parquet files, or of blocks of
             remote files, that are kept for an order of an epoch.
     """
@@ -89,7 +96,9 @@ class ImageOptions:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     survey: Survey | None = None
     bad_images: str = "stop"
-    center_crop: float = 1.0
+    center_crop: float = 0.0
+    interpolation: str = "auto"
+    default_size: int = DEFAULT_IMAGE_SIZE
     shuffle_buffer_mb: float = 1000.0
 
     def with_survey(self) -> "ImageOptions":

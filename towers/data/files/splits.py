@@ -8,14 +8,13 @@ import numpy as np
 from towers import console
 from towers.config.list_options import height_and_width
 from towers.data.files.cached import (
-    DEFAULT_IMAGE_SIZE,
     CachedSource,
     ImageCache,
     leave_out_bad_images,
     sampled_moments,
     settle_size,
 )
-from towers.data.files.image_files import ImageFiles, ImageOptions
+from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageFiles, ImageOptions
 from towers.data.files.paths import shown
 from towers.data.sources import (
     TEST_FRACTION,
@@ -150,7 +149,7 @@ def _trained_size(options, trained):
     size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
         return options, (*height_and_width(size), CHANNELS)
-    if shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
+    if shape[0] == shape[1] and shape[0] in (DEFAULT_IMAGE_SIZE, options.default_size):
         # They were resized, unless all had this size.
-        options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)
+        options = dataclasses.replace(options, image_size=shape[0])
     return options, shape

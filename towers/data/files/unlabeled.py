@@ -50,7 +50,8 @@ def read_files(
     files: Iterable[str | tuple[int, Any]],
     image_shape: tuple[int, int, int],
     max_pixels: int,
-    center_crop: float = 1.0,
+    center_crop: float = 0.0,
+    interpolation: str = "auto",
 ) -> Iterator[ImageFile]:
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
@@ -59,19 +60,23 @@ def read_files(
         image_shape: height, width, channels of the images that a network was trained
             on; see `image.read_image`.
         max_pixels: limits pixels and bytes.
-        center_crop: see `image.read_image`.
+        center_crop, interpolation: see `image.read_image`.
 
     Raises:
         ConfigError: the network takes images of other than 1 or 3 channels.
     """
-    options = {"max_pixels": max_pixels, "center_crop": center_crop}
+    options = {
+        "max_pixels": max_pixels,
+        "center_crop": center_crop,
+        "interpolation": interpolation,
+    }
 
     def read(file):
         path, image = (file, None) if isinstance(file, str) else file
         try:
             if image is None:
                 content = read_image_file(path, max_pixels)
-            elif center_crop == 1 and getattr(image, "shape", None) == image_shape:
+            elif center_crop in (0, 1) and getattr(image, "shape", None) == image_shape:
                 return ImageFile(str(path), image)
             else:
                 content = _encoded(image, image_shape[-1])

@@ -12,7 +12,61 @@ from towers.models.layers.core import Gelu
 # Sides of an image from which on patches are those of the paper, 16x16; else 4x4.
 LARGE = 128
 
-# Of timm.
+
+def _with_blocks(
+    others: dict[str, str], block: str, parts: dict[str, str]
+) -> dict[str, str]:
+    """A table of names; those of the parts of a block begin with `block`."""
+    named = {rf"block(\d+)_{ours}": block + theirs for ours, theirs in parts.items()}
+    return others | named
+
+
+def _of_torchvision(hidden: str, mlp: str) -> dict[str, str]:
+    return _with_blocks(
+        {
+            "patches": "conv_proj",
+            "tokens/class_token": "class_token",
+            "tokens/positions": "encoder.pos_embedding",
+            "last_norm": "encoder.ln",
+            "logits": "heads.head",
+        },
+        r"encoder.layers.encoder_layer_{\1-1}.",
+        {
+            **{
+                f"{part}/{ours}": f"self_attention.in_proj_{theirs}[{i}/3]"
+                for i, part in enumerate(("query", "key", "value"))
+                for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
+            },
+            r"norm(\d)": r"ln_\2",
+            "out": "self_attention.out_proj",
+            "hidden": f"mlp.{hidden}",
+            "mlp": f"mlp.{mlp}",
+        },
+    )
+
+
+def _of_transformers(network: str) -> dict[str, str]:
+    return _with_blocks(
+        {
+            "patches": f"{network}embeddings.patch_embeddings.projection",
+            "tokens/class_token": f"{network}embeddings.cls_token",
+            "tokens/positions": f"{network}embeddings.position_embeddings",
+            "last_norm": f"{network}layernorm",
+            "logits": "classifier",
+        },
+        rf"{network}encoder.layer.{{\1-1}}.",
+        {
+            "(query|key|value)": r"attention.attention.\2",
+            "norm1": "layernorm_before",
+            "norm2": "layernorm_after",
+            "out": "attention.output.dense",
+            "hidden": "intermediate.dense",
+            "mlp": "output.dense",
+        },
+    )
+
+
+# Of timm, torchvision and Hugging Face's transformers.
 TORCH_NAMES = (
     {
         r"patches": "patch_embed.proj",
@@ -28,6 +82,10 @@ TORCH_NAMES = (
         r"last_norm": "norm",
         r"logits": "head",
     },
+    _of_torchvision("0", "3"),
+    _of_torchvision("linear_1", "linear_2"),  # its published files
+    _of_transformers("vit."),
+    _of_transformers(""),  # without a head
 )
 
 
