@@ -154,13 +154,13 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
             assert {value, f"{value}:NAME"} & {*choices}, f"--{name}={value}"
 
 
-def test_a_flag_of_another_program_is_answered_with_the_one_that_the_page_names():
+def test_an_option_of_another_program_is_answered_with_ours_that_the_page_names():
     typed = 0
     for theirs, ours in re.findall(
-        r"^\| ([^|]*--[a-z][^|]*)\|([^|]*)\|", COMING_FROM.read_text(), re.MULTILINE
+        r"^\| (`[^|]*)\|([^|]*--[^|]*)\|", COMING_FROM.read_text(), re.MULTILINE
     ):
         named = [flag for flag, _ in FLAG.findall(ours)]
-        for flag in re.findall(r"--([a-z][\w-]*)", theirs):
+        for flag in re.findall(r"`(?:--)?([a-z][\w-]*)`", theirs):
             answer = synonyms.answer(flag, FLAGS["run_train.py"]) or ""
             meant = synonyms.meant(flag, FLAGS["run_train.py"])
             assert {meant, *re.findall(r"--(\w+)", answer)} & {*named}, flag

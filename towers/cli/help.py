@@ -40,6 +40,7 @@ _TITLES = {
     "loss": "Losses",
     "schedule": "Schedules of the learning rate",
     "strategy": "Strategies",
+    "best_by": "Figures that make a step the best",
     "tta": "Test-time augmentation",
 }
 

@@ -38,6 +38,7 @@ SYNONYMS = {
     "checkpoint_every_steps": "save_every save_every_steps save_steps save_freq",
     "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip "
     "gradient_clip_val max_grad_norm",
+    "cluster": "num_nodes nnodes",
     "compile": "xla jit jit_compile use_xla torch_compile",
     "config": "c cfg recipe config_file",
     "data_dir": "data data_path data_root dataset_dir dataset_path root d",
@@ -48,6 +49,7 @@ SYNONYMS = {
     "ema_decay": "ema model_ema model_ema_decay moving_average_decay",
     "patience": "early_stopping early_stopping_patience early_stop stop_patience",
     "eval_every_epochs": "eval_every eval_freq eval_interval check_val_every_n_epoch",
+    "folds": "kfold k_fold num_folds n_splits cv",
     "image_size": "img_size imgsz resolution size input_size crop_size",
     "init_from": "pretrained finetune weights init_checkpoint initial_checkpoint "
     "load_from",
@@ -104,8 +106,6 @@ ANSWERS = {
     "use_tensorboard",
     "the data set (--dataset, --data_dir) gives the number of classes": "num_classes "
     "nb_classes n_classes",
-    "--fold=N tests on fold N of a table, --validation_fraction=0.2 holds out a fifth "
-    "of each class; each run is one split": "kfold k_fold num_folds folds n_splits cv",
     "--param_rates='logits/*:1,*:0' trains the head alone; --freeze='stem*' freezes "
     "parameters by name": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
