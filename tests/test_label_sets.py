@@ -393,8 +393,17 @@ def test_strategies_train_alike(run, tmp_path, options):
 def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     images, labels = small_set(50, seed=9)
     result = towers.evaluate(run.path, report=True)
+    content = json.loads((run.path / "report" / "report.json").read_text())
+    page = (run.path / "report" / "index.html").read_text()
+    assert "Grad-CAM" in page and "precision-recall curves" in page
+    worst = min(result["test_classes"], key=lambda row: row["average_precision"])
+    curve = content["precision_recall"][0]
+    assert curve["name"] == worst["name"] and curve["recall"][-1] == 1
+    area = np.diff(curve["recall"], prepend=0) @ np.array(curve["precision"])
+    assert area == pytest.approx(worst["average_precision"])
     predicted = towers.predict(run.path, images)
-    logits = run.model(run.network.preprocess(images)).numpy().astype(np.float64)
+    best = towers.load_run(run.path)
+    logits = best.model(best.preprocess(images)).numpy().astype(np.float64)
     np.testing.assert_allclose(
         predicted.probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-4
     )

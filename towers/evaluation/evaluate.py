@@ -30,6 +30,7 @@ from towers.evaluation.restored import (
     evaluated_weights,
     evaluation_devices,
     read_checkpoint,
+    read_run,
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.epochs import num_images
@@ -225,6 +226,7 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
         stopwatch=progress.stopwatch,
         versions=checkpoint.trainer_state.get("versions", {}),
         is_training=False,
+        run=read_run(folder.path, step=checkpoint.step, log=console.remark),
     )
     console.line(f"report: {page}")
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,18 @@ MOST_PAIRS, MOST_ROWS = 15, 200
 Content = Mapping[str, Any]
 
 
-def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
+def report_page(
+    content: Content,
+    pixels: Mapping[int, np.ndarray],
+    maps: Mapping[int, np.ndarray] = MappingProxyType({}),
+) -> str:
     """The page, as text.
 
     Args:
         content: of `report.json`.
         pixels: index of an image -> uint8 [height, width, channels].
+        maps: index of a mistake -> the image with its activation map, uint8 [height,
+            width, 3].
     """
     result = content["result"]
     classes = of_reported(result, "classes")
@@ -35,7 +42,11 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
             page.section("Confusion matrix", *_confusion(result, classes)),
             page.section(
                 "Classes and calibration",
-                page.row(_classes(classes, accuracy), _calibration(content)),
+                page.row(
+                    _classes(classes, accuracy),
+                    _calibration(content),
+                    *_precision_recall(content),
+                ),
                 _class_table(classes),
             ),
         ]
@@ -45,6 +56,12 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
     ):
         if rows := content[name]:
             parts.append(page.section(title, _pictures(rows, pixels)))
+    if maps:
+        rows = [row for row in content["mistakes"] if row["index"] in maps]
+        words = "Red: where the network finds the class that it predicts wrongly."
+        parts.append(
+            page.section("Grad-CAM", page.paragraph(words), _pictures(rows, maps))
+        )
     parts += [page.section("Run", *_run(content))]
     return page.page(f"{content['run']}: report", parts)
 
@@ -216,6 +233,20 @@ def _class_table(classes):
 def _calibration(content):
     svg = charts.reliability(content["reliability"])
     return page.chart("Calibration: how often a probability is right", svg)
+
+
+def _precision_recall(content):
+    curves = content.get("precision_recall")
+    if not curves:
+        return []
+    series = [
+        Series(
+            f"{x['name']} {x['average_precision']:.3f}", x["recall"], x["precision"], i
+        )
+        for i, x in enumerate(curves)
+    ]
+    title = "Precision over recall, classes with the lowest average precision"
+    return [page.chart(title, charts.precision_recall(series), series)]
 
 
 def _pictures(rows, pixels):

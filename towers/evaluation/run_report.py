@@ -18,8 +18,12 @@ from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.calibration import reliability
 from towers.evaluation.figures import figures
+from towers.evaluation.grad_cam import activation_maps, overlay
+from towers.evaluation.label_sets import average_precision, precision_recall
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import result_of, to_json
+from towers.evaluation.restored import RestoredRun, reported_weights
+from towers.models.inference import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.parallel.evaluator import Evaluation
@@ -28,6 +32,10 @@ from towers.run.stopwatch import Stopwatch
 
 # Pictures of each kind on a page.
 MOST_MISTAKES, MOST_RIGHT = 20, 10
+# Precision-recall curves, and points of each.
+MOST_CURVES, MOST_POINTS = 6, 200
+
+_OF_PREDICTIONS = ("reliability", "precision_recall", "mistakes", "most_confident")
 
 # Metrics of the curves; those of evaluations have a prefix, and perhaps a suffix.
 _TRAINING = ("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate")
@@ -84,6 +92,7 @@ def write_report(
     stopwatch: Stopwatch,
     versions: Mapping[str, str],
     is_training: bool,
+    run: RestoredRun | None = None,
 ) -> pathlib.Path:
     """Writes `report/index.html` and `report.json` in a run's folder.
 
@@ -98,6 +107,8 @@ def write_report(
         versions: that trained it.
         is_training: whether this process trained it: its command and machine are then
             those of the report, and else those of the report before.
+        run: the network that was evaluated, for the activation maps of the worst
+            mistakes, which a report without it lacks.
 
     Returns:
         The path of the page.
@@ -133,12 +144,33 @@ def write_report(
         index = tf.constant([row["index"]], tf.int64)
         with data_errors_of_tensorflow(), tf.device("CPU:0"):
             pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
+    maps = {}
+    if run is not None and content["mistakes"]:
+        indices = [row["index"] for row in content["mistakes"]]
+        predictions = evaluated.predictions.reported
+        maps = _activation_maps(run, config, predictions, indices, pixels)
     page = folder.report / "index.html"
-    texts = {path: to_json(content), page: report_page(content, pixels)}
+    texts = {path: to_json(content), page: report_page(content, pixels, maps)}
     store.make_folders(folder.report)
     for path, text in texts.items():
         store.write_aside(path, text.encode(errors="backslashreplace"))
     return page
+
+
+def _activation_maps(run, config, predictions, indices, pixels):
+    """Index of an image -> the image with its activation map, of the class that is
+    predicted wrongly; none of a network without such maps."""
+    classes = predictions.classes[indices]
+    if isinstance(predictions, LabelSets):
+        distance = np.abs(predictions.probabilities - predictions.labels)
+        classes = distance[indices].argmax(1)
+    with tf.device("CPU:0"):
+        model = without_noise(run.network(reported_weights(config)))
+        inputs = run.preprocess(np.stack([pixels[index] for index in indices]))
+        maps = activation_maps(model, inputs, classes)
+    if maps is None:
+        return {}
+    return {i: overlay(pixels[i], heat) for i, heat in zip(indices, maps, strict=True)}
 
 
 def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,7 +210,7 @@ def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]
 def _predictions(evaluated, class_names):
     """The calibration, and images with their predictions."""
     if evaluated is None:
-        return {"reliability": [], "mistakes": [], "most_confident": []}
+        return dict.fromkeys(_OF_PREDICTIONS, ())
     predictions = evaluated.predictions.reported
     worst = worst_mistakes(predictions, MOST_MISTAKES)
     right = np.flatnonzero(predictions.correct)
@@ -188,9 +220,31 @@ def _predictions(evaluated, class_names):
     confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
     return {
         "reliability": reliability(predictions),
+        "precision_recall": _precision_recall(predictions, class_names),
         "mistakes": _rows(evaluated.source, predictions, worst, class_names),
         "most_confident": _rows(evaluated.source, predictions, confident, class_names),
     }
+
+
+def _precision_recall(predictions, class_names):
+    """Of label sets the curves of the classes with the lowest average precision."""
+    if not isinstance(predictions, LabelSets):
+        return []
+    curves = []
+    for number in np.flatnonzero(predictions.labels.any(0)):
+        of_class = predictions.labels[:, number], predictions.logits[:, number]
+        precision, recall, _ = precision_recall(*of_class)
+        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MOST_POINTS))
+        chosen = chosen.astype(int)
+        curve = {
+            "name": class_names[number],
+            "average_precision": average_precision(*of_class),
+            "recall": recall[chosen].tolist(),
+            "precision": precision[chosen].tolist(),
+        }
+        curves.append(curve)
+    curves.sort(key=lambda curve: curve["average_precision"])
+    return curves[:MOST_CURVES]
 
 
 def _rows(source, predictions, indices, class_names):

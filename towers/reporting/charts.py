@@ -225,6 +225,17 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     return (figure, "reliability diagram: accuracy over probability")
 
 
+@_chart
+def precision_recall(series: Sequence[Series]) -> tuple[Figure, str]:
+    """Precision-recall curves: recall is x, precision y."""
+    figure, axes = _figure(height=300)
+    for name, x, y, color, _ in series:
+        axes.step(x, y, where="pre", color=COLORS[color % len(COLORS)], label=name)
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02), xlabel="recall", ylabel="precision")
+    names = ", ".join(s.name for s in series)
+    return figure, f"precision-recall curves: {names}"
+
+
 def _short(name):
     text = shown(name, 10**6)
     if len(text) <= _MOST_CHARACTERS:
