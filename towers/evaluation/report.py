@@ -219,13 +219,19 @@ def to_json(result: Mapping[str, Any]) -> str:
             return [finite(x) for x in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
+    def dumps(value):
+        try:
+            return json.dumps(value, allow_nan=False)
+        except ValueError:
+            return json.dumps(finite(value))
+
     def text(value):
         if isinstance(value, list) and value and isinstance(value[0], list | dict):
-            rows = ",\n    ".join(map(json.dumps, value))
+            rows = ",\n    ".join(map(dumps, value))
             return f"[\n    {rows}\n  ]"
-        return json.dumps(value)
+        return dumps(value)
 
-    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in finite(result).items())
+    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in result.items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
