@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from keras import layers
 from sklearn.linear_model import LogisticRegression
-from small_runs import CLASS_NAMES, small_config, small_data, use
+from small_runs import (
+    CLASS_NAMES,
+    NUM_TEST,
+    NUM_TRAIN,
+    small_config,
+    small_data,
+    use,
+)
 
 from towers import build
 from towers.data.sources import ArraySource
@@ -150,3 +157,14 @@ def test_the_time_of_a_probe_is_estimated_for_all_images(is_new, monkeypatch):
     estimated = linear_probe.probe_secs(trainer, parts, config, new, lambda: None)
     assert estimated == pytest.approx(parts.num_examples * is_new)
     assert 0 < secs < parts.num_examples or not is_new
+
+
+@pytest.mark.parametrize("ema_decay,num_weights", [(0.9, 2), (0.0, 1)])
+def test_the_time_of_a_run_counts_its_images(ema_decay, num_weights, monkeypatch):
+    use(monkeypatch, create_network)
+    config = small_config(ema_decay=ema_decay, eval_every_epochs=0.5, max_steps=8)
+    evaluations = 3  # by steps 3, 5 and 8 of five an epoch
+    trained, evaluated = 8 * config.batch_size, evaluations * num_weights * NUM_TEST
+    images = NUM_TRAIN + linear_probe.PASSES * trained + evaluated
+    secs = linear_probe.run_secs(config, build.build(config), 0.5)
+    assert secs == pytest.approx(0.5 * images)

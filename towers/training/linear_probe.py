@@ -7,6 +7,7 @@ first pull the features towards its own directions.
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable
 
@@ -25,7 +26,6 @@ from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
 from towers.parallel.tower import model_inputs
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import duration
 from towers.run.initial import set_initial
 
 # Images whose features are computed, taken at equal distances.
@@ -34,10 +34,10 @@ MOST_IMAGES = 10_000
 # the best of EfficientNet-Lite0 for 10 and for 100 images per class.
 L2_PENALTY = 0.1
 NUM_STEPS = 300
-# Batches of features that are timed, and the time of a step per image in those of an
-# inference.
-TIMED_BATCHES = 4
-PASSES = 4.0
+# Batches of features that are timed, and the time of a step in those of an inference on
+# its images: forward, backward to activations and backward to parameters.
+TIMED_BATCHES = 8
+PASSES = 3.0
 
 
 def fit_head(
@@ -66,17 +66,18 @@ def fit_head(
     if kernel not in new:
         console.line(f"linear probe: none, as {kernel} has trained values")
         return
-    state, examples = trainer.state(), []
+    state, examples, count = trainer.state(), [], _source(parts).num_examples
+    num_timed = min(TIMED_BATCHES, math.ceil(count / config.batch_size) - 1)
     with activity("fitting the head") as heartbeat:
         for batch in _features(parts, state, config.batch_size):
             examples.append(batch)
             heartbeat()
             if len(examples) == 1:
                 started = time.monotonic()  # it was compiled with the first one
-            elif len(examples) == 1 + TIMED_BATCHES and len(trainer.devices) == 1:
-                secs = (time.monotonic() - started) / TIMED_BATCHES
-                secs = _run_secs(config, parts, secs / config.batch_size)
-                console.line(f"fine-tuning takes about {duration(secs)} here")
+            elif len(examples) == 1 + num_timed and len(trainer.devices) == 1:
+                secs = (time.monotonic() - started) / (num_timed * config.batch_size)
+                minutes = max(1, round(run_secs(config, parts, secs) / 60))
+                console.line(f"this run takes about {minutes} min on this machine")
         *values, correct = logistic_regression(
             *map(np.concatenate, zip(*examples, strict=True)),
             state[bias].size,
@@ -85,7 +86,6 @@ def fit_head(
     for name, array in zip(names, values, strict=True):
         set_initial(state, name, array)
     trainer.load(state)
-    count = _source(parts).num_examples
     console.line(f"linear probe: the head fits {correct:.1%} of {count} images")
 
 
@@ -115,8 +115,14 @@ def probe_secs(
     return times[-1] + fit_secs + rest * (per_images + fit_secs)
 
 
-def _run_secs(config, parts, secs_per_image):
-    """Seconds of a run from the start, from those of an image in inference."""
+def run_secs(config: Config, parts: build.Parts, secs_per_image: float) -> float:
+    """Seconds of a run from the start, with its probe, steps and evaluations.
+
+    Args:
+        config: of the run.
+        parts: of the run.
+        secs_per_image: of an inference.
+    """
     last_step = build.last_step_of(config, parts)
     count = build.create_periods(config, parts).num_evaluations(0, last_step)
     count *= parts.eval_split[1].num_examples * len(evaluated_weights(config))
