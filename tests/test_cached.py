@@ -16,6 +16,7 @@ from towers.data.batches import TrainBatches
 from towers.data.files import cached
 from towers.data.files.cached import (
     CachedSource,
+    ImageCache,
     read_in_batches,
     settle_size,
 )
@@ -60,6 +61,17 @@ def files(pixels):
 
 
 # What is read.
+
+
+def test_two_sources_share_the_room_of_a_cache(files):
+    cache, num_reads = ImageCache(4.5 * IMAGE_MB), []
+    sources = [CachedSource(files, SHAPE, ImageOptions(), cache) for _ in range(2)]
+    for _ in range(2):
+        for source in sources:
+            before = files.num_reads
+            source.read(EVERYTHING)
+            num_reads.append(files.num_reads - before)
+    assert num_reads == [NUM_EXAMPLES, NUM_EXAMPLES, NUM_EXAMPLES - 4, NUM_EXAMPLES]
 
 
 @pytest.mark.parametrize(
