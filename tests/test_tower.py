@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
-from towers.optim.losses import cross_entropy
+from towers.optim.losses import create_loss, cross_entropy
 from towers.optim.phases import phases_of
 from towers.parallel.tower import count_correct, tower_gradients
 
@@ -112,5 +112,14 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
 def test_a_mixed_image_is_right_where_its_largest_share_is_predicted():
     logits = tf.constant([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
     labels = tf.constant([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.0, 1.0, 0.0]])
-    assert float(count_correct(logits, labels)) == 2
-    assert float(count_correct(logits, tf.constant([0, 1, 1]))) == 2
+    assert float(count_correct(loss_fn, logits, labels)) == 2
+    assert float(count_correct(loss_fn, logits, tf.constant([0, 1, 1]))) == 2
+
+
+def test_a_label_set_is_right_where_all_its_labels_and_no_others_are_predicted():
+    of_sets = create_loss("cross_entropy", multi_label=True)
+    logits = tf.constant([[2.0, 1.0, -1.0], [0.1, -1.0, 2.0], [-1.0, -3.0, -1.0]])
+    labels = tf.constant([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    assert float(count_correct(of_sets, logits, labels)) == 2
+    mixed = tf.constant([[0.7, 0.8, 0.2], [0.6, 0.0, 1.0], [0.6, 0.0, 0.0]])
+    assert float(count_correct(of_sets, logits, mixed)) == 2
