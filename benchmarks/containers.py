@@ -6,7 +6,8 @@ Makes FOLDER/tar and FOLDER/parquet, each with SHARDS files of JPEG images of 64
 pixels, where they are missing. Each reader then decodes and shuffles batches of 256 in
 a process of its own, in turn, several rounds: seconds to the first batch after the
 imports, in the first round with no index or cache; images/s for some seconds after it;
-megabytes at the peak, without the pages of files. PYTHON is the interpreter of an
+microseconds of the processor for an image, which other work on the machine changes
+less; megabytes at the peak, without the pages of files. PYTHON is the interpreter of an
 environment with torch, webdataset and datasets; without it towers alone is measured.
 """
 
@@ -39,7 +40,7 @@ DIFFERENT = 4000  # images, which are repeated
 OURS = {"towers, tar": ("webdataset", "tar"), "towers, Parquet": ("parquet", "parquet")}
 COLUMNS = (
     "reader | first batch after, s: first round | later | images/s, median (min, max) "
-    "| MB at the peak"
+    "| us of the processor an image, median | MB at the peak"
 )
 
 
@@ -149,6 +150,7 @@ def main() -> None:
                 ", ".join(later),
                 f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f}, "
                 f"{max(speeds):,.0f})",
+                f"{statistics.median(row['cpu_us'] for row in measured):.0f}",
                 f"{max(row['peak_mb'] for row in measured):,.0f}",
             ),
             flush=True,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from towers import data
+from towers import console, data
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, choices, factories
 from towers.config.pretrained import published_weights
@@ -173,6 +173,12 @@ def build(
         )
         order = block_order(train_source, config.shuffle_buffer_mb)
         if config.sampler != "shuffle":
+            if order is not None:
+                console.warn(
+                    f"sampler={config.sampler} reads row groups and other blocks in "
+                    "random order, each many times; a larger --shuffle_buffer_mb, "
+                    "which holds all of them, avoids that"
+                )
             labels = labels_for(train_source, f"sampler={config.sampler}")
             order = BalancedOrder(labels)
         train_batches = TrainBatches(

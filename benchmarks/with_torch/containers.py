@@ -7,6 +7,7 @@ a worker for each core. Prints a line of JSON: seconds to the first batch after 
 imports, images/s after it, megabytes at the peak of the process and its workers.
 """
 
+import contextlib
 import glob
 import io
 import json
@@ -29,36 +30,50 @@ def measure(batches, secs, begin, images_of=len):
 
     threading.Thread(target=watch, daemon=True).start()
     next(batches)
-    first = time.perf_counter()
+    first, before = time.perf_counter(), cpu_secs()
     count = 0
     while time.perf_counter() < first + secs:
         count += images_of(next(batches))
     speed = count / (time.perf_counter() - first)
+    cpu = cpu_secs() - before
     is_over.set()
     return {
         "first_secs": first - begin,
         "images_per_sec": speed,
+        "cpu_us": 1e6 * cpu / count,
         "peak_mb": max(peak[0], memory_mb()),
     }
 
 
-def memory_mb():
-    """Of the process and its workers; what they share counts once, and what they map of
-    files only as far as nobody else does."""
-    total, pids = 0, [os.getpid()]
+def processes():
+    """The process and its workers."""
+    pids = [os.getpid()]
     for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup") as file:
-                lines = dict(line.split(":", 1) for line in file if ":" in line)
-            total += int(lines["Pss_Anon"].split()[0]) + int(
-                lines["Pss_Shmem"].split()[0]
-            )
-            for task in glob.glob(f"/proc/{pid}/task/*/children"):
-                with open(task) as file:
-                    pids += map(int, file.read().split())
-        except (OSError, KeyError):
-            continue  # a worker that has ended
+        for task in glob.glob(f"/proc/{pid}/task/*/children"):
+            with contextlib.suppress(OSError), open(task) as file:  # it may have ended
+                pids += map(int, file.read().split())
+    return pids
+
+
+def memory_mb():
+    """Of all processes, without the pages of files; what they share counts once."""
+    total = 0
+    for pid in processes():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+            for name in ("Pss_Anon", "Pss_Shmem"):
+                total += int(lines[name].split()[0])
     return total / 1000
+
+
+def cpu_secs():
+    """Seconds of the processor that all processes took."""
+    total = 0
+    for pid in processes():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def pixels(content):
