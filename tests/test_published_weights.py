@@ -77,8 +77,8 @@ def trainer_of(model, side):
             kind = "params" if variable.trainable else "state"
             variable.assign(state[f"{kind}/{variable.path}"])
 
-    task = types.SimpleNamespace(model=network)
-    return types.SimpleNamespace(state=lambda: state, load=load, task=task), network
+    trainer = types.SimpleNamespace(state=lambda: state, load=load, model=network)
+    return trainer, network
 
 
 def test_efficientnet_lite0_knows_a_daisy_and_a_palace():
