@@ -261,5 +261,6 @@ def evaluate_ensemble(
     predictions = predictions_of_logits(logits, first.labels)
     result = figures(predictions, first.class_names)
     for line in table(Evaluation({Weights.RAW: result})):
-        console.line(line.replace("parameters", "ensemble  "))
+        line = line.replace("(parameters)", "(ensemble)")
+        console.line(line.replace("parameters", "ensemble  ").rstrip())
     return result
