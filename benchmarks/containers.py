@@ -87,7 +87,7 @@ def read(name: str, folder: str, secs: float, buffer_mb: float) -> dict[str, flo
     dataset, place = OURS[name]
     options = {"image_size": 64, "image_cache_mb": 0.0, "shuffle_buffer_mb": buffer_mb}
     data_set = data.load(dataset, f"{folder}/{place}", **options)
-    augment = none(data_set.image_shape, data_set.mean, data_set.deviation)
+    augment = none(data_set.image_shape, data_set.mean, data_set.std)
     order = block_order(data_set.train, buffer_mb)
     batches = TrainBatches(data_set.train, augment, 0, peers.BATCH, order=order)
     stream = iter(batches.stored_stream(0))

@@ -19,7 +19,7 @@ def random_run(
     model: str,
     augment: str = "none",
     image_shape: tuple[int, int, int] = (32, 32, 3),
-    deviation: tuple[float, ...] = DEVIATION,
+    std: tuple[float, ...] = DEVIATION,
     **options,
 ) -> RestoredRun:
     """A run of a network, all of whose values are drawn, also those that begin as 0 or
@@ -27,9 +27,9 @@ def random_run(
     config = Config(**{"width": 0.25, **options}, model=model, augment=augment)
     channels = image_shape[-1]
     info = DatasetInfo(
-        "drawn", CLASS_NAMES, image_shape, MEAN[:channels], deviation[:channels]
+        "drawn", CLASS_NAMES, image_shape, MEAN[:channels], std[:channels]
     )
-    shape = create_augment(augment, image_shape, info.mean, info.deviation).image_shape
+    shape = create_augment(augment, image_shape, info.mean, info.std).image_shape
     network = build.create_network(config, shape, len(CLASS_NAMES))
     rng = np.random.default_rng(0)
 

@@ -96,7 +96,7 @@ def assert_holds(data_set, splits):
         np.testing.assert_array_equal(actual_labels, labels)
     images = splits[0][0]
     np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
-    np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
+    np.testing.assert_allclose(data_set.std, images.std((0, 1, 2)))
 
 
 def features(**changes):

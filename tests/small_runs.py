@@ -101,7 +101,7 @@ def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
         before_read: called before each read of training images.
     """
     images, labels = arrays(NUM_TRAIN, 0)
-    mean, deviation = channel_moments(images)
+    mean, std = channel_moments(images)
     train = ArraySource(images, labels)
     return DataSet(
         name="small",
@@ -109,7 +109,7 @@ def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
         test=ArraySource(*arrays(NUM_TEST, 1)),
         class_names=CLASS_NAMES,
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin="made for a test",
     )
 
@@ -149,8 +149,8 @@ def spoiled(patch: pytest.MonkeyPatch, *steps: int) -> DataSet:
         images[int(order.indices(tf.constant(step - 1, tf.int64))[-1])] = 255
     none = augmentations.none
 
-    def create(image_shape, mean, deviation):
-        augment = none(image_shape, mean, deviation)
+    def create(image_shape, mean, std):
+        augment = none(image_shape, mean, std)
 
         def spoiling(images, draw):
             white = tf.reduce_all(images == 255, [1, 2, 3], keepdims=True)

@@ -67,7 +67,7 @@ def give_random_values(stock, model):
 
 
 @pytest.mark.parametrize(
-    "name,mean,deviation",
+    "name,mean,std",
     [
         (SMALL, 0, 1),
         slow(RESIDUAL, 123.68, 1),  # and blue first
@@ -78,7 +78,7 @@ def give_random_values(stock, model):
         slow("DenseNet121", 123.675, 58.395),
     ],
 )
-def test_a_network_gives_the_logits_of_keras(name, mean, deviation):
+def test_a_network_gives_the_logits_of_keras(name, mean, std):
     """From the same pixels: Keras' by its own preprocessing, ours standardized."""
     stock = stock_network(name)
     model = create(f"keras:{name}", image_shape=(SIDE, SIDE, 3))
@@ -87,9 +87,9 @@ def test_a_network_gives_the_logits_of_keras(name, mean, deviation):
     pixels = pixels.astype(np.float32)
     module = sys.modules[getattr(keras.applications, name).__module__]
     expected = stock(module.preprocess_input(pixels.copy()), training=False).numpy()
-    means, deviations = pixel_moments(f"keras:{name}")
-    assert means[0] == pytest.approx(mean) and deviations[0] == pytest.approx(deviation)
-    images = ((pixels - means) / deviations).astype(np.float32)
+    means, stds = pixel_moments(f"keras:{name}")
+    assert means[0] == pytest.approx(mean) and stds[0] == pytest.approx(std)
+    images = ((pixels - means) / stds).astype(np.float32)
     noises = [np.zeros((2, *x), np.float32) for x in noise_shapes(model).values()]
     logits = model([images, *noises] if noises else images, training=False)
     scale = np.std(expected)
@@ -108,8 +108,8 @@ def test_moments_are_of_every_network_that_keras_has():
     assert len(functions) > 30
     for name, function in functions.items():
         expected = sys.modules[function.__module__].preprocess_input(pixels.copy())
-        means, deviations = pixel_moments(f"keras:{name}")
-        images = (pixels - means) / deviations
+        means, stds = pixel_moments(f"keras:{name}")
+        images = (pixels - means) / stds
         if applications._moments(function)[2]:
             images = images[..., ::-1]
         np.testing.assert_allclose(images, expected, atol=1e-4, err_msg=name)

@@ -268,7 +268,7 @@ def test_of_each_class_a_fraction_is_held_out(fraction):
     counts = np.bincount(labels[numbers[1]], minlength=4)
     np.testing.assert_allclose(counts, fraction * np.bincount(labels), atol=1)
     assert counts.sum() == round(200 * fraction)
-    # From everywhere in a class: the mean of places with a deviation of 29.
+    # From everywhere in a class: the mean of places with a std of 29.
     places = numbers[1][labels[numbers[1]] == 0]
     assert abs(places.mean() - 49.5) < 4 * 29 / len(places) ** 0.5
 

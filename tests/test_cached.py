@@ -189,9 +189,9 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
 def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     files, pixels, monkeypatch
 ):
-    mean, deviation = cached.sampled_moments(CachedSource(files, SHAPE, ImageOptions()))
+    mean, std = cached.sampled_moments(CachedSource(files, SHAPE, ImageOptions()))
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
-    np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)))
+    np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
     monkeypatch.setattr(cached, "SAMPLE", 4)
     actual = []
     for _ in range(2):

@@ -49,14 +49,14 @@ def test_a_sound_data_set_is_described(run, root):
     code, lines, errors = run()
     assert (code, errors) == (0, [])
     pixels = [random_pixels([0, k, i]) for k, n in ((0, 12), (1, 3)) for i in range(n)]
-    mean, deviation = np.mean(pixels, (0, 1, 2)), np.std(pixels, (0, 1, 2))
+    mean, std = np.mean(pixels, (0, 1, 2)), np.std(pixels, (0, 1, 2))
     assert lines == [
         f"data set    image_folder, {root} (test/ for testing)",
         "images      15 training, 3 test",
         "read as     8x6 (height x width), 3 channel(s)",
         "stored as   8x6 (18)",
         "mean        " + " ".join(f"{x:.2f}" for x in mean),
-        "deviation   " + " ".join(f"{x:.2f}" for x in deviation),
+        "std         " + " ".join(f"{x:.2f}" for x in std),
         "classes     2: training, test images",
         "            ant       12        2",
         "            cat        3        1",

@@ -181,8 +181,8 @@ def test_an_augmentation_with_a_state_is_refused(tmp_path, part):
 import dataclasses, keras
 from towers.data.augment import augmentation
 
-def create(image_shape, mean, deviation):
-    plain = augmentation.none(image_shape, mean, deviation)
+def create(image_shape, mean, std):
+    plain = augmentation.none(image_shape, mean, std)
     flip = keras.layers.RandomFlip("horizontal", seed=1)
     flipped = lambda images, *draw: flip(plain.evaluate(images), training=True)
     return dataclasses.replace(plain, {part}=flipped)

@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 
 def first_batches(data_set, first_step=0, count=12):
     """More than two epochs."""
-    augment = pad_crop_flip(data_set.image_shape, data_set.mean, data_set.deviation)
+    augment = pad_crop_flip(data_set.image_shape, data_set.mean, data_set.std)
     order = block_order(data_set.train, 1000)
     batches = TrainBatches(data_set.train, augment, 3, 10, order=order)
     return list(itertools.islice(batches.stream(first_step).as_numpy_iterator(), count))
@@ -73,7 +73,7 @@ def assert_equal_batches(batches, expected):
 
 def assert_equal_sets(data_set, expected):
     assert data_set.class_names == expected.class_names
-    assert (data_set.mean, data_set.deviation) == (expected.mean, expected.deviation)
+    assert (data_set.mean, data_set.std) == (expected.mean, expected.std)
     for split, source in expected.sources.items():
         for actual, values in zip(
             all_of(data_set.sources[split]), all_of(source), strict=True

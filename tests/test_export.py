@@ -190,7 +190,7 @@ def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
 def test_stock_layers_preprocess_as_an_evaluation(augment):
     """Also a channel that is the same in all images."""
     for image_shape in (32, 32, 3), (27, 30, 1):
-        run = random_run("lenet", augment, image_shape, deviation=(0.0, 62.1, 66.7))
+        run = random_run("lenet", augment, image_shape, std=(0.0, 62.1, 66.7))
         network, images = stock_network(run.network()), random_images(run)
         images[0] = 77  # without any contrast
         expected = network(run.preprocess(images))
@@ -294,7 +294,7 @@ def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch)
         write_keras(path, stock_network(run.network()), run)
 
     monkeypatch.setitem(WRITERS, "keras", write_parameters)
-    words = "differ from those of the run by 0.* of the largest"
+    words = "differ from the run's by 0.* of the largest"
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
     assert os.listdir(half_way / "export") == []

@@ -93,7 +93,7 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
 
     images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
     info = result.dataset_info
-    inputs = (images.numpy() - np.array(info.mean)) / np.array(info.deviation)
+    inputs = (images.numpy() - np.array(info.mean)) / np.array(info.std)
     network = create_network(
         image_shape=(8, 8, 3), num_classes=3, width=1.0, regularizer=None
     )

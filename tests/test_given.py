@@ -209,8 +209,8 @@ def test_a_stored_architecture_has_the_arguments_of_the_constructors():
 
 
 def standardized(images):
-    mean, deviation = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
-    return ((images - mean) / deviation).astype(np.float32)
+    mean, std = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
+    return ((images - mean) / std).astype(np.float32)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import pytest
 from processes import Program, is_running, on_linux, run, wait_for_ends
 
 from towers.cluster.connect import HEARTBEAT_SECS
-from towers.errors import MAY_PASS, ConfigError
+from towers.errors import IS_RETRYABLE, ConfigError
 from towers.launch import local
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
 
 KILLED = 128 + signal.SIGKILL
-LASTING = [code for code, may_pass in MAY_PASS.items() if code and not may_pass]
+LASTING = [
+    code for code, is_retryable in IS_RETRYABLE.items() if code and not is_retryable
+]
 
 # Each worker: `me` is its number, `addresses` are those of all, and `attempt` counts
 # the starts from 1.

@@ -208,9 +208,9 @@ def test_a_data_set_is_what_was_written(made, name):
         for one, other in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     if splits:
-        mean, deviation = channel_moments(splits[0][0])
+        mean, std = channel_moments(splits[0][0])
         np.testing.assert_allclose(data_set.mean, mean)
-        np.testing.assert_allclose(data_set.deviation, deviation)
+        np.testing.assert_allclose(data_set.std, std)
         assert str(home) in data_set.origin
     assert data_set.class_names == loader.class_names or name == "synthetic"
 
@@ -277,7 +277,7 @@ def right(indices):
 
 source = ArraySource(images, labels)
 fields = dict(name="mine", train=source, test=source, class_names=tuple("abc"),
-              mean=(9.0,) * 3, deviation=(5.0,) * 3, origin="here")
+              mean=(9.0,) * 3, std=(5.0,) * 3, origin="here")
 
 def load():
     return DataSet(**fields | dict({change}))
@@ -293,7 +293,7 @@ def load():
         ("train=None", "no training images"),
         ("class_names=(0, 1, 2)", "class_names=.0, 1, 2. should be texts"),
         ("mean=9.0", "mean=9.0 should be"),
-        ("mean=(0.5,) * 3, deviation=(0.2,) * 3", "multiply both by 255"),
+        ("mean=(0.5,) * 3, std=(0.2,) * 3", "multiply both by 255"),
         ("train=Own(right, image_shape=(2, 1))", "image_shape=.2, 1. should be"),
         ("train=Own(right, labels=labels[:5])", "array of 30 integers"),
         ("test=Own(lambda i: (images[i], labels[i]))", "`read` of the test.*TensorF"),
@@ -434,10 +434,10 @@ def test_channel_moments_are_those_of_numpy(channels):
     rng = np.random.default_rng(2)
     images = rng.integers(0, 256, (131, 6, 5, channels), dtype=np.uint8)
     images[..., 0] //= 3
-    mean, deviation = channel_moments(images)
+    mean, std = channel_moments(images)
     pixels = images.astype(np.float64)
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(std, pixels.std((0, 1, 2)), rtol=1e-12)
 
 
 def test_two_classes_of_one_name_are_refused():

@@ -16,7 +16,11 @@ CLUSTER = ROOT / "docs" / "cluster"
 BATCH_SCRIPT = CLUSTER / "slurm.sbatch"
 
 # Exit codes after which the same command is not started again.
-FINAL = {code for code, may_pass in errors.MAY_PASS.items() if code and not may_pass}
+FINAL = {
+    code
+    for code, is_retryable in errors.IS_RETRYABLE.items()
+    if code and not is_retryable
+}
 
 
 # Kubernetes.

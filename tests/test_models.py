@@ -375,7 +375,7 @@ def paper_stddev(kernel):
 
 
 @pytest.mark.parametrize(
-    "name,size,deviation,biases",
+    "name,size,std,biases",
     [
         ("lenet", 24, paper_stddev, 0),
         ("alexnet", 24, he_stddev, 0),
@@ -391,14 +391,14 @@ def paper_stddev(kernel):
     ],
 )
 def test_initial_kernels_have_the_standard_deviation_of_their_paper(
-    name, size, deviation, biases
+    name, size, std, biases
 ):
     model = narrow(name) if size == 24 else create(name, (size, size, 3), width=NARROW)
     for own in model.layers:
         if not hasattr(own, "kernel"):
             continue
         kernel, is_last = own.kernel.numpy(), own is model.layers[-1]
-        wanted = deviation(kernel)
+        wanted = std(kernel)
         if is_last:
             wanted = (uniform_stddev if biases is None else paper_stddev)(kernel)
         error = 4 / np.sqrt(2 * kernel.size)
@@ -508,13 +508,13 @@ def test_blocks_begin_as_their_shortcuts():
 def test_cnn_begins_as_the_tutorials():
     cnn = create(weight_decay=0.004)
     values = arrays(cnn)
-    for name, (deviation, bias) in CNN.items():
+    for name, (std, bias) in CNN.items():
         kernel = values[f"{name}/kernel"]
         np.testing.assert_array_equal(values[f"{name}/bias"], np.float32(bias))
         error = 1 / np.sqrt(kernel.size)  # of the mean, in deviations
-        assert np.std(kernel) == pytest.approx(TRUNCATED * deviation, rel=4 * error)
-        assert abs(np.mean(kernel)) < 5 * error * deviation
-        assert 1.9 * deviation < np.abs(kernel).max() <= 2 * deviation * (1 + 1e-6)
+        assert np.std(kernel) == pytest.approx(TRUNCATED * std, rel=4 * error)
+        assert abs(np.mean(kernel)) < 5 * error * std
+        assert 1.9 * std < np.abs(kernel).max() <= 2 * std * (1 + 1e-6)
     kernel = cnn.get_layer("local3").kernel
     half_square = 0.5 * np.square(kernel.numpy(), dtype=np.float64).sum()
     penalty = float(kernel.regularizer(kernel.value))

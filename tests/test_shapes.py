@@ -52,7 +52,7 @@ def test_all_images_differ_classes_are_balanced_and_lines_do_not_part_them():
     assert len({x.tobytes() for x in [*images, *test_images]}) == 12_000
     # Loose enough for another NumPy or processor, which may round otherwise.
     np.testing.assert_allclose(data.mean, (125.5, 125.6, 125.8), atol=0.5)
-    np.testing.assert_allclose(data.deviation, (55.9, 56.1, 56.3), atol=0.5)
+    np.testing.assert_allclose(data.std, (55.9, 56.1, 56.3), atol=0.5)
     flat, test_flat = (
         x.reshape(len(x), -1).astype(np.float32) / 255 for x in (images, test_images)
     )

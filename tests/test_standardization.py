@@ -39,8 +39,8 @@ FORMS = {
 }
 
 
-def standardized(mean, deviation):
-    return (TEST - np.asarray(mean)) / np.asarray(deviation)
+def standardized(mean, std):
+    return (TEST - np.asarray(mean)) / np.asarray(std)
 
 
 def logits_of(tensors, inputs, kind="params"):
@@ -103,7 +103,7 @@ def test_a_run_that_starts_from_a_run_has_its_standardization(tmp_path):
 def test_published_weights_bring_their_preprocessing(name, source):
     config = small_config(model=name, init_from=source)
     data = standardize(config, small_data(), model=None)
-    moments = np.array([data.mean, data.deviation]) / 255
+    moments = np.array([data.mean, data.std]) / 255
     row = MODELS[name].pretrained
     np.testing.assert_allclose(moments, [row.mean, row.std])
     on_files = dataclasses.replace(config, dataset="image_folder", image_size=64)

@@ -17,9 +17,7 @@ from towers.data.streams import NUM_THREADS, without_tuning
 
 def streams():
     found = small_runs.small_data()
-    augment = create_augment(
-        "none", found.train.image_shape, found.mean, found.deviation
-    )
+    augment = create_augment("none", found.train.image_shape, found.mean, found.std)
     yield TrainBatches(found.train, augment, seed=0, images_per_step=5).stream(3)
     yield EvalBatches(found.test, augment, 5).stream()
 

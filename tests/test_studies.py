@@ -237,8 +237,8 @@ def test_every_image_is_held_out_once(data, tmp_path):
     ]
     np.testing.assert_allclose(table["accuracy"]["values"], accuracies)
     assert table["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
-    deviation = np.std(accuracies, ddof=1)
-    assert table["accuracy"]["deviation"] == pytest.approx(deviation)
+    std = np.std(accuracies, ddof=1)
+    assert table["accuracy"]["std"] == pytest.approx(std)
     counts = [np.bincount(labels[folds == x], minlength=3) for x in range(3)]
     assert np.ptp(counts, axis=0).max() <= 1  # of each class a third
     for fold in ("5/5", "1", "0/1", "a/b"):

@@ -240,7 +240,7 @@ def create_augmentation(
                 config.augment,
                 info.image_shape,
                 info.mean,
-                info.deviation,
+                info.std,
                 on_gpu=device_kind == "GPU",
                 **config.options_of("augment"),
                 policy=config.policy,

@@ -25,7 +25,7 @@ DEFECT = 70
 # launchers do. It does not mend options, data, a checkpoint or numbers. It may mend a
 # defect: a fault of a GPU or of its driver ends as one, and so does an unknown error of
 # the network. The meanings are in docs/reliability.md.
-MAY_PASS = {
+IS_RETRYABLE = {
     0: False,
     1: True,  # TensorFlow did not connect the workers of a cluster
     2: False,
@@ -38,9 +38,10 @@ MAY_PASS = {
 }
 
 
-def may_pass(code: int) -> bool:
-    """Whether the cause of an exit code may pass; that of a signal, 128 + it, may."""
-    return MAY_PASS.get(code, True)
+def is_retryable(code: int) -> bool:
+    """True if the same command may succeed after this exit code; true of all signals
+    (128 + number)."""
+    return IS_RETRYABLE.get(code, True)
 
 
 # The environment variable with the name of a job, which its restarts keep.

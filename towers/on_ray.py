@@ -25,7 +25,7 @@ from towers.cli import flags as config_flags
 from towers.config.installation import ROOT
 from towers.errors import ConfigError, WorkerLostError, one_line
 from towers.launch import output
-from towers.launch.__main__ import WAY_OUT, parse, train_command
+from towers.launch.__main__ import HINT, parse, train_command
 from towers.launch.process import Share
 from towers.launch.ray_host import RayHost
 from towers.launch.supervisor import job_environ, supervise, tf_config
@@ -172,7 +172,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the workers; returns their exit code."""
     if len(argv) < 2:
-        raise ConfigError(f"no command: {WAY_OUT}")
+        raise ConfigError(f"no command: {HINT}")
     output.program = PROGRAM
     names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
     options = {name: flags.FLAGS[name].value for name in names}

@@ -319,15 +319,15 @@ def batch_norm(
         return Applied(gamma * centred + beta, None)
     axes = tuple(range(x.ndim - 1))
     mean, variance = x.mean(axis=axes), x.var(axis=axes)
-    deviation = np.sqrt(variance + epsilon)
-    normalized = (x - mean) / deviation
+    std = np.sqrt(variance + epsilon)
+    normalized = (x - mean) / std
 
     def pullback(gradient):
         of_beta = gradient.sum(axis=axes)
         of_gamma = (gradient * normalized).sum(axis=axes)
         count = x.size // x.shape[-1]
         through_moments = (of_beta + normalized * of_gamma) / count
-        of_x = gamma / deviation * (gradient - through_moments)
+        of_x = gamma / std * (gradient - through_moments)
         return (of_x,), {"gamma": of_gamma, "beta": of_beta}
 
     state = {
@@ -340,15 +340,15 @@ def batch_norm(
 def layer_norm(x, gamma, beta, *, epsilon=1e-3) -> Applied:
     """Normalises every position by the moments of its channels (Ba et al., 2016)."""
     centred = x - x.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
-    normalized = centred / deviation
+    std = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    normalized = centred / std
 
     def pullback(gradient):
         outer = tuple(range(x.ndim - 1))
         scaled = gradient * gamma
         through_mean = scaled.mean(axis=-1, keepdims=True)
         through_deviation = (scaled * normalized).mean(axis=-1, keepdims=True)
-        of_x = (scaled - through_mean - normalized * through_deviation) / deviation
+        of_x = (scaled - through_mean - normalized * through_deviation) / std
         of_gamma = (gradient * normalized).sum(axis=outer)
         return (of_x,), {"gamma": of_gamma, "beta": gradient.sum(axis=outer)}
 

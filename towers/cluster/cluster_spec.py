@@ -34,7 +34,7 @@ SLURM = "Slurm"
 _IPV6_TABLE = "/proc/net/if_inet6"
 
 
-_PRIVATE_WAY_OUT = (
+_PRIVATE_HINT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
     "--allow_public_address if a firewall protects it"
 )
@@ -46,7 +46,7 @@ class Cluster:
 
     Attributes:
         addresses: host:port of each.
-        index: that of this process.
+        index: number of this process.
         origin: what described it, for messages.
     """
 
@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """That of this worker."""
+        """Address of this worker."""
         return self.addresses[self.index]
 
 
@@ -88,10 +88,10 @@ def find_cluster(
                 f"{_described(by_flags)}, but {_described(by_tf_config)}; unset "
                 "TF_CONFIG or drop --cluster"
             )
-    found = by_flags or by_tf_config
-    if found is None and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        found = _of_slurm(environ)
-    return found
+    spec = by_flags or by_tf_config
+    if spec is None and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        spec = _read_slurm(environ)
+    return spec
 
 
 def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
@@ -112,13 +112,13 @@ def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
             if ip.is_global:
                 name = host if host == str(ip) else f"{host} ({ip})"
                 raise ConfigError(
-                    f"{cluster.origin}: {name} is a public address; {_PRIVATE_WAY_OUT}"
+                    f"{cluster.origin}: {name} is a public address; {_PRIVATE_HINT}"
                 )
     for ip in _own_ips():
         if ip.is_global:
             raise ConfigError(
                 f"{cluster.origin}: this machine has the public address {ip}, where "
-                f"the server would listen, too; {_PRIVATE_WAY_OUT}"
+                f"the server would listen, too; {_PRIVATE_HINT}"
             )
 
 
@@ -167,7 +167,7 @@ def _of_tf_config(text):
     return _checked(addresses, index, "TF_CONFIG")
 
 
-def _of_slurm(environ):
+def _read_slurm(environ):
     """As TensorFlow's resolver reads the step, one task per worker."""
     needed = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     missing = [name for name in needed if name not in environ]
@@ -180,7 +180,7 @@ def _of_slurm(environ):
         import tensorflow as tf
     try:
         num_tasks = int(environ["SLURM_STEP_NUM_TASKS"])
-        # It is not asked about GPUs: those of a task are what Slurm lets it see.
+        # It is not asked about GPUs: Slurm shows each task its own.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
         )
@@ -237,11 +237,11 @@ def _described(cluster):
 def _ips_of(host):
     """The addresses of a host; none where its name is not known yet."""
     try:
-        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+        entries = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         return []
     return sorted(
-        {ipaddress.ip_address(x[4][0].partition("%")[0]) for x in found}, key=str
+        {ipaddress.ip_address(x[4][0].partition("%")[0]) for x in entries}, key=str
     )
 
 

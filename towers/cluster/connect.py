@@ -22,10 +22,10 @@ from towers import tf_internals
 from towers.cluster.workers import Workers
 from towers.errors import ConfigError, WorkerLostError, one_line
 
-# A worker is lost after so many seconds without a sign of life.
+# A worker without a heartbeat for this time is lost.
 HEARTBEAT_SECS = 10.0
 
-# Workers that are waited for are named after so many seconds.
+# Missing workers are named after this time.
 _ANNOUNCE_SECS = 10.0
 
 # TensorFlow's servers find each other within this time, or the process ends with exit
@@ -52,7 +52,7 @@ def connect(
         index: of this one.
         num_gpus: GPUs of each worker whose tensors are added up; 0 for the host.
         communication: one of COMMUNICATIONS.
-        wait_secs: so long it waits for the others.
+        wait_secs: seconds to wait for the others.
         heartbeat_secs: see HEARTBEAT_SECS.
         say: takes a line for the user.
 
@@ -163,7 +163,7 @@ def _answering(port, greeting):
 
 
 def _is_there(index, address):
-    """Whether a worker waits, or its TensorFlow has started. ConfigError where it is
+    """True if a worker waits, or its TensorFlow has started. ConfigError where it is
     another worker, or none."""
     try:
         with socket.create_connection(_split(address), 1) as probe:

@@ -1,4 +1,4 @@
-"""Which worker is lost, from what TensorFlow says, and how all come to know it."""
+"""Finds the lost worker in TensorFlow's errors, and reports it to all workers."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from towers import tf_internals
 from towers.errors import one_line, out_of_memory
 
 # What a worker tells the others of one that is lost.
-_TOLD = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
+_REPORTED = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
 
 # A key that the chief's service has.
 _CHIEF = "towers/chief"
@@ -51,10 +51,10 @@ def lost_worker(
         addresses: of all workers.
         index: of this one.
     """
-    if told := _TOLD.search(message):
-        return LostWorker(int(told[2]), told[1])
-    words = "Collective" in message or "oordination" in message
-    if not words and not _NCCL.search(message):
+    if match := _REPORTED.search(message):
+        return LostWorker(int(match[2]), match[1])
+    is_collective = "Collective" in message or "oordination" in message
+    if not is_collective and not _NCCL.search(message):
         return None
     named = [int(number) for number in _TASK.findall(message)]
     others = [i for i in named if i != index and i < len(addresses)]
@@ -82,7 +82,7 @@ def announce_chief() -> None:
 
 
 def _chief_answers():
-    """Whether its service does, which a worker asks that cannot reach another."""
+    """True if the chief's service answers a worker that cannot reach another."""
     try:
         tf_internals.cluster_value(_CHIEF, 2000)
     except tf.errors.OpError:

@@ -35,7 +35,7 @@ class Workers:
         index: the number of this one.
         size: how many there are.
         addresses: host:port of each; none of a single worker.
-        devices: those on which this worker's tensors are added to those of others: its
+        devices: where this worker's tensors are summed with the other workers': its
             GPUs, or its host.
     """
 
@@ -115,7 +115,7 @@ class Workers:
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all workers; they have gradients.
 
-        The gradient of a sum is that of all workers' losses together.
+        The gradient of a sum is the gradient of the sum of all workers' losses.
         """
 
         @tf.custom_gradient
@@ -179,7 +179,7 @@ class Workers:
     def agree(
         self, num_steps: int, save: bool, summarize: bool, stop: bool
     ) -> tuple[int, bool, bool]:
-        """What all do next.
+        """Agrees on the next actions of all workers.
 
         Args:
             num_steps: to take, if this is the chief.
@@ -216,7 +216,7 @@ class Workers:
         return arrays
 
     def exchange(self, own: Any) -> list[Any]:
-        """What each worker gives, in their order.
+        """Gathers an object from each worker, in their order.
 
         All have it when this returns, so that each may end for what it has read.
 

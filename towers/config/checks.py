@@ -165,7 +165,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         yield (
             ("augment", "model"),
             "the one standardizes each image by itself, the other was made for a mean "
-            "and a deviation of its own; choose another --augment, such as "
+            "and a std of its own; choose another --augment, such as "
             "pad_crop_flip",
         )
     is_standardized = config.standardize not in ("auto", "data")

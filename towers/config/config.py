@@ -22,8 +22,8 @@ from towers.config.options import (
     POSITIVE,
     Range,
     check_option,
-    free_option,
     option,
+    resumable_option,
 )
 from towers.config.preprocessing import INTERPOLATIONS
 from towers.config.synonyms import suggestion
@@ -41,7 +41,7 @@ class Config:
 
     # Data set, input and augmentation.
     dataset: str = option("cifar10", "Data set", table="dataset")
-    data_dir: str = free_option(
+    data_dir: str = resumable_option(
         "",
         "Folder that holds the data set; empty looks in data/ and in the default "
         "folder of tensorflow-datasets.",
@@ -54,7 +54,7 @@ class Config:
         "image, label and text of tfrecord.",
         read_by="dataset",
     )
-    image_dir: str = free_option(
+    image_dir: str = resumable_option(
         "",
         "Folder that the paths in a table start from; empty for the table's.",
         read_by="dataset",
@@ -115,28 +115,28 @@ class Config:
         "--num_epochs, such as 24:0.5 in the first half; several by commas, growing: "
         "16:0.2,24:0.5.",
     )
-    input: str = free_option(
+    input: str = resumable_option(
         "auto",
         "Batches are read ahead (stream; for GPUs also copied ahead), or made from "
         "images that lie on the towers' devices (resident); auto: resident on GPUs "
         "where the data lies in memory.",
         choices=("auto", "stream", "resident"),
     )
-    image_cache_mb: float = free_option(
+    image_cache_mb: float = resumable_option(
         2000.0,
         "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
         "memory; 0 decodes them in every epoch.",
         NOT_NEGATIVE,
         read_by="dataset",
     )
-    max_image_pixels: int = free_option(
+    max_image_pixels: int = resumable_option(
         choices.MAX_IMAGE_PIXELS,
         "Most pixels of an image file of image_folder and tfds:NAME; a larger one is "
         "refused before it is decoded.",
         AT_LEAST_1,
         read_by="dataset",
     )
-    bad_images: str = free_option(
+    bad_images: str = resumable_option(
         "stop",
         "Image files of image_folder and tfds:NAME that cannot be used end the run "
         "(stop), or all files are read at the start and those left out (skip).",
@@ -154,13 +154,13 @@ class Config:
         "In place of --validation_fraction, which of several equal parts is held out, "
         "such as 0/5, the first of five, to 4/5; --folds=5 trains all.",
     )
-    best_by: str = free_option(
+    best_by: str = resumable_option(
         "auto",
         "Metric on held-out images that makes a step the best, and that --patience and "
         "schedule plateau go by; of equal ones the lowest loss decides",
         table="best_by",
     )
-    min_delta: float = free_option(
+    min_delta: float = resumable_option(
         0.0,
         "Improvement of --best_by over the last one, above which --patience and "
         "schedule plateau count an evaluation as better.",
@@ -259,7 +259,7 @@ class Config:
         "float16 the loss is scaled, and a step that overflows is skipped.",
         choices=choices.PRECISIONS,
     )
-    compile: str = free_option(
+    compile: str = resumable_option(
         "auto",
         "xla: the forward and backward part of each tower is compiled as one, and on "
         "GPUs the update; auto: xla on GPUs, for networks that XLA compiles, in runs "
@@ -449,7 +449,7 @@ class Config:
     )
     # Free, as max_steps is: every update is the same with both, one of them only
     # ends the run earlier.
-    on_nonfinite: str = free_option(
+    on_nonfinite: str = resumable_option(
         "stop",
         "Where a loss or a gradient is not finite: end the run before the update "
         "(stop), or leave out the update and count the step (skip); the tenth in a "
@@ -458,18 +458,18 @@ class Config:
     )
 
     # Strategy, devices, all-reduce and the size of a batch.
-    strategy: str = free_option(
+    strategy: str = resumable_option(
         "towers", "Placement of the variables and averaging", table="strategy"
     )
-    num_towers: int = free_option(
+    num_towers: int = resumable_option(
         0, "Number of devices; 0 takes every GPU, or one CPU.", NOT_NEGATIVE
     )
-    device: str = free_option(
+    device: str = resumable_option(
         "auto",
         "Where the towers run; cpu makes a logical device per tower.",
         choices=("auto", "cpu", "gpu"),
     )
-    parameter_device: str = free_option(
+    parameter_device: str = resumable_option(
         "auto",
         "Where strategies towers and async_towers keep and update the variables; auto "
         "is the CPU, or with a single tower its own device.",
@@ -482,26 +482,26 @@ class Config:
         "batch, so that an epoch moves the parameters as far as in the others.",
         read_by="strategy",
     )
-    max_staleness: int = free_option(
+    max_staleness: int = resumable_option(
         0,
         "Most updates by others between fetch and update of a tower in strategy "
         "async_towers; 0 does not bound them.",
         NOT_NEGATIVE,
         read_by="strategy",
     )
-    group_size: int = free_option(
+    group_size: int = resumable_option(
         1,
         "Devices that hold one network in strategy model_parallel; num_towers is a "
         "multiple of it.",
         AT_LEAST_1,
         read_by="strategy",
     )
-    device_order: str = free_option(
+    device_order: str = resumable_option(
         "",
         "Order in which devices are taken, such as 0,1,4,5: neighbors make a group; "
         "empty for the driver's order.",
     )
-    device_memory_mb: float = free_option(
+    device_memory_mb: float = resumable_option(
         0.0,
         "Megabytes that training may take on a device; refused where the variables "
         "alone take more. On GPUs also the limit of the logical devices made of them. "
@@ -515,7 +515,7 @@ class Config:
         "not trained.",
         choices=("local", "sync", "frozen"),
     )
-    all_reduce: str = free_option(
+    all_reduce: str = resumable_option(
         "auto",
         "Algorithm that adds up the gradients of strategy replicated: star (on one "
         "device), tree, ring, or nccl (two or more GPUs); or of multi_worker: ring or "
@@ -523,7 +523,7 @@ class Config:
         choices=("auto", "star", "tree", "ring", "nccl"),
         read_by="strategy",
     )
-    all_reduce_pack_mb: float = free_option(
+    all_reduce_pack_mb: float = resumable_option(
         -1.0,
         "Megabytes of the buffers in which gradients travel between workers; 0 for a "
         "single one, -1 for a default.",
@@ -549,7 +549,7 @@ class Config:
         "a step then has batch_size x accumulate_steps images.",
         Range(at_least=1, at_most=10_000),
     )
-    deterministic: bool = free_option(
+    deterministic: bool = resumable_option(
         False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs)."
     )
 
@@ -572,55 +572,55 @@ class Config:
         "Length of the run, in passes over the training images.",
         Range(above=0, at_most=1e9),
     )
-    max_steps: int = free_option(
+    max_steps: int = resumable_option(
         0, "Stop after this step; shapes nothing; 0 does not stop.", NOT_NEGATIVE
     )
-    steps_per_loop: int = free_option(
+    steps_per_loop: int = resumable_option(
         100,
         "Most steps in one compiled call; fewer where something is due, or where they "
         "would take more than about 2 s.",
         AT_LEAST_1,
     )
-    log_every_steps: int = free_option(
+    log_every_steps: int = resumable_option(
         100, "Steps between records in metrics.jsonl and TensorBoard.", AT_LEAST_1
     )
-    summary_every_steps: int = free_option(
+    summary_every_steps: int = resumable_option(
         1000,
         "Steps between histograms, and pictures of training batches, in TensorBoard; 0 "
         "ignores the steps.",
         NOT_NEGATIVE,
     )
-    summary_every_secs: float = free_option(
+    summary_every_secs: float = resumable_option(
         600.0,
         "Seconds between summaries, each with record, scalars, histograms and picture; "
         "0 ignores the clock.",
         NOT_NEGATIVE,
     )
-    eval_every_epochs: float = free_option(
+    eval_every_epochs: float = resumable_option(
         1.0, "Epochs between evaluations; 0 evaluates none.", NOT_NEGATIVE
     )
-    patience: int = free_option(
+    patience: int = resumable_option(
         0,
         "Evaluations on held-out images in a row, none the best so far, after which "
         "the run ends; 0 for never.",
         NOT_NEGATIVE,
     )
-    tta: str = free_option(
+    tta: str = resumable_option(
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "
         "logits over several transformed copies of an image",
         table="tta",
     )
-    checkpoint_every_secs: float = free_option(
+    checkpoint_every_secs: float = resumable_option(
         600.0, "Seconds between checkpoints; 0 ignores the clock.", NOT_NEGATIVE
     )
-    checkpoint_every_steps: int = free_option(
+    checkpoint_every_steps: int = resumable_option(
         0, "Steps between checkpoints; 0 ignores the steps.", NOT_NEGATIVE
     )
-    keep_checkpoints: int = free_option(
+    keep_checkpoints: int = resumable_option(
         3, "Newest checkpoints that are kept, besides the best.", AT_LEAST_1
     )
-    stuck_after_secs: float = free_option(
+    stuck_after_secs: float = resumable_option(
         600.0,
         "Seconds without a finished step, or save, after which the run is ended as "
         "stuck; 0 waits forever.",
@@ -663,7 +663,7 @@ class Config:
         return self.group_size if choice.sharded or choice.is_in_a_file else 1
 
     @property
-    def length_is_free(self) -> bool:
+    def length_is_resumable(self) -> bool:
         """True if a run may be made longer without becoming another run."""
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
@@ -715,13 +715,13 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
-        is_free = field.metadata["free"]
+        is_resumable = field.metadata["resumable"]
         if name == "num_epochs":
-            is_free = new.length_is_free
+            is_resumable = new.length_is_resumable
         # What plateaus are counted by.
         if name in ("eval_every_epochs", "best_by", "min_delta"):
-            is_free = not new.choice_of("schedule").by_accuracy
-        if before != after and not is_free:
+            is_resumable = not new.choice_of("schedule").by_accuracy
+        if before != after and not is_resumable:
             changed[name] = (before, after)
     return changed
 

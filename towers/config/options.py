@@ -51,7 +51,7 @@ def option(
     choices: tuple[str, ...] = (),
     table: str = "",
     read_by: str = "",
-    free: bool = False,
+    resumable: bool = False,
 ) -> Any:
     """A field of Config.
 
@@ -63,7 +63,7 @@ def option(
         table: in place of `choices`, the name of its table in `towers.config.choices`.
         read_by: the option, such as "optimizer", whose choice gets this one as a
             keyword argument if its signature names it, see `Config.options_of`.
-        free: a resumed run may change it, because it does not touch the mathematics.
+        resumable: may differ in a resumed run, as it does not change the mathematics.
     """
     if table:
         choices = tuple(tables.TABLES[table])
@@ -74,7 +74,7 @@ def option(
         "choices": choices,
         "table": table,
         "read_by": read_by,
-        "free": free,
+        "resumable": resumable,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -83,7 +83,7 @@ def option(
 # Options of what is only read.
 MAY_BE_URLS = "data_dir", "image_dir", "init_from"
 
-free_option = functools.partial(option, free=True)
+resumable_option = functools.partial(option, resumable=True)
 
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:

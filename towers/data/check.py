@@ -177,9 +177,9 @@ def report(
         lines.append(("stored as", _sizes(survey.sizes)))
     if train.values.any():
         measured = moments(train.values)
-        used = data_set.mean, data_set.deviation
+        used = data_set.mean, data_set.std
         for name, values, used_values in zip(
-            ("mean", "deviation"), measured, used, strict=True
+            ("mean", "std"), measured, used, strict=True
         ):
             line = _numbers(values)
             if _numbers(used_values) != line:

@@ -258,14 +258,14 @@ class Trained(Protocol):
     Attributes:
         class_names: in the order of the logits.
         image_shape: height, width, channels of the uint8 images.
-        mean, deviation: as in `DataSet`.
+        mean, std: as in `DataSet`.
         checksum: of the training images, see `checksum`.
     """
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     checksum: int | None
 
 
@@ -274,7 +274,7 @@ class DataSet:
     """A training and a test source, with their classes and moments.
 
     `train` is None where only the test images were loaded, to evaluate a trained
-    network. `mean` and `deviation` are mean and standard deviation of the training
+    network. `mean` and `std` are mean and standard deviation of the training
     images, per channel, in units of 0..255. `origin` is the place of the data, for the
     start banner. `validation` is for the evaluations during training, which use `test`
     where the data set has no such images.
@@ -285,7 +285,7 @@ class DataSet:
     test: Source
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     origin: str
     validation: Source | None = None
 
@@ -360,10 +360,10 @@ def channel_counts(images: np.ndarray) -> np.ndarray:
 def moments(counts: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel from `channel_counts`."""
     values = np.arange(256.0)
-    means, deviations = [], []
+    means, stds = [], []
     for histogram in counts:
         mean = float(histogram @ values / histogram.sum())
         variance = histogram @ (values - mean) ** 2 / histogram.sum()
         means.append(mean)
-        deviations.append(float(np.sqrt(variance)))
-    return tuple(means), tuple(deviations)
+        stds.append(float(np.sqrt(variance)))
+    return tuple(means), tuple(stds)

@@ -70,7 +70,7 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         > 1
     ):
         yield "some images have one label and others label sets"
-    for name in ("mean", "deviation"):
+    for name in ("mean", "std"):
         moments = getattr(data_set, name)
         moments = moments.tolist() if isinstance(moments, np.ndarray) else moments
         is_right = _are(numbers.Real, moments) and len(moments) == shape[2]
@@ -84,8 +84,8 @@ def _are(kind, values):
 
 
 def _problems_of_own(data_set: DataSet) -> Iterator[str]:
-    if all(0 < x < 1 for x in (*data_set.mean, *data_set.deviation)):
-        yield "mean and deviation should be in units of 0..255: multiply both by 255"
+    if all(0 < x < 1 for x in (*data_set.mean, *data_set.std)):
+        yield "mean and std should be in units of 0..255: multiply both by 255"
     for split, source in data_set.sources.items():
         begin = f"`read` of the {split} images"
         indices = tf.data.Dataset.from_tensors(np.array([0, source.num_examples - 1]))

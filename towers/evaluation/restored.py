@@ -43,7 +43,7 @@ class RestoredRun:
         temperature: divides the logits before they become probabilities.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
-        mean, deviation: by which images are standardized, per channel, in units of
+        mean, std: by which images are standardized, per channel, in units of
             0..255.
         input_shape: height, width, channels of the input of the network.
     """
@@ -68,8 +68,8 @@ class RestoredRun:
         return self.dataset_info.mean
 
     @property
-    def deviation(self) -> tuple[float, ...]:
-        return self.dataset_info.deviation
+    def std(self) -> tuple[float, ...]:
+        return self.dataset_info.std
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

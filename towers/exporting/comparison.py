@@ -1,4 +1,4 @@
-"""The logits of an export in a new process, and those of the trainer's network."""
+"""Logits of an export in a new process, and of the trainer's network."""
 
 import dataclasses
 import os

@@ -18,9 +18,9 @@ NUM_COMPARED, NUM_CALIBRATION = 64, 256
 def images_of(
     run: RestoredRun, *, data_dir: str = "", paths: Paths = (), calibrate: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Images to compare with, images to calibrate with, and what they are, in words.
+    """Images to compare with, images to calibrate with, and their description.
 
-    They are those of the files, or else test and training images of the run's data set,
+    They are from the files, or else test and training images of the run's data set,
     at equal distances. Where the data set cannot be read, or is another one, images are
     drawn, and there are none to calibrate with.
 
@@ -30,7 +30,7 @@ def images_of(
         calibrate: whether training images of the data set are read.
 
     Returns:
-        Both uint8 [n, *run.image_shape], the second may be None; the words.
+        Both uint8 [n, *run.image_shape], the second may be None; the description.
 
     Raises:
         DataError: the run's data set is not in `data_dir`, or a file is no image.
@@ -49,9 +49,11 @@ def images_of(
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
             raise DataError(str(error)) from None
-        words = f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
+        origin = (
+            f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
+        )
         size = NUM_COMPARED, *run.image_shape
-        return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, words
+        return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, origin
 
 
 def _some(source: Source, most: int) -> np.ndarray:

@@ -34,8 +34,8 @@ FORMATS = {
     "safetensors": Format(".safetensors", is_runnable=False),
 }
 
-# Largest difference of a logit from that of the trainer's network, as a share of the
-# largest logit.
+# Largest difference of a logit from the trainer's network, as a fraction of the largest
+# logit.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.25}
 
 
@@ -104,7 +104,7 @@ def export(
     averages = "the moving averages of " if run.config.ema_decay else ""
     console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
-    compared, calibration, words = examples.images_of(
+    compared, calibration, origin = examples.images_of(
         run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
     if precision == "int8" and calibration is None:
@@ -127,20 +127,19 @@ def export(
         num_bytes, (logits, class_names) = store.num_bytes(path), results
         if class_names != tuple(map(printable, run.class_names)):
             raise ExportError(
-                f"the {format} export is removed: its class names are not those of the "
-                "run"
+                f"the {format} export is removed: its class names differ from the run's"
             )
         difference = comparison.largest_difference(logits, expected)
         if not difference <= tolerance:  # nor where it is no number
             raise ExportError(
-                f"the {format} export is removed: its logits differ from those of the "
-                f"run by {difference:.2g} of the largest on {len(compared)} {words}, "
+                f"the {format} export is removed: its logits differ from the run's by "
+                f"{difference:.2g} of the largest on {len(compared)} {origin}, "
                 f"and {tolerance:g} is allowed for {precision}"
             )
     console.line(
-        f"{output}: {num_bytes:,} bytes. {where}, its logits differ from those of the "
-        f"run by at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
-        f"on {len(compared)} {words}"
+        f"{output}: {num_bytes:,} bytes. {where}, its logits differ from the run's by "
+        f"at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
+        f"on {len(compared)} {origin}"
     )
     return output
 

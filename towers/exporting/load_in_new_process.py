@@ -3,8 +3,8 @@
     python -P load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
 
 IMAGES holds uint8 [n, height, width, channels]. RESULT gets "logits" [n, classes] and
-"class_names" [classes]. The first image is a batch of its own, to show that the size of
-a batch is free.
+"class_names" [classes]. The first image is a batch of its own, to show that any
+batch size is accepted.
 """
 
 import json

@@ -51,7 +51,7 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
 
 
 def _is_export(output, suffix):
-    """Whether the file or folder has the class names as `writers` write them."""
+    """True if the file or folder has the class names as `writers` write them."""
     file = output if suffix else output / "saved_model.pb"
     if not os.path.isfile(file):
         return False

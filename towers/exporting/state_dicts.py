@@ -14,8 +14,8 @@ from towers.run.initial import read_variables
 
 
 def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
-    """Writes the variables of a `comparison.trained_network` under the names of the
-    first of its `TORCH_NAMES`, those of timm, in float32.
+    """Writes the variables of a `comparison.trained_network` under the first of its
+    `TORCH_NAMES`, timm's names, in float32.
 
     The metadata has the names of the classes, the sides of images, and their mean and
     standard deviation in units of 0..1, each in JSON.
@@ -37,7 +37,7 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
         "class_names": run.class_names,
         "input_size": run.input_shape,
         "mean": [value / 255 for value in run.mean],
-        "std": [value / 255 for value in run.deviation],
+        "std": [value / 255 for value in run.std],
     }
     save_file(
         torch_names.state_dict(trained, tables[0]),

@@ -29,7 +29,7 @@ def stock_network(model: keras.Model) -> keras.Model:
     Dropout draws its own noise, so that images are the only input. Names, regularizers,
     trained values, and whether a layer is `trainable`, stay. Whitening, and the sums of
     a local response normalization, are convolutions that are not trained. Layers of the
-    user stay as they are.
+    user do not change.
     """
 
     @functools.cache  # a layer may be called several times
@@ -62,7 +62,7 @@ def _replacement(layer: layers.Layer) -> Callable:
         return _REPLACEMENTS[type(layer)](layer)
     if _package(type(layer)) not in ("keras", "towers"):
         return layer  # the user's
-    if type(layer).__name__ == "LayerScale":  # that of Keras is not public
+    if type(layer).__name__ == "LayerScale":  # Keras' LayerScale is not public
         return _layer_scale(layer)
     return _of_keras(layer)
 
@@ -223,7 +223,7 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
         else:
             inputs = layers.Normalization(
                 mean=run.mean,
-                variance=[(x or 1) ** 2 for x in run.deviation],
+                variance=[(x or 1) ** 2 for x in run.std],
                 name="standardize",
             )(images)
         return keras.Model(images, network(inputs), name="classifier")
@@ -236,5 +236,5 @@ def _standardized_by_itself(images):
     x = layers.Cropping2D(edges, name="crop")(images)
     x = ops.cast(x, "float32")
     mean = ops.mean(x, [1, 2, 3], keepdims=True)
-    deviation = ops.std(x, [1, 2, 3], keepdims=True)
-    return (x - mean) / ops.maximum(deviation, 1 / math.sqrt(math.prod(x.shape[1:])))
+    std = ops.std(x, [1, 2, 3], keepdims=True)
+    return (x - mean) / ops.maximum(std, 1 / math.sqrt(math.prod(x.shape[1:])))

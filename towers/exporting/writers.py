@@ -49,8 +49,8 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
 def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes the folder of a SavedModel with three signatures.
 
-    "serving_default" takes images as `predict_fn`; "encoded_images" the files of
-    images, strings [n], of which the middle is resized, and gives the name of the
+    "serving_default" takes images as `predict_fn`; "encoded_images" the content of
+    image files, strings [n], whose center crops it resizes, and gives the name of the
     likeliest "class", too, strings [n]; "class_names" takes nothing and gives the
     names, strings [classes].
     """
@@ -187,7 +187,7 @@ def _quantized(converter, in_float32, calibration):
     converter.representative_dataset = lambda: (
         {"images": image[None]} for image in calibration
     )
-    # Of the converter's interface only this leaves operations as they are.
+    # Nothing else in the converter's interface leaves operations unchanged.
     options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=names)
     debugger = tf.lite.experimental.QuantizationDebugger(
         converter=converter, debug_dataset=lambda: (), debug_options=options

@@ -29,7 +29,7 @@ from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR
 
 PROGRAM = "towers.launch"
 MOST_WORKERS = 64
-WAY_OUT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
+HINT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
 
 
 def train_command(arguments: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str]) -> list[str]:
     try:
         config_flags.parse(argv[:end])
     except ConfigError as error:
-        hint = "" if "--" in argv else f"; {WAY_OUT}"
+        hint = "" if "--" in argv else f"; {HINT}"
         raise ConfigError(f"{str(error).rstrip('.')}{hint}") from None
     return [argv[0], *argv[end + 1 :]]
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the workers; returns their exit code."""
     arguments, values = argv[1:], flags.FLAGS
     if not arguments:
-        raise ConfigError(f"no command: {WAY_OUT}")
+        raise ConfigError(f"no command: {HINT}")
     if "TF_CONFIG" in os.environ:
         raise ConfigError(
             "TF_CONFIG is set: the launcher starts a cluster of its own; unset it, or "

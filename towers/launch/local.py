@@ -106,7 +106,7 @@ def free_ports(count: int) -> Iterator[list[int]]:
     """TCP ports that on Linux nobody else is given inside of the context.
 
     There they stay bound, without listening, in a way that leaves them to a server that
-    sets SO_REUSEADDR, as those of TensorFlow do.
+    sets SO_REUSEADDR, as TensorFlow's servers do.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -11,7 +11,7 @@ from towers.errors import one_line
 
 program = "towers.launch"  # begins the lines of the launcher itself
 
-# Of a line, whose rest is printed as the next one.
+# Longest line; its rest is printed as the next one.
 _MOST_BYTES = 2**20
 _LATE_SECS = 1.0
 
@@ -58,7 +58,7 @@ async def _write(target, data):
         while data:
             try:
                 is_ready = bool(select.select([], [target], [], 0)[1])
-                if is_ready:  # then it takes so many bytes at once
+                if is_ready:  # then it takes PIPE_BUF bytes at once
                     data = data[os.write(target, data[: select.PIPE_BUF]) :]
             except BlockingIOError:
                 is_ready = False

@@ -27,7 +27,7 @@ class Share:
     """A worker's part of the machine.
 
     Attributes:
-        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
+        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable unchanged.
         cores: numbers of the CPU cores that it may use; empty for all.
     """
 

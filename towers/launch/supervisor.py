@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from towers.errors import JOB, ConfigError, Preempted, may_pass
+from towers.errors import JOB, ConfigError, Preempted, is_retryable
 from towers.launch import output
 from towers.launch.output import say
 from towers.run import signals
@@ -21,7 +21,7 @@ from towers.run import signals
 NOTICE_SECS = 15.0
 GRACE_SECS = 60.0  # from SIGTERM to SIGKILL
 
-# After a stop the others end at once, while the chief may save for so many times as
+# After a stop the others end at once, while the chief may save for this many times as
 # long; its own limit is --stuck_after_secs.
 SAVE_FACTOR = 10
 
@@ -66,7 +66,7 @@ def signal_due(secs: float, grace_secs: float, is_saving: bool) -> int | None:
 
 
 def job_environ() -> dict[str, str]:
-    """What the environment of all workers and restarts of a job has in common."""
+    """Environment variables shared by all workers and restarts of a job."""
     own = {"PYTHONUNBUFFERED": "1", JOB: str(uuid.uuid4())}
     return {name: os.environ.get(name, value) for name, value in own.items()}
 
@@ -88,7 +88,7 @@ def supervise(
     Args:
         start: see `StartFn`.
         max_restarts: how often all workers are started anew where the cause may pass,
-            see `towers.errors.may_pass`, and no signal came.
+            see `towers.errors.is_retryable`, and no signal came.
         grace_secs: see `signal_due`.
 
     Returns:
@@ -122,7 +122,9 @@ async def _supervise(start, max_restarts, grace_secs):
             cause = "stopped by a signal before the workers were started"
             if ended:
                 cause = str(ended[codes.index(code)])
-            may_help = all(map(may_pass, filter(None, codes))) and not stopped.done()
+            may_help = (
+                all(map(is_retryable, filter(None, codes))) and not stopped.done()
+            )
             if not may_help or restart > max_restarts:
                 say(cause)
                 break

@@ -145,7 +145,7 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and standard deviation per channel with which the images of a network are
-    standardized, where it has its own; None where those of the training set are meant.
+    standardized; None for the training set's.
 
     Args:
         name: value of --model.
@@ -157,7 +157,7 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def rescales_images(model: keras.Model) -> bool:
-    """Whether the first layer of a network is a Rescaling or Normalization layer."""
+    """True if the first layer of a network is a Rescaling or Normalization layer."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     inner = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
     return isinstance(next(inner, None), kinds)

@@ -1,4 +1,4 @@
-"""A trained network as it is used: without its dropout layers."""
+"""Trained networks for inference: without dropout layers."""
 
 import keras
 

@@ -23,7 +23,7 @@ class Row(NamedTuple):
         name: of the layer, or "...".
         shapes: of its parameters, or how many layers they are.
         count: parameters.
-        num_frozen: those of them that are frozen.
+        num_frozen: number of frozen parameters.
     """
 
     name: str
@@ -56,7 +56,7 @@ def parameter_rows(model: keras.Model, frozen: Collection[str] = ()) -> list[Row
 
 
 def folded(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
-    """At most so many rows: those in the middle become one."""
+    """At most `most` rows: the middle ones are merged into one."""
     if len(rows) <= most:
         return list(rows)
     ends = (most - 1) // 2

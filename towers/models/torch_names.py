@@ -86,8 +86,8 @@ def places(
     this table; both are empty without any."""
     variables, names, best = list(variables), set(names), ({}, {})
     for table in choice:
-        found = {v: p for v in variables if (p := place(v, table)) and p.name in names}
-        best = max(best, (found, table), key=lambda pair: len(pair[0]))
+        placed = {v: p for v in variables if (p := place(v, table)) and p.name in names}
+        best = max(best, (placed, table), key=lambda pair: len(pair[0]))
     return best
 
 
@@ -102,8 +102,8 @@ def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:
 
 def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> tuple:
     """The shape that their tensor, or a part of it, has in our layout. Axes of size 1
-    are those of our shape where the others agree: a depthwise kernel [c, 1, h, w] is
-    [h, w, c, 1] or [h, w, 1, c] here."""
+    are placed as in our shape where the others agree: a depthwise kernel [c, 1, h, w]
+    is [h, w, c, 1] or [h, w, 1, c] here."""
     shape = tuple(shape)
     if variable.endswith("/kernel"):
         shape = (*shape[2:], *shape[1::-1])
@@ -148,8 +148,8 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
 
 
 def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
-    """Whether positions [1, tokens, channels] are those of a class token and a square
-    of patches, and of as many channels as ours [tokens, channels]."""
+    """True if positions [1, tokens, channels] belong to a class token and a square of
+    patches, with as many channels as ours [tokens, channels]."""
     if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
         return False
     return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1

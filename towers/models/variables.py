@@ -41,7 +41,7 @@ def build_network(
     Keras numbers automatic names, and draws initial values, through a process. Here
     `create` runs in a new thread, where the numbers begin anew, and makes variables
     without values, which are drawn when their names are known. Values that `create` has
-    assigned, such as those of a file, stay.
+    assigned, such as values of a file, stay.
 
     Args:
         create: builds the network. Where it cannot do so without values, it is called a

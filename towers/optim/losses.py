@@ -38,7 +38,7 @@ def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss
     Args:
         name: in `towers.config.choices.LOSSES`, or FILE.py:FUNCTION.
         multi_label: whether labels are sets, floats [n, num_classes] of 0 and 1;
-            "cross_entropy" is then that of sigmoids.
+            "cross_entropy" is then binary cross-entropy of sigmoids.
         **options: label_smoothing, class_weights, pos_weights, logit_adjustment,
             focal_gamma, target_threshold; a loss gets those that its signature names.
 
@@ -198,12 +198,12 @@ def binary_cross_entropy(
 
 
 def distillation(loss_fn: LossFn, temperature: float, weight: float) -> Loss:
-    """A loss and, `weight` times, that of a teacher (Hinton et al. 2015,
+    """A weighted mean of a loss and the distillation loss (Hinton et al. 2015,
     arXiv:1503.02531).
 
     The latter is temperature ** 2 times the Kullback-Leibler divergence between the
     softmaxes of both logits over the temperature: the cross-entropy with soft targets,
-    less a constant. The rest of the weight, 1 - weight, is that of the loss.
+    less a constant. It has the given weight, the other loss 1 - weight.
 
     Returns:
         (logits, labels, teacher_logits [n, num_classes]) -> loss of each image [n].

@@ -21,7 +21,7 @@ Slots = dict[str, tf.Tensor]
 
 
 class UpdateContext(NamedTuple):
-    """What an update is told besides the parameters and their gradients.
+    """Arguments of an update besides the parameters and their gradients.
 
     With vectors, all but the step and the constants are numbers, or arrays [rows, 1] of
     the numbers of the parameters that the rows belong to.
@@ -104,8 +104,8 @@ def nesterov(*, momentum: float) -> Optimizer:
 def rmsprop(
     *, rho: float = 0.9, epsilon: float = 1e-7, momentum: float = 0.0
 ) -> Optimizer:
-    """Gradients over the root of their mean square (Tieleman and Hinton 2012), with a
-    momentum behind that; the square root is that of mean square + epsilon."""
+    """Gradients over the root of their mean square (Tieleman and Hinton 2012), followed
+    by momentum; epsilon is added to the mean square below the square root."""
 
     def update(param, slots, gradient, context):
         second = rho * slots["second_moment"] + (1 - rho) * tf.square(gradient)
@@ -122,8 +122,8 @@ def adamw(
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): what is subtracted
     includes rate * decay * param.
 
-    Adam is that of Kingma and Ba (2015) in the form at the end of their section 2,
-    where epsilon is added to the root of the uncorrected moment.
+    Adam follows Kingma and Ba (2015) in the form at the end of their section 2, where
+    epsilon is added to the root of the uncorrected moment.
     """
 
     def update(param, slots, gradient, context):
@@ -145,7 +145,7 @@ def adamw(
 def adam(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """Adam of `adamw`, whose gradient includes that of the weight decay."""
+    """`adamw` with weight decay added to the gradient (L2 regularization)."""
     update = adamw(beta1=beta1, beta2=beta2, epsilon=epsilon)
     return dataclasses.replace(update, takes_decay=False)
 
@@ -227,7 +227,7 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
 
     A convolution's kernel [height, width, inputs, filters] is scaled to the norm
     sqrt(filters), which fixes how far a rate turns it, and moves along its Nesterov
-    momentum with all singular values brought near 1. At a rate of 0 it stays as it is.
+    momentum with all singular values brought near 1. At a rate of 0 it does not change.
     Weight decay concerns the other parameters only.
     """
 
@@ -241,7 +241,7 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
         ahead = orthogonalized(tf.reshape(ahead, [*stacked, -1, filters]))
         root = tf.sqrt(tf.cast(filters, param.dtype))
         scale = tf.math.divide_no_nan(root, _norm(param, 4))
-        param *= tf.where(context.rate > 0, scale, 1.0)  # what is frozen stays as it is
+        param *= tf.where(context.rate > 0, scale, 1.0)  # frozen ones do not change
         return param - context.rate * tf.reshape(ahead, param.shape), moved
 
     return Optimizer(
@@ -288,7 +288,7 @@ def _moments(slots, gradient, beta1, beta2):
 
 
 def _corrections(step, *betas):
-    """By which the moments are divided after so many steps and one, float64."""
+    """Bias corrections of the moments after `step` + 1 updates, float64."""
     count = tf.cast(step + 1, tf.float64)
     return [1 - tf.constant(beta, tf.float64) ** count for beta in betas]
 

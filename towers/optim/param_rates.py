@@ -29,8 +29,8 @@ def match_param_rates(
     names: Sequence[str],
     frozen: frozenset[str] = frozenset(),
 ) -> Matched:
-    """For each name the first of the rates whose pattern fits it; that of names in
-    `frozen` is 0.
+    """For each name the first of the rates whose pattern matches it; 0 for names in
+    `frozen`.
 
     Raises:
         ConfigError: a pattern is the first one of no name.
@@ -97,14 +97,14 @@ def create_rate_fns(
 
     Args:
         matched: the rates of the parameters.
-        schedule: that of all others.
+        schedule: learning rate of all others.
         learning_rate: the schedule's initial or highest rate.
         num_examples: training images of an epoch.
         images_per_step: images of an update.
 
     Returns:
-        The function of the schedule, and one per parameter; empty where all have that
-        of the schedule. Equal rates share a function.
+        The function of the schedule, and one per parameter; empty where all follow the
+        schedule. Equal rates share a function.
     """
 
     def rate_fn(rate: ParamRate | None = None) -> RateFn:
@@ -130,11 +130,11 @@ def create_rate_fns(
 def decay_by_layer(matched: Matched, factor: float) -> Matched:
     """Rates that fall from the head to the input (Bao et al. 2021, arXiv:2106.08254).
 
-    That of a parameter is multiplied by `factor` once for its block and once for each
-    after it. A block is layers in a row whose names are the same up to the number after
-    "block" or, where no name has one, begin with a word of the same number, such as
-    conv1 and norm1_2. Other layers belong to the block before them, the last layer to
-    none.
+    The rate of a parameter is multiplied by `factor` once for its block and once for
+    each after it. A block is layers in a row whose names are the same up to the number
+    after "block" or, where no name has one, begin with a word of the same number, such
+    as conv1 and norm1_2. Other layers belong to the block before them, the last layer
+    to none.
 
     Raises:
         ConfigError: there are not two blocks.

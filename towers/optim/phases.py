@@ -21,10 +21,10 @@ class Phase(NamedTuple):
 
     Attributes:
         end_step: the first step that is not of it; infinite for the last phase.
-        model: the network for images of the size that they have here; its variables are
-            those of the other phases' by name, shape and order.
+        model: the network for images of this phase's size; its variables have the
+            names, shapes and order of the other phases'.
         frozen: names of parameters whose learning rate is zero from here on. Their
-            gradient counts as zero, with that of weight decay, and is not computed.
+            gradient, weight decay included, counts as zero and is not computed.
     """
 
     end_step: float

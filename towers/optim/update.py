@@ -90,7 +90,7 @@ class Update:
         norm: tf.Tensor,
     ) -> tf.Tensor | None:
         """Sums of squares of each parameter and of its clipped gradient, or direction,
-        [2, parameters]; None where the optimizer needs no norms. Those of a parameter's
+        [2, parameters]; None where the optimizer needs no norms. Sums of a parameter's
         shards add up. Arguments as in a call."""
         if not self.optimizer.needs_norms:
             return None
@@ -126,7 +126,7 @@ class Update:
             layout: of the vectors: of whole parameters, or of the shards that live
                 here.
             step: int64, the steps taken before this one.
-            params, gradients: vectors; the gradient is that of the mean loss over the
+            params, gradients: vectors; the gradients are of the mean loss over the
                 whole batch.
             slots: name -> vectors.
             norm: the global norm of the gradients.
@@ -185,7 +185,7 @@ class Update:
         computed = [rate_fn(step) for rate_fn in distinct]
         if rate_factor is not None:
             computed = [rate * rate_factor for rate in computed]
-        of_distinct = columns([distinct.index(rate_fn) for rate_fn in rate_fns])
+        indices = columns([distinct.index(rate_fn) for rate_fn in rate_fns])
         casts = {
             dtype: [tf.cast(rate, dtype) for rate in computed]
             for dtype in dict.fromkeys(dtypes)
@@ -194,7 +194,7 @@ class Update:
             casts[dtype][place]
             if isinstance(place, int)
             else tf.gather(tf.stack(casts[dtype]), place)
-            for dtype, place in zip(dtypes, of_distinct, strict=True)
+            for dtype, place in zip(dtypes, indices, strict=True)
         ]
         decays = [
             decay if isinstance(decay, float) else tf.constant(decay, dtype)
@@ -218,8 +218,8 @@ class Update:
 
 
 def _update_stacked(update, calls):
-    """The results of the calls, those of parameters alike in shape, rate and decay from
-    a single call with the parameters stacked."""
+    """Results of the calls; parameters with equal shape, rate and decay are stacked and
+    updated by a single call."""
     groups, results = {}, {}
     for number, (param, *_, context) in enumerate(calls):
         key = param.shape, param.dtype, context.decay, id(context.rate)

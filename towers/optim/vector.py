@@ -21,7 +21,7 @@ LEAST_ALONE = 65_536  # elements of a parameter that is a vector of its own
 
 
 class Place(NamedTuple):
-    """Where an array is: rows [first, first + num_rows) of a vector."""
+    """Position of an array: rows [first, first + num_rows) of a vector."""
 
     shape: tuple[int, ...]
     vector: int
@@ -71,7 +71,7 @@ class Layout:
         self._list = list(self.places.values())
 
     def views(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The arrays, of which those of whole rows share the vectors' memory."""
+        """The arrays; arrays of whole rows share the vectors' memory."""
         views: list[tf.Tensor] = [None] * len(self._list)
         for vector, members in zip(vectors, self.members, strict=True):
             rows = [self._list[number].num_rows for number in members]

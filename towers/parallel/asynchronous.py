@@ -1,6 +1,6 @@
 """The trainer of towers that update shared variables independently.
 
-The variables are those of strategy `towers`, pinned to the parameter device. Every
+The variables are pinned as in strategy `towers`: to the parameter device. Every
 tower has a thread and compiled calls: it takes its share of the next batch, fetches the
 variables, computes the gradients and applies them at once; meanwhile others may have
 updated the variables. Fetch and apply hold one lock, so that a fetch is one consistent
@@ -33,14 +33,14 @@ class AsynchronousTrainer(Trainer):
 
     After an error every update that was applied stays; the next call continues at the
     whole steps that they make. Where some are of a step that is not whole, or an update
-    failed midway, the state is that of no step, and until another one is loaded the
+    failed midway, the state is inconsistent, and until another one is loaded the
     activity remains "computing".
 
     Args:
         async_scale_gradients: by the tower's share of the batch; otherwise each update
             goes as far as one of a whole batch.
         max_staleness: as in `Coordinator`.
-        The other arguments are those of `Trainer`.
+        The other arguments are as in `Trainer`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AsynchronousTrainer(Trainer):
             num_towers, self.step, max_staleness=max_staleness
         )
         self._phase, self._is_compiled, self._is_training = 0, False, False
-        self._is_torn = False  # the state is that of no step
+        self._is_torn = False  # the state is inconsistent
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self.devices]
         self._sums = np.zeros(3)  # of a call, see `Trainer.train`
@@ -103,7 +103,7 @@ class AsynchronousTrainer(Trainer):
         self._is_compiled = True
 
     def _step(self, phase, tower, values, batch):
-        """A tower's gradients with those of the weight decay, new state and metrics."""
+        """A tower's gradients including weight decay, new state and metrics."""
         [result] = self.network.gradients(phase, [values], [batch], first_tower=tower)
         layout = self._copy.layout.params
         with tf.device(self.devices[tower]):

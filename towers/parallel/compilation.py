@@ -1,4 +1,4 @@
-"""How the step is compiled, chosen in one place.
+"""Compilation of the step, chosen in one place.
 
 A step on CPUs is a function that the loop calls: the rewriting for oneDNN follows the
 topological order of operations, which a loop does not have, and occasionally misses
@@ -32,7 +32,7 @@ OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """How the step is compiled.
+    """Compilation options of the step.
 
     Attributes:
         on_cpus: the loop calls the step, which is then optimized by itself, and the
@@ -240,8 +240,8 @@ class TracedOnce:
         return tf.nest.map_structure(lambda x: values[x], results)
 
     def _read(self, function):
-        """The function, of which nothing runs; names of its results and of those that
-        are computed; what these need, and what has an effect."""
+        """The function without running it; names of its results and of the computed
+        ones; the operations that these need, and operations with side effects."""
         # The outputs are identities, which a copy does without.
         sources = [_source(x) for x in function.outputs]
         results = [x.name for x in sources]

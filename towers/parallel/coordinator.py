@@ -22,7 +22,7 @@ SHARES_AHEAD = 2
 
 
 class Abandoned(Exception):
-    """Ends a call because that of another thread has failed."""
+    """Ends a call because the call of another thread has failed."""
 
 
 class Coordinator:
@@ -51,7 +51,7 @@ class Coordinator:
         self.restart(steps)
 
     def restart(self, steps: int) -> None:
-        """Forgets all but the threads; every tower has made so many updates."""
+        """Resets all but the threads; every tower has made `steps` updates."""
         num_towers = len(self._threads) - 1
         self.begun, self.applied = [steps] * num_towers, [steps] * num_towers
         self.staleness: list[int] = []

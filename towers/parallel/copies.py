@@ -33,7 +33,7 @@ class Initial(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> "Initial":
-        """Those of a model."""
+        """The initial values of a model."""
         parts = model.trainable_variables, model.non_trainable_variables
         return cls(
             *(
@@ -208,7 +208,7 @@ class Copy:
         return [*sum(parts, []), self.step]
 
     def num_bytes(self) -> dict[str, int]:
-        """What they are for -> their bytes."""
+        """Bytes of the variables, by purpose."""
         kinds = {
             "parameters": self.params,
             "slots": sum(self.slots.values(), []),
@@ -288,5 +288,5 @@ def check_equal(copies: Sequence[Copy], num_shards: int) -> None:
                 if not np.array_equal(array, expected[name], equal_nan=True):
                     raise NumericError(
                         f"{name} of tower {tower} on {copy.device} differs "
-                        f"from that of tower 0 on {first.device}"
+                        f"from {name} of tower 0 on {first.device}"
                     )

@@ -59,8 +59,9 @@ def configure(
         num_towers: 0 for one tower per GPU, or one CPU tower.
         device_order: numbers of the devices to take, such as "0,1,4,5"; empty for the
             first num_towers in the driver's order.
-        device_memory_mb: with a limit, each GPU is made into as many logical devices of
-            so many megabytes as num_towers asks for; 0 for one each, without limit.
+        device_memory_mb: memory limit in megabytes of a logical device; each GPU is
+            split into as many of them as num_towers needs. 0 for one per GPU, without
+            limit.
         core_per_tower: towers on a CPU compute with one thread each where they are at
             least as many as its cores, instead of sharing all threads in every
             operation. It applies to the whole process, also to fewer towers later.
@@ -135,8 +136,8 @@ def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
     """Hides all other GPUs, so that TensorFlow takes no memory of them.
 
     Returns:
-        The GPUs that TensorFlow has, in the order of their numbers: where it has made
-        its devices before, those of that time.
+        The GPUs that TensorFlow has, in the order of their numbers: where it has
+            created its devices before, the GPUs at that time.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
@@ -175,8 +176,8 @@ def processor_name() -> str:
     """Of the CPU, as far as the system says it."""
     with contextlib.suppress(OSError):
         table = pathlib.Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
-            return found[1]
+        if match := re.search(r"^model name\s*: (.*)$", table, re.M):
+            return match[1]
     return platform.processor()
 
 
@@ -202,7 +203,7 @@ def _make_logical_cpus(count, core_per_tower):
 
 
 def _make_logical(device, count, refusal, memory_limit=None):
-    """Makes so many logical devices of a physical one."""
+    """Splits a physical device into `count` logical devices."""
     made = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
     try:
         tf.config.set_logical_device_configuration(device, [made] * count)
@@ -269,7 +270,7 @@ def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
 
 
 def share_memory(device: str, other: str) -> bool:
-    """Whether a tensor on one device is on the other without being copied."""
+    """True if a tensor on one device can be read on the other without a copy."""
     return device == other or ("CPU" in device and "CPU" in other)
 
 

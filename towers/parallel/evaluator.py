@@ -63,8 +63,8 @@ class Evaluator:
             images alone.
         workers: each of them has its part of every batch.
         num_shards: devices of a tower.
-        keeps_logits: whether `counts` returns all logits; those of a loss of several
-            labels an image always do.
+        keeps_logits: whether `counts` returns all logits; a multi-label loss always
+            does.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Evaluator:
         iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(weights))
         totals, rows, done, num = None, [], 0, 1
         while done < num_batches:
-            # Sums over workers are told apart by their turn in a call.
+            # Sums over workers are distinguished by their order in a call.
             own = {"num": np.array(min(num, num_batches - done))}
             num = int(self._workers.broadcast(own)["num"])
             started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
             counts, predictions = count_batches(iterators, *arguments)
-            sums = [{k: v.numpy() for k, v in of_kind.items()} for of_kind in counts]
+            sums = [{k: v.numpy() for k, v in sums.items()} for sums in counts]
             rows.append(predictions.numpy())
             totals = sums if totals is None else _added(totals, sums)
             done += num
@@ -132,9 +132,9 @@ class Evaluator:
             num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
             heartbeat()
         results = {}
-        for kind, of_kind in zip(weights, totals, strict=True):
-            values = self._workers.add(np.array(list(of_kind.values())))
-            results[kind] = dict(zip(of_kind, values.tolist(), strict=True))
+        for kind, sums in zip(weights, totals, strict=True):
+            values = self._workers.add(np.array(list(sums.values())))
+            results[kind] = dict(zip(sums, values.tolist(), strict=True))
         rows = np.concatenate(rows)  # of the images of this worker
         rows = rows.reshape(-1, rows.shape[-1])
         rows = rows[rows[:, 1] > 0]
@@ -149,8 +149,8 @@ class Evaluator:
         columns = ordered[:, 3:]
         if self._multi_label:
             labels, columns = np.split(columns, [num_kept], 1)
-        of_kinds = np.split(columns, len(weights), 1)
-        for kind, values in zip(weights, of_kinds, strict=True):
+        per_kind = np.split(columns, len(weights), 1)
+        for kind, values in zip(weights, per_kind, strict=True):
             result = results[kind]
             result["predictions"] = np.column_stack([label, values[:, :2]])
             result["probabilities"] = values[:, 2]
@@ -168,13 +168,13 @@ class Evaluator:
             counted = [self._count(pieces, self._fetch(kind)) for kind in weights]
             with tf.device(HOST):
                 names = ["positions", "weights", "labels"]
-                of_batch = [tf.concat([p[k] for p in pieces], 0) for k in names]
+                columns = [tf.concat([p[k] for p in pieces], 0) for k in names]
                 if self._multi_label:
-                    of_batch.insert(2, tf.zeros_like(of_batch[1]))
-                of_batch += [x for _, of_kind in counted for x in of_kind]
-                of_batch = [tf.cast(x, tf.float64) for x in of_batch]
-                size = of_batch[0].shape[0]
-                rows = tf.concat([tf.reshape(x, [size, -1]) for x in of_batch], 1)
+                    columns.insert(2, tf.zeros_like(columns[1]))
+                columns += [x for _, predicted in counted for x in predicted]
+                columns = [tf.cast(x, tf.float64) for x in columns]
+                size = columns[0].shape[0]
+                rows = tf.concat([tf.reshape(x, [size, -1]) for x in columns], 1)
             return [counts for counts, _ in counted], rows
 
         count = tf.function(
@@ -189,8 +189,8 @@ class Evaluator:
             def add(done, totals, predictions, numbers):
                 awaited = feed.wait(iterators)
                 with tf.device(HOST):
-                    of_host = [first + done] * len(feed.devices)
-                pieces = make_batches(feed, awaited, numbers or of_host)
+                    on_host = [first + done] * len(feed.devices)
+                pieces = make_batches(feed, awaited, numbers or on_host)
                 counts, rows = (count if on_cpus else count.python_function)(pieces)
                 with tf.device(HOST):
                     predictions = predictions.write(tf.cast(done, tf.int32), rows)
@@ -277,28 +277,28 @@ class Evaluator:
 
     def _sum_counts(self, logits, pieces):
         counts = []
-        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
+        for device, output, piece in zip(self._devices, logits, pieces, strict=False):
             with tf.device(device):
-                counts.append(tower_counts(self._loss_fn, of_tower, piece))
+                counts.append(tower_counts(self._loss_fn, output, piece))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
     def _predictions(self, logits, pieces):
         classes, losses, probabilities, kept = [], [], [], []
-        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
+        for device, output, piece in zip(self._devices, logits, pieces, strict=False):
             with tf.device(device):
-                classes.append(tf.argmax(of_tower, 1))
-                losses.append(self._loss_fn(of_tower, piece["labels"]))
-                softmax = tf.nn.softmax(tf.cast(of_tower, losses[-1].dtype))
+                classes.append(tf.argmax(output, 1))
+                losses.append(self._loss_fn(output, piece["labels"]))
+                softmax = tf.nn.softmax(tf.cast(output, losses[-1].dtype))
                 probabilities.append(tf.reduce_max(softmax, 1))
                 if self._keeps_logits:
-                    kept.append(tf.cast(of_tower, losses[-1].dtype))
+                    kept.append(tf.cast(output, losses[-1].dtype))
         with tf.device(HOST):
             columns = filter(None, (classes, losses, probabilities, kept))
             return [tf.concat(x, 0) for x in columns]
 
     def _mean_logits(self, fetched, pieces, plain):
-        """Per tower the mean logits over the transforms, given those of the images."""
+        """Mean logits per tower over the images and their transforms."""
         totals = [0.0] * len(pieces)
         for weight, transform in self._transforms:
             logits = plain
@@ -309,10 +309,10 @@ class Evaluator:
                         images = transform(piece["images"])
                         transformed.append(piece | {"images": images})
                 logits = self._logits(fetched, transformed)
-            for tower, of_tower in enumerate(logits):
+            for tower, output in enumerate(logits):
                 with tf.device(self._devices[tower]):
                     # 16-bit floats lack the precision for a mean.
-                    totals[tower] += weight * tf.cast(of_tower, tf.float64)
+                    totals[tower] += weight * tf.cast(output, tf.float64)
         return totals
 
 

@@ -46,7 +46,7 @@ class Feed(Protocol):
         """Forgets what is held; the next `start` may be at any step."""
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Those of one step, not in a graph."""
+        """Returns the batches of one step, per tower, outside of a graph."""
 
 
 class Streams:

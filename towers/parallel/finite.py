@@ -9,7 +9,7 @@ nothing changes any more, until the host looks and raises the error.
 Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is
 multiplied with a factor before it is differentiated, and the gradients, float32 again,
 are divided by it. After many good steps in a row the factor is doubled (Micikevicius et
-al. 2018, arXiv:1710.03740, section 3.2; the numbers are those of Keras'
+al. 2018, arXiv:1710.03740, section 3.2; the constants are as in Keras'
 LossScaleOptimizer).
 """
 
@@ -24,13 +24,13 @@ INITIAL_SCALE = 2.0**15
 LARGEST_SCALE = 2.0**24  # a loss of 1 times that still leaves room for float32 sums
 GROWTH_STEPS = 2000
 
-# So many steps in a row that are not finite end a run that skips them: the last one is
-# not skipped. A single batch may cause one; where there are many, no other batch helps.
+# Consecutive steps that are not finite after which a run ends: the last one is not
+# skipped. A single batch may cause one; where there are many, no other batch helps.
 TOO_MANY_IN_A_ROW = 10
 
 
 class Verdict(NamedTuple):
-    """What becomes of a step: bool scalars."""
+    """Decision about a step: bool scalars."""
 
     updates: tf.Tensor  # it is finite, and makes its update
     is_taken: tf.Tensor  # it was taken, with or without an update
@@ -81,7 +81,7 @@ class FiniteGuard:
 
     @property
     def stopped(self) -> bool:
-        """Whether a step was refused; the state is that before it."""
+        """True if a step was refused; the state is the one before that step."""
         return bool(self._stopped.numpy())
 
     def num_skipped(self) -> dict[str, int]:

@@ -111,7 +111,7 @@ class Loop:
         self._stop.assign(True)
 
     def reset(self, number: int) -> None:
-        """After an error: the state is that of the last finished step, `number`."""
+        """Resets the loop after an error to the last finished step, `number`."""
         self._number.assign(number)
         self._activity.assign(IDLE)
 
@@ -162,8 +162,8 @@ class Loop:
             return while_loop(wanted, body_on_cpus if on_cpus else body, begin)
 
     def _await(self, iterators, number, taken):
-        """What the feed waits for, and the number of the step, once all of it is there;
-        how long that took. The step before is finished when the activity changes."""
+        """Waits for the feed; returns what it waited for, the number of the step, and
+        the waiting time. The step before is finished when the activity changes."""
         with tf.control_dependencies([number, taken]):
             waiting = self._activity.assign(WAITING, read_value=False)
             numbered = self._number.assign(number, read_value=False)

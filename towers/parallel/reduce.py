@@ -141,12 +141,12 @@ class Wire(NamedTuple):
     scale: float  # factor on every sum, once, before it is distributed
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """A partial sum as it is sent, cast on `device`."""
+        """Returns a partial sum, cast on `device` to the type that is sent."""
         with tf.device(device):
             return tf.cast(tensor, self.dtype)
 
     def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """A sum as it is sent, scaled and cast on `device`."""
+        """Returns a sum, scaled and cast on `device` to the type that is sent."""
         with tf.device(device):
             if self.scale != 1:
                 tensor = scaled(tensor, self.scale)
@@ -190,7 +190,7 @@ def ring(tensors, devices, wire):
         for _ in range(count - 1):
             sent, at = wire.part(total, devices[at]), (at + 1) % count
             total = _add(sent, pieces[at][piece], devices[at], tensors[0].dtype)
-        # And once more: the sum is copied as it is.
+        # And once more: the sum is copied unchanged.
         total = wire.total(total, devices[at])
         for _ in range(count):
             gathered[at][piece] = total
@@ -232,8 +232,8 @@ ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
 
 
 def buckets(tensors: Sequence[tf.Tensor], most_bytes: float) -> list[list[int]]:
-    """Places of neighbors that together have at most so many bytes, or of one tensor
-    that has more."""
+    """Groups positions of consecutive tensors with at most `most_bytes` together; a
+    larger tensor is a group alone."""
     groups, size = [], math.inf
     for place, tensor in enumerate(tensors):
         num_bytes = tensor.shape.num_elements() * tensor.dtype.size

@@ -280,7 +280,7 @@ def zero_frozen(vectors, layout, frozen):
 
 
 def _sum(values):
-    """The sum; a single value, or None, comes back as it is."""
+    """The sum; a single value, or None, is returned unchanged."""
     return values[0] if len(values) == 1 or values[0] is None else tf.add_n(values)
 
 
@@ -292,8 +292,8 @@ def accumulate(
 ) -> list[TowerResult]:
     """Gradients over several micro-batches, one after the other.
 
-    The memory of activations is that of one micro-batch. Gradients and losses are means
-    over all of them; the model state of each device goes from one to the next.
+    Only the activations of one micro-batch are in memory. Gradients and losses are
+    means over all of them; the model state of each device goes from one to the next.
 
     Args:
         compute: (per device values, per tower a micro-batch) -> results.

@@ -57,7 +57,7 @@ class Mean(NamedTuple):
 class Strategy:
     """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`.
 
-    The keyword-only options are those of the run, by their names in Config.
+    The keyword-only options are options of the run, by their names in Config.
 
     Attributes:
         devices: of the towers; `num_shards` neighbors hold one network together.
@@ -130,7 +130,7 @@ def towers(
     SyncMultiGPUTrainerParameterServer.
 
     Args:
-        parameter_device: cpu, gpu (that of the first tower), the name of a device, or
+        parameter_device: cpu, gpu (the first tower's), the name of a device, or
             auto: the CPU, or of a single tower its own device.
     """
     automatic = devices[0] if len(devices) == 1 else HOST
@@ -287,7 +287,7 @@ def multi_worker(
     all_reduce_pack_mb: float = -1.0,
     all_reduce_dtype: str = "",
 ) -> Strategy:
-    """`replicated` over several processes, each with so many devices: the mean goes to
+    """`replicated` over several processes, each with `num_devices`: the mean goes to
     all devices of all workers, by TensorFlow's MultiWorkerMirroredStrategy. Each GPU
     takes part in that by itself; the towers of a CPU add up first.
 

@@ -119,9 +119,9 @@ def tower_gradients(
                 phase.model, loss_fn, params, layout.state_views(values), batch
             )
         scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
-    # Those of the views are parts of the vectors', and cost nothing.
-    gradients, of_views = tape.gradient(scaled, (values.params, views))
-    check_complete(of_views, layout, phase.frozen)
+    # Gradients of the views are parts of the vectors' gradients, and cost nothing.
+    gradients, view_gradients = tape.gradient(scaled, (values.params, views))
+    check_complete(view_gradients, layout, phase.frozen)
     gradients = [
         tf.zeros_like(vector) if gradient is None else gradient
         for vector, gradient in zip(values.params, gradients, strict=True)
@@ -227,7 +227,7 @@ class WholeNetwork:
     `sharding.network.ShardedNetwork` has the same functions and attribute.
 
     Args:
-        phases: those of the run.
+        phases: all phases of the run.
         loss_fn: the loss of each image.
         layout: of the vectors.
         devices: one per tower.
@@ -284,7 +284,7 @@ class WholeNetwork:
             fetched: per device parameters and model state, there.
             batches: per tower its share.
             loss_scale: factor on the loss while it is differentiated.
-            first_tower: that of the first entry, where only some towers compute.
+            first_tower: number of the first entry's tower, where only some compute.
 
         Raises:
             ValueError: a loss does not depend on a parameter.

@@ -100,7 +100,7 @@ class Trainer(abc.ABC):
             asynchronous updates. Of all steps of this call are "input_wait_secs", how
             long they waited for their batches, in seconds (of asynchronous towers the
             mean over the towers), and "sums": of the losses, of the correct
-            predictions, and the number of these steps; those whose loss is not finite
+            predictions, and the number of these steps; steps whose loss is not finite
             do not count.
 
         Raises:

@@ -43,7 +43,7 @@ TAGS = {
     ),
     "update_ratio": (
         "optimizer/update_ratio",
-        "Norm of an update over that of the parameters; about 0.001 is usual",
+        "Ratio of the update's norm to the parameters' norm; about 0.001 is usual",
     ),
     "total_loss": ("optimizer/total_loss", "Loss of the batch with weight decay"),
     "loss_scale": ("optimizer/loss_scale", "Factor on the loss in float16"),

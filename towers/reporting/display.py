@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a live display on a terminal, else lines.
+"""Progress of a training: a live display on a terminal, else lines.
 
 The lines come by the clock, at growing intervals: a run of a day prints about 50.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from towers import console
 from towers.errors import ConfigError
 
-# The first line comes after so many seconds, each later one after so many more, or
-# after so much more of the time that has passed.
+# Seconds until the first line and at least between lines; the interval grows by this
+# fraction of the elapsed time.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
 
 # A line is no longer than a terminal is wide.
@@ -25,11 +25,11 @@ _WIDEST = 120
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """How a training stands after a call of several steps.
+    """Progress of a training after a call of several steps.
 
     Attributes:
-        step, last_step: steps taken, and those of the run.
-        epoch, num_epochs: passes over the training images, likewise.
+        step, last_step: steps taken, and in the whole run.
+        epoch, num_epochs: passes over the training images so far and in the run.
         epochs_per_step: the fraction of an epoch that a step is.
         loss, accuracy: running means over the epoch; None before the first step.
         learning_rate: of the last step.
@@ -73,7 +73,7 @@ class Display:
         """Shows how far the training is; called often, by another thread.
 
         Args:
-            step: steps taken, which may be more than those of the status.
+            step: steps taken, which may be more than in the status.
             activity: such as "computing".
         """
 

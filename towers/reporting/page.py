@@ -11,7 +11,7 @@ from PIL import Image
 from towers.data.files.paths import shown
 from towers.reporting.charts import COLORS, Series
 
-# Pixels of the longer side of a picture; smaller images stay as they are.
+# Pixels of the longer side of a picture; smaller images are not resized.
 _LONGEST, _SMALL = 160, 64
 
 _STYLE = """\
@@ -76,7 +76,7 @@ details { margin-top: 10px; } summary { cursor: pointer; color: var(--muted); }
 # Characters of a cell that is not broken into lines.
 _SHORT = 20
 
-# Something else than text, which stands in a page as it is.
+# Markup, which is put into a page without escaping.
 Html = str
 
 
@@ -175,7 +175,7 @@ def _cell(value, tag):
 
 
 def details(summary: str, content: Html) -> Html:
-    """What is shown on demand."""
+    """A section that expands on a click."""
     return f"<details><summary>{text(summary)}</summary>{content}</details>"
 
 

@@ -17,7 +17,7 @@ def captioned_images(
     """Images next to each other, each over its caption.
 
     Args:
-        images: [n, height, width, channels]; uint8, or floats, each image of which is
+        images: [n, height, width, channels]; uint8, or floats; each image of floats is
             stretched to the whole range. Of more than three channels the first three
             are shown as colors, of two the first one is gray.
         captions: lines of each image, equally many.

@@ -100,7 +100,7 @@ def start_banner(
 
 
 def entry(name: str, text: str) -> list[str]:
-    """A name and a text in lines of at most 80 characters, but for longer words."""
+    """A name and a text in lines of at most 80 characters, unless a word is longer."""
     return textwrap.wrap(
         f"{name:12} {text}",
         80,
@@ -149,7 +149,7 @@ def small_crops(
     Args:
         augment: its name.
         image_shape: height, width, channels of what it gives.
-        stored_shape: likewise of the data set's images.
+        stored_shape: height, width, channels of the data set's images.
     """
     (height, width, _), (stored_height, stored_width, _) = image_shape, stored_shape
     if 2 * height * width >= stored_height * stored_width:

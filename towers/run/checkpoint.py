@@ -50,8 +50,8 @@ _READ_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What is saved: tensors by canonical names (`params/conv1/kernel`), whose order is
-    kept, and a trainer state of anything that JSON holds."""
+    """A saved state: tensors by canonical names (`params/conv1/kernel`), in a fixed
+    order, and a trainer state that JSON can hold."""
 
     step: int
     tensors: Tensors

@@ -37,14 +37,14 @@ T = TypeVar("T")
 RETRY_SECS = 2.0
 
 # Causes that are no damage; their messages name the way out.
-_WITH_WAY_OUT = PermissionError, OtherVersionError
+_WITH_HINT = PermissionError, OtherVersionError
 
 
 class Rejection(NamedTuple):
     """Why a checkpoint is not used."""
 
     reason: str
-    has_way_out: bool
+    has_hint: bool
 
 
 class Checkpointer:
@@ -56,7 +56,7 @@ class Checkpointer:
         validate: of what a run stores besides the tensors; raises CheckpointError.
         keep: number of the newest that are kept, 1 or more, besides the best one.
         assert_same_folder: called before each commit and removal; raises RunFolderError
-            where the folder is no longer that of the run.
+            where the folder no longer belongs to the run.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Checkpointer:
                     self._known[name] = status, None
                     return checkpoint
                 except CheckpointError as error:
-                    has_way_out = isinstance(error.__cause__, _WITH_WAY_OUT)
-                    rejected = Rejection(str(error), has_way_out)
+                    has_hint = isinstance(error.__cause__, _WITH_HINT)
+                    rejected = Rejection(str(error), has_hint)
                     self._log(f"rejected checkpoint {one_line(error)}")
                     if not _is_passing(error):
                         self._known[name] = status, rejected
@@ -161,7 +161,7 @@ class Checkpointer:
             rejections[name] = rejected
         if not rejections:
             return None
-        is_damaged = not any(x.has_way_out for x in rejections.values())
+        is_damaged = not any(x.has_hint for x in rejections.values())
         hint = " (--overwrite does)" if is_damaged else ""
         reasons = (
             x.reason.removeprefix(f"{self._folder}/") for x in rejections.values()
@@ -234,7 +234,7 @@ class Checkpointer:
         step = self._listing().get(path.name)
         if step is None:
             steps = ", ".join(map(str, self.steps())) or "no step"
-            raise CheckpointError(f"no checkpoint {path}; there are those of {steps}")
+            raise CheckpointError(f"no checkpoint {path}; there are {steps}")
         checkpoint = read(path)
         if checkpoint.step != step:
             raise CheckpointError(f"{path}: it holds step {checkpoint.step}")
@@ -276,7 +276,7 @@ def _again(log, action, argument, cases=lambda error: True):
 
 
 def _is_passing(error):
-    """Whether a disk, or the server of a network file system, may read it next time."""
+    """True if a later read may succeed: an error of a disk or a network file system."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.ESTALE)
 

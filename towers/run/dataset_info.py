@@ -1,4 +1,4 @@
-"""What a trained network needs to know of its data set: classes and preprocessing.
+"""Classes and preprocessing of the data set that a network was trained on.
 
 A checkpoint has it in its trainer state, a run's folder in `dataset_info.json`, so that
 the network can be used without the images that it was trained on.
@@ -29,7 +29,7 @@ class DatasetInfo:
         name: of the data set.
         class_names: in the order of the logits.
         image_shape: height, width, channels of its uint8 images, before augmentation.
-        mean, deviation: mean and standard deviation by which images are standardized,
+        mean, std: mean and standard deviation by which images are standardized,
             per channel, in units of 0..255.
         num_train: training images; None without them, as in an evaluation.
         checksum: of the training images' labels or names, see `sources.checksum`; None
@@ -41,7 +41,7 @@ class DatasetInfo:
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     num_train: int | None = None
     checksum: int | None = None
     multi_label: bool = False
@@ -53,7 +53,7 @@ class DatasetInfo:
             class_names=tuple(map(str, data.class_names)),
             image_shape=tuple(map(int, data.image_shape)),
             mean=tuple(map(float, data.mean)),
-            deviation=tuple(map(float, data.deviation)),
+            std=tuple(map(float, data.std)),
             num_train=None if data.train is None else data.train.num_examples,
             checksum=None if data.train is None else checksum(data.train),
             multi_label=data.multi_label,
@@ -61,7 +61,7 @@ class DatasetInfo:
 
     @classmethod
     def from_values(cls, values: Any) -> "DatasetInfo":
-        """That of a stored object.
+        """Creates the object from stored values.
 
         Raises:
             ConfigError: it is no such object.
@@ -82,7 +82,7 @@ class DatasetInfo:
             )
         for numbers in moments:
             if not _is_list_of(numbers, float, image_shape[-1]):
-                raise ConfigError("its mean and deviation are not a number per channel")
+                raise ConfigError("its mean and std are not a number per channel")
         for count in counts:
             if count is not None and not (type(count) is int and 0 <= count < 2**63):
                 raise ConfigError("its num_train or checksum is not a natural number")
@@ -94,7 +94,7 @@ class DatasetInfo:
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
-        """That of a stored `dataset_info.json`; ConfigError as `from_values`."""
+        """Reads a stored `dataset_info.json`; raises ConfigError as `from_values`."""
         try:
             return cls.from_values(parse_json(content))
         except ValueError as error:
@@ -111,8 +111,8 @@ class DatasetInfo:
         """
         differing = self._difference(DatasetInfo.of(data))
         if differing:
-            raise ConfigError(f"the data set is not that of the run: {differing}")
-        return dataclasses.replace(data, mean=self.mean, deviation=self.deviation)
+            raise ConfigError(f"not the data set of the run: {differing}")
+        return dataclasses.replace(data, mean=self.mean, std=self.std)
 
     def validate_training(self, data: DataSet) -> None:
         """Refuses to continue a run with other images than it was trained on.
@@ -122,8 +122,8 @@ class DatasetInfo:
         """
         other = DatasetInfo.of(data)
         differing = self._difference(other) or self.training_difference(other)
-        moments = np.array([self.mean, self.deviation])
-        theirs = np.array([other.mean, other.deviation])
+        moments = np.array([self.mean, self.std])
+        theirs = np.array([other.mean, other.std])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
             differing = (
                 "mean and standard deviation by which images are standardized were "
@@ -131,13 +131,13 @@ class DatasetInfo:
             )
         if differing:
             raise ConfigError(
-                f"the data set is not that of the run: {differing}. Give the former "
+                f"not the data set of the run: {differing}. Give the former "
                 "one, choose another --workdir, or --allow_change=dataset"
             )
 
     def training_difference(self, other: "DatasetInfo") -> str:
-        """The first difference in number, labels or names of the training images, in
-        words; empty without one."""
+        """Describes the first difference in number, labels or names of the training
+        images; empty without one."""
         if self.num_train != other.num_train:
             return (
                 f"it had {self.num_train:,} training images and has "
@@ -149,7 +149,7 @@ class DatasetInfo:
         return ""
 
     def _difference(self, other):
-        """The first difference in classes or shape, in words; empty without one."""
+        """Describes the first difference in classes or shape; empty without one."""
         if self.image_shape != other.image_shape:
             return (
                 f"its images were {_shape(self.image_shape)} and are "
@@ -170,7 +170,7 @@ class DatasetInfo:
 
 
 def _is_list_of(values, kind, count):
-    """Whether a value of JSON is a list of so many finite numbers of a type."""
+    """True if a JSON value is a list of `count` finite numbers of a type."""
     kinds = (int, float) if kind is float else (int,)
     return (
         isinstance(values, list)

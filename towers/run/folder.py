@@ -28,11 +28,11 @@ from towers.config.options import check_path
 from towers.data.files.paths import data_folder
 from towers.data.files.reading import is_url
 from towers.errors import JOB, ConfigError
-from towers.run.lock import WAY_OUT, Lock, busy, holder
+from towers.run.lock import HINT, Lock, busy, holder
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
-# Those of other writers end with one more number, or with a version.
+# Event files of other writers end with one more number, or with a version.
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\.(?!.*\.\d+\.\d+$).+\.\d+")
 _TRACE = re.compile(r".*\.(xplane\.pb|trace(\.json)?(\.gz)?)")
 _REPORT = re.compile(r"(index|compare)\.html|report\.json")
@@ -101,7 +101,7 @@ class RunFolder:
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise self._not_writable(os.strerror(errno.EACCES))
         if (about := self.holder()) is not None:
-            raise ConfigError(f"{busy(self.path, about)}; {WAY_OUT}")
+            raise ConfigError(f"{busy(self.path, about)}; {HINT}")
 
     def _validate_name(self):
         if re.search(r"[\[\\]", str(self.path)):
@@ -184,7 +184,7 @@ class RunFolder:
         return [path for path in kept if path not in written or not path.is_dir()]
 
     def is_restarted(self) -> bool:
-        """Whether this process is a restart of the job that began the run with
+        """True if this process is a restart of the job that began the run with
         --overwrite: its launcher repeats the arguments."""
         try:
             begun_by = self._job.read_text().splitlines()

@@ -16,7 +16,7 @@ from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
-WAY_OUT = "wait for it, stop it, or choose another --workdir"
+HINT = "wait for it, stop it, or choose another --workdir"
 _GONE = errno.ENOENT, errno.ENOTDIR, errno.ESTALE
 
 
@@ -63,10 +63,10 @@ class Lock:
             about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
             line = busy(self._path.parent, about)
             if not wait_secs:
-                raise ConfigError(f"{line}; {WAY_OUT}")
+                raise ConfigError(f"{line}; {HINT}")
             if time.monotonic() - begun >= wait_secs:
                 raise WorkerLostError(
-                    f"{line}, and has not ended within {wait_secs:g} s; {WAY_OUT}"
+                    f"{line}, and has not ended within {wait_secs:g} s; {HINT}"
                 )
             if not is_announced:
                 console.line(
@@ -75,7 +75,7 @@ class Lock:
                 is_announced = True
 
     def _try_to_take(self):
-        """Whether the lock was taken; it tries for 0.1 s."""
+        """Tries for 0.1 s to take the lock; True on success."""
         for delay_secs in (0.1, 0.0):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,8 +105,8 @@ class Lock:
         """Raises RunFolderError where the folder is no longer the one that was locked:
         it was removed, moved or replaced, and perhaps another process trains there.
 
-        Of any other error of the disk nothing is concluded: the next call may be told
-        more, and a save fails with its own error."""
+        Other errors of the disk are ignored: the next call may succeed, and a save
+            fails with its own error."""
         try:
             own = os.fstat(self._file.fileno())
             is_in_place = os.path.samestat(os.stat(self._path), own)

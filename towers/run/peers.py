@@ -24,8 +24,8 @@ from towers.parallel.devices import Devices, gpu_names, num_cores, processor_nam
 # limit.
 START_SECS = 600.0
 
-# How long the chief waits for the lock of its folder: that of a lost machine is
-# kept by the server of a network file system, usually for 90 s.
+# Time that the chief waits for the lock of its folder: the server of a network file
+# system keeps the lock of a lost machine, usually for 90 s.
 LOCK_SECS = 120.0
 
 # Options of a machine, in which workers may differ.
@@ -105,13 +105,13 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
 
 
 def _sums_in_update(config):
-    """Whether every worker adds up in an update by itself, so that these sums have to
-    round alike: norms, and Muon's products."""
+    """True if every worker computes sums in an update by itself, which have to round
+    alike: norms, and Muon's products."""
     return bool(config.clip_norm) or config.choice_of("optimizer").sums
 
 
 def _arithmetic(devices):
-    """What the rounding of a sum depends on."""
+    """Hardware and libraries that the rounding of a sum depends on."""
     if devices.kind == "GPU":
         return {"GPUs": gpu_names()}
     return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}
@@ -135,7 +135,7 @@ def validate_data(workers: Workers, data: DataSet, num_examples: int) -> None:
         "test images": data.test.num_examples,
         "classes": list(data.class_names),
         "mean": list(data.mean),
-        "deviation": list(data.deviation),
+        "std": list(data.std),
         f"the checksum of {NUM_CHECKED} training images": _checksum(data.train),
     }
     validate_alike(workers, own)
@@ -145,7 +145,7 @@ def validate_alike(workers: Workers, own: Mapping[str, Any]) -> None:
     """Raises ConfigError where workers differ, with the names and both values."""
     for worker, differing in _unlike_chief(workers, own):
         listed = ", ".join(
-            f"{name} is {other!r:.60} and that of the chief {chief!r:.60}"
+            f"{name} is {other!r:.60} and the chief's {chief!r:.60}"
             for name, (other, chief) in differing.items()
         )
         raise ConfigError(f"{worker} differs from the chief: {listed}")
@@ -175,6 +175,6 @@ def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:
     own = {k: zlib.crc32(np.ascontiguousarray(array)) for k, array in state.items()}
     for worker, differing in _unlike_chief(workers, own):
         raise NumericError(
-            f"{next(iter(differing))} of {worker} differs from that of the chief; "
+            f"{next(iter(differing))} of {worker} differs from the chief's; "
             "the last checkpoint is whole"
         )

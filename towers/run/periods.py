@@ -73,7 +73,7 @@ class Periods:
         return min(self._next_multiple(step, self.images_per_eval), self.total_steps)
 
     def _next_multiple(self, step, images):
-        """The first step after `step` that completes a multiple of so many images."""
+        """The first step after `step` that completes a multiple of `images`."""
         if images == 0:
             return math.inf
         done = step * self.images_per_step // images

@@ -27,7 +27,7 @@ class RunningMean:
 
     def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
         """Adds steps, by their sums of losses and of correct predictions and their
-        number; those of another epoch than before begin anew."""
+        number; a new epoch starts from zero."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0.0
             self.loss_sum = self.correct_sum = 0.0
@@ -152,7 +152,7 @@ class Progress:
 
 
 def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
-    """Whether an evaluation is better than the best one so far.
+    """True if an evaluation is better than the best one so far.
 
     Args:
         evaluation, best: with "score", of equal ones "loss", then "accuracy"; a number

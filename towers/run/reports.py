@@ -1,4 +1,4 @@
-"""What a run reports while it trains: TensorBoard, `metrics.jsonl`, small files.
+"""Reports of a run while it trains: TensorBoard, `metrics.jsonl`, small files.
 
 A report that cannot be written, as on a full disk, does not end a training. One warning
 says so; the next report is tried again.
@@ -143,9 +143,9 @@ class Reports:
             return False  # the run checks the folder as well, and ends
         except errors as error:
             if name not in self._num_failed:
-                free = store.free_space(self._folder.path)
+                space = store.free_space(self._folder.path)
                 reason = one_line(getattr(error, "strerror", None) or error, 200)
-                where = f"{free} in {self._folder.path}"
+                where = f"{space} in {self._folder.path}"
                 console.warn(f"{name} cannot be written: {reason} ({where})")
             num_failed = self._num_failed.get(name, 0) + 1
             self._num_failed[name] = (

@@ -59,7 +59,7 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
         validate_numbers([state["images_seen"]])
     except _OF_WRONG_VALUES as error:
         raise CheckpointError(
-            f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
+            f"{checkpoint.path}: its trainer state is invalid: {error!r}"
         ) from error
 
 
@@ -80,14 +80,14 @@ def validate_changes(
     config = with_resize_of_weights(config, checkpoint)
     changed = changed_mathematics(trained, config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
-    words = {k: f"{k} was {x!r} and is {y!r}" for k, (x, y) in refused.items()}
+    messages = {k: f"{k} was {x!r} and is {y!r}" for k, (x, y) in refused.items()}
     for name, text in _GIVEN_ANEW.items():
         if name in refused and trained.choice_of(name).is_given:
             if not config.choice_of(name).is_given:
                 raise factories.asks_for(name, refused[name][0])
-            words[name] = text
+            messages[name] = text
     if refused:
-        listed = ", ".join(words.values())
+        listed = ", ".join(messages.values())
         raise ConfigError(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
             f"start again with --overwrite, or --allow_change={','.join(refused)}"
@@ -103,7 +103,7 @@ def validate_dataset(
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     if {"init_from", "standardize"} & set(allow_change):
-        info = dataclasses.replace(info, mean=data.mean, deviation=data.deviation)
+        info = dataclasses.replace(info, mean=data.mean, std=data.std)
     info.validate_training(data)
 
 
@@ -167,7 +167,7 @@ def load_trainer(
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
-    """Gives a trainer the factor that so many plateaus have made of the rate, where
-    evaluations lower it."""
+    """Sets a trainer's factor on the rate after `num_plateaus`, where evaluations lower
+    it."""
     if config.choice_of("schedule").by_accuracy:
         trainer.scale_rate(config.decay_factor**num_plateaus)

@@ -111,7 +111,7 @@ class NoStore(RunStore):
 
 
 def is_between_steps(trainer: Trainer) -> bool:
-    """True if no update is under way, so that the parameters are those of a step."""
+    """True if no update is under way, so that the parameters are consistent."""
     return trainer.progress()[1] in _BETWEEN_STEPS
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_EXIT_CODE = 75  # that of towers.errors.Preempted
+_EXIT_CODE = 75  # of towers.errors.Preempted
 _WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
 
 
@@ -34,13 +34,13 @@ def restore(handlers: dict[int, Callable[..., None] | int | None]) -> None:
 
 
 def exit_on_signals(
-    words: str = "nothing to save; the same command continues", stream: str = "stdout"
+    message: str = "nothing to save; the same command continues", stream: str = "stdout"
 ) -> None:
     """From here on a signal ends the process: until a watchdog takes over, there is
     nothing to save.
 
     Args:
-        words: what is said then.
+        message: printed then.
         stream: of `sys`, where it is said: in the file that it is now, as
             `towers.quiet_imports` puts another one in its place for a while.
     """
@@ -51,7 +51,7 @@ def exit_on_signals(
 
     def stop(number, frame):
         name = signal.Signals(number).name
-        line = f"stopped by {name}, {words}\n"
+        line = f"stopped by {name}, {message}\n"
         # The signal may have interrupted a print, which cannot be nested, and nobody
         # may be left to read the line.
         try:

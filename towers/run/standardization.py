@@ -1,5 +1,5 @@
-"""The preprocessing of the images of a new run: the filter by which they are resized,
-the crop of evaluations, and the mean and standard deviation that standardize them."""
+"""Preprocessing of the images of a new run: the resize filter, the crop of evaluations,
+and the mean and standard deviation that standardize them."""
 
 import dataclasses
 import os
@@ -72,8 +72,8 @@ def standardize(
     model: keras.Model,
     continued: DatasetInfo | None = None,
 ) -> DataSet:
-    """The data set with the moments that the option standardize means, reported in a
-    line where they are not those of its training images.
+    """Returns the data set with the moments that the option standardize means, reported
+    in a line unless they are computed from its training images.
 
     Args:
         data_set: with the moments of its training images.
@@ -89,11 +89,11 @@ def standardize(
         return data_set
     numbers = np.round(moments, 2).tolist()
     console.line(f"images are standardized by {numbers} ({origin})")
-    return dataclasses.replace(data_set, mean=moments[0], deviation=moments[1])
+    return dataclasses.replace(data_set, mean=moments[0], std=moments[1])
 
 
 def _moments(config, channels, model, continued):
-    """The moments, and where they are from; None for those of the training images."""
+    """The moments and their origin; None for the training images' moments."""
     choice, path = config.choice_of("model"), os.path.expanduser(config.init_from)
     if moments := parse_standardization(config.standardize):
         return in_pixels(moments, channels), f"standardize={config.standardize}"
@@ -106,7 +106,7 @@ def _moments(config, channels, model, continued):
         if info is None and path != IMAGENET and os.path.isdir(path):
             info = stored_dataset_info(RunFolder(path), "best")
         if info is not None and len(info.mean) == channels:
-            return (info.mean, info.deviation), f"as init_from={config.init_from}"
+            return (info.mean, info.std), f"as init_from={config.init_from}"
         trained = published_weights(config)
         if trained and len(trained.mean) == channels:
             moments = in_pixels((trained.mean, trained.std), channels)

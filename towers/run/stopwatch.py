@@ -55,7 +55,7 @@ class Stopwatch:
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
-        """Adds the time from the end of a call of so many steps to the next call;
+        """Adds the time from the end of a call of `num_steps` to the next call;
         evaluations in it are counted apart."""
         self._paused_steps += num_steps
         self._paused_secs += secs - self._evaluation_secs_since_add
@@ -67,8 +67,8 @@ class Stopwatch:
         self._evaluation_secs_since_add += secs
 
     def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
-        """The time that so many steps and evaluations take, with what is written
-        between them; None until the speed of this start and phase is known.
+        """Estimated seconds of the remaining steps and evaluations, with what is
+        written between them; None until the speed of this start and phase is known.
 
         Before the first evaluation none is counted.
         """

@@ -99,7 +99,8 @@ def _tensors(content):
 
 
 def _without_prefixes(tensors):
-    """Their names without those of wrappers, and without counters."""
+    """The tensors without the prefixes of wrappers in their names, and without
+    counters."""
     for prefix in (*PREFIXES, *PREFIXES):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}

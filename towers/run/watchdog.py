@@ -26,8 +26,8 @@ from towers.threads import JobThread
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
-# To compile a step, choose kernels for it and connect GPUs may take so many times as
-# long as what follows.
+# Factor on the time limit while a step is compiled, kernels are chosen and GPUs
+# connect.
 _STARTING_FACTOR = 6
 
 # The main thread inspects the worker this often.
@@ -72,9 +72,9 @@ class Watchdog:
             nothing that a checkpoint needs is being written.
         starting: the activities in which the trainer compiles, for which there is
             _STARTING_FACTOR times as much time.
-        stuck_after_secs: the worker is stuck after so many seconds without progress; 0
+        stuck_after_secs: seconds without progress after which the worker is stuck; 0
             waits forever.
-        clock: seconds; by default those of an `AwakeClock`.
+        clock: returns seconds; by default an `AwakeClock`.
         tick: gets the steps taken and the activity, ten times a second.
 
     Attributes:

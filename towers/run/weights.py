@@ -1,5 +1,5 @@
 """Weights in files of other programs: Keras', SavedModels, TensorFlow checkpoints, and
-those of PyTorch.
+PyTorch's.
 
 Names, shapes and numbers are read; nothing of a file is executed, unpickled, imported
 or built. A `.keras` file is a zip archive with an HDF5 file, whose arrays are read
@@ -49,7 +49,7 @@ class Weights:
             by the place in the file, "/...", of layers that share a name.
         layers: name of a layer in the network -> its name in the file, where it may be
             another one; None where that is not known.
-        is_of_torch: names and layouts are those of PyTorch.
+        is_of_torch: names and layouts are PyTorch's.
     """
 
     path: str
@@ -89,7 +89,8 @@ class Weights:
         return _in_order(ordered, shapes)[variable]
 
     def layer_names(self) -> set[str]:
-        """Names of the layers in the file, without those of networks around them."""
+        """Names of the layers in the file, without the names of networks around
+        them."""
         owners = {name.rpartition("/")[0] for name in self.named}
         owners |= {name for name in self.ordered if not name.startswith("/")}
         return {x.rpartition("/")[2] for x in owners}
@@ -165,7 +166,7 @@ def _read_torch(path, content):
 
 
 def _checkpoint_prefix(path):
-    """That of TensorFlow's files, or nothing."""
+    """Prefix of TensorFlow's files, or an empty string."""
     for prefix in (
         os.path.join(path, "variables", "variables"),  # of a SavedModel
         path,
@@ -222,7 +223,7 @@ def _read_hdf5(path, content):
     root = _own(content, "model_weights") if "model_weights" in content else content
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         return _read_older_hdf5(path, root)
-    found = []
+    groups = []
 
     def visit(group):
         for name in group:
@@ -240,16 +241,16 @@ def _read_hdf5(path, content):
                 places = sorted(child, key=lambda x: (len(x), x))
                 if places:
                     stored = [_stored(child, x, f"{layer}/{x}") for x in places]
-                    found.append((str(layer), group.name, stored))
+                    groups.append((str(layer), group.name, stored))
             elif isinstance(child, h5py.Group) and name != "optimizer":
                 visit(child)
 
     visit(root)
-    names = [name for name, *_ in found]
+    names = [name for name, *_ in groups]
     # Of layers within layers it has the last part of the name, which others may have.
     ordered = {
         name if names.count(name) == 1 else place: stored
-        for name, place, stored in found
+        for name, place, stored in groups
     }
     return Weights(path, ordered=ordered)
 

@@ -48,8 +48,8 @@ def cross_validate(
         **options: further arguments of `train`.
 
     Returns:
-        Name of a figure on held-out images at the best step -> "mean", "deviation" (the
-        standard deviation over the runs) and "values", of each run.
+        Name of a figure on held-out images at the best step -> "mean" and "std" over
+        the runs, and "values", one per run.
 
     Raises:
         ConfigError: there are too few folds, or the config holds out other images.
@@ -74,7 +74,7 @@ def cross_validate(
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
     table = {
-        name: {"mean": np.mean(x), "deviation": np.std(x, ddof=1), "values": x}
+        name: {"mean": np.mean(x), "std": np.std(x, ddof=1), "values": x}
         for name, x in values.items()
     }
     store.write_aside(folder / "folds.json", json.dumps(table, indent=2) + "\n")
@@ -87,7 +87,7 @@ def cross_validate(
             )
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
-        console.line(f"{name:18} {row['mean']:.4f} +- {row['deviation']:.4f}  ({each})")
+        console.line(f"{name:18} {row['mean']:.4f} +- {row['std']:.4f}  ({each})")
     console.line(f"out-of-fold predictions: {folder / OUT_OF_FOLD}")
     return table
 

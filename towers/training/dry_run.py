@@ -65,7 +65,7 @@ def dry_run(
     steps. A run in the folder is continued in this process alone: nothing is written.
 
     Raises:
-        TowersError: as `train`, as far as it is known before a run.
+        TowersError: as `train`, for errors that are known before a run.
     """
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
@@ -140,8 +140,8 @@ def _print_network(config: Config, trainer: Trainer) -> None:
     _print(
         "operations",
         f"{flops / 1e6:,.1f} MFLOP an image forward; a step about "
-        f"{3 * flops * config.images_per_step / 1e9:,.1f} GFLOP, three times that of "
-        f"{config.images_per_step} images",
+        f"{3 * flops * config.images_per_step / 1e9:,.1f} GFLOP, three times "
+        f"the forward pass of {config.images_per_step} images",
     )
 
 
@@ -150,11 +150,11 @@ def _print_memory(trainer: Trainer) -> None:
     sizes = collections.defaultdict(collections.Counter)
     for copy in trainer.strategy.copies:
         sizes[copy.device].update(copy.num_bytes())
-    of_image = max(activation_bytes(phase.model) for phase in trainer.phases)
+    image_bytes = max(activation_bytes(phase.model) for phase in trainer.phases)
     num_shards = trainer.strategy.num_shards
     for number, device in enumerate(trainer.devices):
         images = trainer.sizes[number // num_shards]
-        sizes[device]["activations about"] += images * of_image // num_shards
+        sizes[device]["activations about"] += images * image_bytes // num_shards
     for device, counter in sizes.items():
         listed = (f"{kind} {n / 1e6:,.2f}" for kind, n in counter.items() if n > 5000)
         total = counter.total() / 1e6

@@ -51,7 +51,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     """
     watchdog = run.watchdog
     try:
-        # After an activity was abandoned, the state is that of a finished step.
+        # An abandoned activity leaves the state of a finished step.
         with contextlib.suppress(Preempted):
             with data_errors_of_tensorflow(), run.workers.noticing_losses():
                 yield
@@ -135,7 +135,7 @@ def how_to_continue(config: Config, step: int, total_steps: int) -> str:
         )
     epochs = f"{2 * config.num_epochs:g}"
     options = f"--num_epochs={epochs}{' --max_steps=0' if config.max_steps else ''}"
-    if config.length_is_free:
+    if config.length_is_resumable:
         return f"To continue raise --num_epochs: {options}"
     because = f"schedule={config.schedule}"
     if not config.choice_of("schedule").by_length:

@@ -34,7 +34,7 @@ MOST_IMAGES = 10_000
 # the best of EfficientNet-Lite0 for 10 and for 100 images per class.
 L2_PENALTY = 0.1
 NUM_STEPS = 300
-# Batches of features that are timed, and the time of a step in those of an inference on
+# Batches of features that are timed, and the time of a step relative to inference on
 # its images: forward, backward to activations and backward to parameters.
 TIMED_BATCHES = 8
 PASSES = 3.0
@@ -58,7 +58,7 @@ def fit_head(
         activity: of a `Watchdog`.
 
     Raises:
-        ConfigError: the logits are not those of a Dense layer with a bias.
+        ConfigError: the last layer is not a Dense layer with a bias.
     """
     if not config.linear_probe or not new:
         return

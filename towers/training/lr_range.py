@@ -48,7 +48,7 @@ NUM_EPOCHS, FEWEST_STEPS, MOST_STEPS = 4, 200, 300
 # Standard deviation of the Gaussian means of the loss, in powers of ten of the rate.
 SMOOTHING = 0.1
 
-# The loss has diverged at so many times the lowest one.
+# The loss has diverged at this multiple of the lowest one.
 DIVERGED = 4.0
 
 # The suggestion is the rate with the lowest smoothed loss divided by this.

@@ -110,12 +110,12 @@ class Run:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the run ends here, as evaluations have long been no better."""
+        """True if the run ends early: `patience` evaluations without improvement."""
         return 0 < self.config.patience <= self.progress.num_worse
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no step is left."""
+        """True if no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
 
     # What all workers agree on.
@@ -133,7 +133,7 @@ class Run:
         scale_rate(self.trainer, self.config, self.progress.num_plateaus)
 
     def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
-        """What all workers do next: what the chief would, by its clock.
+        """Agrees on the next actions of all workers: the chief's, by its clock.
 
         Args:
             steps_to_border: the most steps to take.

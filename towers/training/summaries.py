@@ -1,4 +1,4 @@
-"""What TensorBoard gets of a run besides curves: histograms and pictures."""
+"""Histograms and pictures of a run for TensorBoard."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

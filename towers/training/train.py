@@ -72,17 +72,17 @@ def train(
         model: a Keras model, Functional or Sequential, that is trained in place of
             `config.model`, beginning with its weights; the object itself does not
             change. The run's folder keeps its architecture.
-        data: images and labels in place of `config.dataset`: (x, y), of which a tenth
-            is held out for testing, ((x, y), (x_test, y_test)), or three pairs, the
-            second for validation. x are images [n, height, width, channels] from 0 to
-            255, y integers [n]; a `tf.data.Dataset` of known length may be in place of
-            a pair, and is read into memory. (x, y, sample_weight) has factors [n] on
-            the losses of training images, at least 0.
+        data: images and labels in place of `config.dataset`: (x, y), where a tenth is
+            held out for testing, ((x, y), (x_test, y_test)), or three pairs, the second
+            for validation. x are images [n, height, width, channels] from 0 to 255, y
+            integers [n]; a `tf.data.Dataset` of known length may be in place of a pair,
+            and is read into memory. (x, y, sample_weight) has factors [n] on the losses
+            of training images, at least 0.
         class_names: of `data`, in the order of the labels.
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        cluster: the workers of the run, of which this process is one; by default those
+        cluster: the workers of the run, including this process; by default the cluster
             that TF_CONFIG or Slurm describe, if any. The chief alone uses the folder.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.

@@ -53,17 +53,17 @@ class Augment:
 def none(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
 ) -> Augment:
     """Mean and standard deviation of the training set only."""
-    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    evaluate = functools.partial(standardize, mean=mean, std=std)
     return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
 
 
 def tutorial(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
 ) -> Augment:
     """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
     standardized by itself; evaluation takes the center crop."""
@@ -97,12 +97,12 @@ def tutorial(
 def pad_crop_flip(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
 ) -> Augment:
     """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
     (He et al. 2015, section 4.2)."""
     height, width, _ = image_shape
-    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
         images = evaluate(images)
@@ -116,7 +116,7 @@ def pad_crop_flip(
 def translate_flip(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
     pixels: int = 2,
 ) -> Augment:
     """A translation by up to so many pixels, mirrored at the edges, and alternating
@@ -128,7 +128,7 @@ def translate_flip(
             f"augment: a translation mirrors {pixels} pixels at the edges, but the "
             f"data set's images are {height}x{width}; choose --augment=none"
         )
-    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
         places = tf.fill([2], 2.0 * pixels + 1)
@@ -146,7 +146,7 @@ def create_augment(
     name: str,
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
     policy: str = "none",
     on_gpu: bool = False,
@@ -157,7 +157,7 @@ def create_augment(
     Args:
         name: in the table, or FILE.py:FUNCTION.
         image_shape: of the stored images.
-        mean, deviation: of the training images, per channel.
+        mean, std: of the training images, per channel.
         crop_scale: bounds of the share of the area in random crops.
         policy: in `towers.config.choices.POLICIES`, of the augmented images in
             training; the augmentation standardizes with the given moments.
@@ -174,7 +174,7 @@ def create_augment(
         name,
         image_shape=image_shape,
         mean=mean,
-        deviation=deviation,
+        std=std,
         crop_scale=crop_scale,
         on_gpu=on_gpu,
         whole_pixels=policy != "none",
@@ -185,7 +185,7 @@ def create_augment(
             "towers.data.augment.augmentation.Augment"
         )
     if find("augment", name).is_in_a_file:
-        moments = None if policy == "none" else (mean, deviation)
+        moments = None if policy == "none" else (mean, std)
         _validate(name, augment, image_shape, moments)
     if policy == "none":
         return augment
@@ -196,8 +196,8 @@ def create_augment(
         def train_with_policy(images, draw):
             if images.dtype != np.uint8:  # jittered
                 images = tf.round(images)
-            images = pixels(train(images, draw), mean, deviation)
-            return standardize(operate(images, draw, **options), mean, deviation)
+            images = pixels(train(images, draw), mean, std)
+            return standardize(operate(images, draw, **options), mean, std)
 
         return train_with_policy
 
@@ -239,33 +239,31 @@ def _validate(name, augment, image_shape, moments):
         if not np.array_equal(pixels(evaluated, *moments), images):
             raise ConfigError(
                 f"augment={name}: it does not standardize by the given mean and "
-                "deviation, from which a policy computes the pixels; use "
+                "std, from which a policy computes the pixels; use "
                 "towers.data.augment.augmentation.standardize, or set --policy=none"
             )
 
 
 def standardize(
-    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
+    images: tf.Tensor, mean: Sequence[float], std: Sequence[float]
 ) -> tf.Tensor:
-    """(pixel - mean) / deviation per channel, all in units of 0..255; a deviation of 0,
+    """(pixel - mean) / std per channel, all in units of 0..255; a std of 0,
     of a channel that is the same in all training images, counts as 1."""
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
-    factors = [1 / (value or 1) for value in deviation]
+    factors = [1 / (value or 1) for value in std]
     *_, width, _ = images.shape
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
     rows = (tf.cast(flat_rows(images), tf.float32) - means) * factors
     return tf.reshape(rows, tf.shape(images))
 
 
-def pixels(
-    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
-) -> tf.Tensor:
+def pixels(images: tf.Tensor, mean: Sequence[float], std: Sequence[float]) -> tf.Tensor:
     """The whole pixel values, float32 in 0..255, nearest to standardized images. Those
     of half numbers depend on how a graph orders the products: an augmentation before a
     policy should standardize whole ones."""
     *_, width, _ = images.shape
-    factors = [value or 1 for value in deviation]
+    factors = [value or 1 for value in std]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
     rows = tf.round(flat_rows(images) * factors + means)
     return tf.reshape(tf.clip_by_value(rows, 0.0, 255.0), images.shape)

@@ -31,7 +31,7 @@ class Boxes(NamedTuple):
 def random_resized_crop(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
@@ -39,7 +39,7 @@ def random_resized_crop(
     3:4 to 4:3, resized, and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6).
     With `whole_pixels` the values are rounded before they are standardized.
     """
-    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
         images = crop_resize_flip(images, draw, crop_scale)

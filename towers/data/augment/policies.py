@@ -271,12 +271,12 @@ def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Ten
 def crop_rand_augment(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
     on_gpu: bool = False,
 ) -> Augment:
     """A random crop of random size, a flip, and RandAugment."""
-    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+    evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
         images = tf.round(crop_resize_flip(images, draw, crop_scale))

@@ -106,15 +106,15 @@ def data_set(
         (train, validation, test), options
     )
     words = "; ".join(filter(None, (words, sizes)))
-    known = trained and (trained.mean, trained.deviation)
-    mean, deviation = known or sampled_moments(train)
+    known = trained and (trained.mean, trained.std)
+    mean, std = known or sampled_moments(train)
     return DataSet(
         name=name,
         train=train,
         test=test,
         class_names=tuple(classes),
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin=f"{place} ({words}{note()}{bad_images})",
         validation=validation,
     )

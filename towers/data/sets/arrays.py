@@ -116,14 +116,14 @@ def _data_set(arrays, class_names):
     train, test = sources.get("training"), sources.get("test")
     if test is None:
         train, test = split_off_test(train, train.labels, "data")
-    mean, deviation = channel_moments(next(iter(arrays.values()))[0])
+    mean, std = channel_moments(next(iter(arrays.values()))[0])
     return DataSet(
         name="arrays",
         train=train,
         test=test,
         class_names=class_names,
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin=ORIGIN,
         validation=sources.get("validation"),
     )

@@ -221,14 +221,14 @@ def _read(name: str, root: str) -> DataSet | None:
         *found, names = tfds.read_arrays(folder, published.image_shape)
         _compare_names(published, folder, names)
     train, test, origin = found
-    mean, deviation = channel_moments(train[0])
+    mean, std = channel_moments(train[0])
     return DataSet(
         name=name,
         train=ArraySource(*train),
         test=ArraySource(*test),
         class_names=published.class_names,
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin=origin,
     )
 

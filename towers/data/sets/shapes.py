@@ -119,14 +119,14 @@ def load(*, seed: int = 0) -> DataSet:
     """
     train_images, train_labels = _draw_all(NUM_TRAIN, _stream(seed, 0))
     test_images, test_labels = _draw_all(NUM_TEST, _stream(seed, 1))
-    mean, deviation = channel_moments(train_images)
+    mean, std = channel_moments(train_images)
     return DataSet(
         name="shapes",
         train=ArraySource(train_images, train_labels),
         test=ArraySource(test_images, test_labels),
         class_names=tuple(SHAPES),
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin=f"drawn, seed {seed}",
     )
 

@@ -37,13 +37,13 @@ def load(
         return Subset(ArraySource(*examples), np.arange(count) % NUM_DIFFERENT)
 
     train, test = draw(), draw()
-    mean, deviation = channel_moments(train[0])
+    mean, std = channel_moments(train[0])
     return DataSet(
         name="synthetic",
         train=repeat(train, num_examples[0]),
         test=repeat(test, num_examples[1]),
         class_names=tuple(f"class {label}" for label in range(num_classes)),
         mean=mean,
-        deviation=deviation,
+        std=std,
         origin="random noise",
     )

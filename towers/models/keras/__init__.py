@@ -1,1 +1,1 @@
-"""Networks of Keras: its applications, and those of users."""
+"""Keras networks: keras.applications, and models of users."""

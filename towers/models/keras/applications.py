@@ -28,7 +28,7 @@ def create_model(
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.Model:
-    """A network of `keras.applications` with a head of so many classes, and without the
+    """A network of `keras.applications` with a head of `num_classes`, and without the
     softmax; its parameters are drawn.
 
     All kernels are marked for decay. Images come standardized by `pixel_moments`; what
@@ -117,8 +117,8 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel, red first, with which a network's images
     are standardized: the `preprocess_input` that Keras has for it.
 
-    They are (0, 0, 0) and (1, 1, 1) where the network takes pixels as they are, which
-    its own layers then rescale.
+    They are (0, 0, 0) and (1, 1, 1) where the network takes pixels, which its own
+    layers rescale.
 
     Raises:
         ConfigError: there is no such network.
@@ -139,7 +139,7 @@ def create_pretrained(name: str) -> keras.Model:
             # Keras warns of the default size, which is meant.
             warnings.filterwarnings("ignore", "`input_shape` is undefined")
             stock = function(weights="imagenet", classifier_activation=None)
-    except Exception as error:  # that of a download, of no class of its own
+    except Exception as error:  # a download's, of no class of its own
         raise OSError(
             f"init_from=imagenet with model=keras:{name}: {one_line(error)}; give the "
             "file of the weights, --init_from=FILE.h5"
@@ -149,10 +149,9 @@ def create_pretrained(name: str) -> keras.Model:
 
 
 def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
-    """Makes variances of the weights that Keras has for EfficientNetB0 to B7 those of
-    pixels. In the file they are standard deviations, and Keras divides by their roots
-    once more, in a layer that it adds with weights="imagenet" alone (issue 49930 of
-    TensorFlow).
+    """Corrects the input variances in Keras' weights of EfficientNetB0 to B7. In the
+    file they are standard deviations, and Keras divides by their roots once more, in a
+    layer that it adds with weights="imagenet" alone (issue 49930 of TensorFlow).
 
     Args:
         name: such as EfficientNetB0.
@@ -178,5 +177,5 @@ def _moments(function):
     if is_reversed:
         offsets, slopes = offsets[::-1], slopes[:, ::-1]
     scales = np.diag(slopes)
-    mean, deviation = (0 - offsets) / scales, 1 / scales
-    return tuple(mean.tolist()), tuple(deviation.tolist()), is_reversed
+    mean, std = (0 - offsets) / scales, 1 / scales
+    return tuple(mean.tolist()), tuple(std.tolist()), is_reversed

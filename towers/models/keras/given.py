@@ -29,7 +29,7 @@ _without_weights: set[str] = set()
 def give(model: keras.Model) -> tuple[str, str]:
     """Makes a Keras model, Functional or Sequential, a network of `--model`.
 
-    The network has the weights of the model, which itself stays as it is.
+    The network has the weights of the model, which itself does not change.
 
     Returns:
         The value of the option, and the architecture in JSON, for `give_stored`.
@@ -111,7 +111,7 @@ def give_stored(name: str, path: pathlib.Path) -> None:
 
 
 def has_weights(name: str) -> bool:
-    """Whether the model of this name was given in this process."""
+    """True if the model of this name was registered in this process."""
     return factories.is_given("model", name) and name not in _without_weights
 
 
@@ -196,7 +196,7 @@ def _set_weights(ours, layer, values):
 
 
 def _settings(layer, settings, regularizer):
-    """Those of a layer's copy."""
+    """Settings of a layer's copy."""
     class_name = type(layer).__name__.lower()
     automatic = re.sub(r"_[0-9]+$", "", layer.name).replace("_", "")
     if automatic == class_name:

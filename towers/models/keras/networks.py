@@ -253,7 +253,7 @@ class _Rebuilding:
             return self.run(operation, args[0])
         if id(operation) not in self._called:
             self._take(operation)
-        # That of the graph is a default: a call of the whole model decides.
+        # The graph's value is a default: a call of the whole model decides.
         kwargs.pop("training", None)
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
@@ -292,7 +292,7 @@ class _Rebuilding:
         """The name of the layer that is called in place of an operation."""
         is_first = operation.name not in self._replaced
         self._replaced.add(operation.name)
-        # A name with a number may be that of a layer that comes later.
+        # A later layer may have a name with a number.
         return operation.name if is_first else self._unique(f"{operation.name}_again")
 
     def _unique(self, name):
@@ -347,7 +347,7 @@ class _Rebuilding:
 
     def name_variables(self):
         """A variable's path begins with its layer, not with a network around it. One
-        without a name takes that of its attribute."""
+        without a name takes its attribute's name."""
         for layer, name in self._called.values():
             attributes = {id(value): key for key, value in vars(layer).items()}
             for variable in getattr(layer, "variables", ()):
@@ -365,8 +365,8 @@ def _is_stochastic_depth(layer):
 
 
 def _replace_inside(layer):
-    """Makes batch normalization, convolutions in groups and random layers in a layer,
-    or the layer itself, those of towers; True where there are random ones.
+    """Replaces batch normalization, grouped convolutions and random layers in a layer,
+    or the layer itself, by layers of towers; True where there are random ones.
 
     In place: names, variables and users stay.
     """
@@ -394,14 +394,15 @@ def _draws(layer):
 
 
 def _rescaling(layer, name, rank):
-    """That of a `keras.layers.Normalization` with given moments, of tensors of a rank:
-    it keeps arrays on the CPU and can be adapted to other images."""
+    """A Rescaling layer for a `keras.layers.Normalization` with given moments, of
+    tensors of a rank: the latter keeps arrays on the CPU and can be adapted to other
+    images."""
     mean, variance = np.asarray(layer.input_mean), np.asarray(layer.input_variance)
-    deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
-    scale, offset = 1 / deviation, -mean / deviation
+    std = np.maximum(np.sqrt(variance), keras.config.epsilon())
+    scale, offset = 1 / std, -mean / std
     if layer.invert:
-        scale, offset = deviation, mean
-    # The last of the moments' axes is that of the last axis, and so on.
+        scale, offset = std, mean
+    # The last of the moments' axes belongs to the last axis, and so on.
     shape, axes = [1] * rank, sorted(axis % rank for axis in layer.axis)
     for axis, size in zip(reversed(axes), reversed(mean.shape), strict=False):
         shape[axis] = size

@@ -15,8 +15,8 @@ class Tokens(keras.layers.Layer):
     Dosovitskiy et al. 2021, arXiv:2010.11929, equation 1.
 
     Args:
-        has_class_token: whether a trained token, initially zero, is before those of
-            pixels, and positions are learned; without they are those of `sincos2d`.
+        has_class_token: whether a trained token, initially zero, precedes the pixels'
+            tokens, and positions are learned; otherwise they are from `sincos2d`.
         first, channels: where the input is a slice of channels: the first one of it,
             and how many the whole has.
     """

@@ -91,7 +91,7 @@ def dropout(
     0.
 
     Args:
-        inputs: those of the network, to which the noise is added.
+        inputs: inputs of the network; the noise is appended.
         per_image: all elements of an image are dropped together. Of the branch of a
             residual block that is stochastic depth.
     """

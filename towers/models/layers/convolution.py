@@ -26,7 +26,7 @@ from towers.models.layers.winograd import MANY_IMAGES, winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
 # about what the products save; larger images have not been measured. With fewer images,
-# or pixels of all, those of the kernel do.
+# or pixels in total, the transforms of the kernel do.
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 LEAST_IMAGES, LEAST_PIXELS = 16, 512
 

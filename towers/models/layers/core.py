@@ -76,13 +76,14 @@ class Dropout(keras.layers.Layer):
 
 
 def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
-    """Floats, of which those are kept and scaled whose noise is at least the rate."""
+    """Dropout: x scaled by 1 / (1 - rate) where the noise is at least the rate, else
+    0."""
     keep = tf.cast(noise >= rate, x.dtype)
     return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 
 
 class Dense(keras.layers.Dense):
-    """That of Keras with a bias, with the gradient of `add_bias`."""
+    """`keras.layers.Dense` with a bias and the gradient of `add_bias`."""
 
     def call(self, inputs, training=None):
         kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
@@ -91,7 +92,7 @@ class Dense(keras.layers.Dense):
 
 
 class Conv2D(keras.layers.Conv2D):
-    """That of Keras, with the gradient of `add_bias`."""
+    """`keras.layers.Conv2D` with the gradient of `add_bias`."""
 
     def call(self, inputs):
         outputs = self.convolution_op(inputs, self.kernel)
@@ -106,7 +107,7 @@ class GroupedConv2D(Conv2D):
     On a CPU without oneDNN, and in float64, TensorFlow has no gradient for a grouped
     convolution. Here as many groups as channels are a depthwise convolution, and fewer
     are convolutions side by side. The kernel is [height, width, channels / groups,
-    filters], as that of `keras.layers.Conv2D`, so that filters are its last axis in
+    filters], as in `keras.layers.Conv2D`, so that filters are its last axis in
     every case.
 
     Attributes:
@@ -140,7 +141,7 @@ class GroupedConv2D(Conv2D):
 
 
 class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
-    """That of Keras, with the gradients of `depthwise_conv2d_cpu` and `add_bias`."""
+    """The Keras layer with the gradients of `depthwise_conv2d_cpu` and `add_bias`."""
 
     call = Conv2D.call
 
@@ -150,7 +151,7 @@ class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
 
 
 class FusedActivation(keras.layers.Activation):
-    """That of Keras, of a function in FUSED_ACTIVATIONS."""
+    """`keras.layers.Activation` of a function in FUSED_ACTIVATIONS."""
 
     def call(self, inputs):
         return FUSED_ACTIVATIONS[self.activation.__name__](inputs)

@@ -13,7 +13,7 @@ from towers.errors import one_line
 
 
 def strided_pixels(images: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
-    """Those that a kernel of 1x1 with strides reads, of images [n, height, width, c]:
+    """Pixels that a kernel of 1x1 with strides reads, of images [n, height, width, c]:
     by a pool, because the gradient of a slice is slow on a CPU."""
     return tf.nn.avg_pool2d(images, 1, strides, "VALID")
 
@@ -205,8 +205,8 @@ def xla_fault(device_kind: str) -> str:
     """Why XLA compiles nothing for the devices of a kind, in a line; empty where it
     does, and where there is no such device.
 
-    For GPUs it needs programs that an installation may lack, such as `ptxas`: found by
-    a trial.
+    For GPUs it needs programs that an installation may lack, such as `ptxas`: a trial
+        shows it.
     """
     trial = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
     for device in tf.config.list_logical_devices(device_kind)[:1]:
@@ -271,7 +271,7 @@ def _layer_normalization(x, scale, offset, epsilon):
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization_gradient(x, scale, upstream, mean, factor):
-    """That of x, and what adds up to that of the scale."""
+    """Gradient of x, and terms that add up to the gradient of the scale."""
     normalized = (widened(x) - mean) * factor
     upstream, scale = widened(upstream), widened(scale)
     by_scale = upstream * normalized
@@ -304,8 +304,8 @@ def local_response_normalization(
     TensorFlow's own kernel.
 
     Args:
-        before, after: the channels next to those of x, in their order, where x is a
-            slice of the whole tensor; they are read and not normalized.
+        before, after: the channels next to x, in their order, where x is a slice of the
+            whole tensor; they are read and not normalized.
 
     Raises:
         ValueError: the groups do not divide the channels.

@@ -56,7 +56,8 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 class FusedLayerNormalization(keras.layers.LayerNormalization):
-    """That of Keras over the last axis, with the kernels for a CPU."""
+    """`keras.layers.LayerNormalization` over the last axis, with the kernels for a
+    CPU."""
 
     def call(self, inputs):
         scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
@@ -69,7 +70,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     It applies to images [n, height, width, channels] in float32 or 16 bits. The
     kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
     large, so that what goes into the moving variance is turned back: variables and
-    their values are those of Keras.
+        their values are the same as in Keras.
 
     Args:
         is_frozen: normalize with the moving averages in training too, and leave them.
@@ -192,14 +193,14 @@ class Normalization(keras.layers.Normalization):
             keras.ops.reshape(keras.ops.cast(x, inputs.dtype), self._broadcast_shape)
             for x in (self.adapt_mean, self.adapt_variance)
         )
-        deviation = keras.ops.maximum(keras.ops.sqrt(variance), keras.config.epsilon())
+        std = keras.ops.maximum(keras.ops.sqrt(variance), keras.config.epsilon())
         if self.invert:
-            return mean + inputs * deviation
-        return (inputs - mean) / deviation
+            return mean + inputs * std
+        return (inputs - mean) / std
 
 
 def is_frozen(layer: keras.layers.Layer) -> bool:
-    """Whether training leaves a layer as it is; batch normalization then works as in
+    """True if training does not change a layer; batch normalization then works as in
     inference."""
     return getattr(layer, "is_frozen", False) or not layer.trainable
 
@@ -225,7 +226,8 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
-    """Inside, the momentum of `BatchNormalization` is that of a step, see `ramped`."""
+    """Inside, the momentum of `BatchNormalization` depends on the step, see
+    `ramped`."""
     _local.ramp = ramp
     try:
         yield

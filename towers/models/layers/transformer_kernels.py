@@ -11,7 +11,7 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """x kernel + bias of floats [..., inputs], with a kernel [inputs, units].
 
     With nothing reshaped between the two, TensorFlow adds the bias within the product.
-    The gradient of the bias is that of `add_bias`.
+    The gradient of the bias is as in `add_bias`.
     """
     inputs, units = kernel.shape
     rows = tf.reshape(x, [-1, inputs])

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 LARGEST_TILE = 4
-# Those of a tile of m are the first m + r - 2 and infinity. Few and small ones lose the
-# fewest digits.
+# Interpolation points; a tile of m uses the first m + r - 2 and infinity. Few and small
+# points lose the fewest digits.
 POINTS = (0, 1, -1, Fraction(1, 2), -2, Fraction(-1, 2), 2)
-# To transform a kernel to a point takes as long as its product with so many tiles.
+# Transforming a kernel to a point takes as long as its product with this many tiles.
 TILES_PER_KERNEL = 25
 MANY_IMAGES = 128  # where their number is not known
 
@@ -95,9 +95,9 @@ def transforms(
     """The transforms for the first outputs of a line, with zeros around the inputs so
     that the kernel of an odd size is centered on each.
 
-    Tiles of more than LARGEST_TILE outputs are two next to each other, of which each
-    has its own points: 7 outputs take 11 points so, and two tiles of 4 take 12, but
-    share 6 transformed kernels.
+    Tiles of more than LARGEST_TILE outputs are two next to each other, each with its
+    own points: 7 outputs take 11 points so, and two tiles of 4 take 12, but share 6
+    transformed kernels.
     """
     more = size - 1
 

@@ -7,7 +7,7 @@ from towers.models.layers.blocks import check_image_size, scaled
 from towers.models.layers.core import Dropout, GroupedConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
-# Sides of an image from which on the first convolution is that of the paper.
+# Smallest side of an image for the paper's first convolution.
 LARGE = 64
 
 

@@ -18,7 +18,7 @@ def create_model(
     """Two convolutions and two hidden dense layers; 1,068,298 parameters at 24x24x3.
 
     Initial standard deviations, biases, the normalization's constants and the choice of
-    the decayed layers (the two hidden dense ones) are those of the tutorial; so are the
+    the decayed layers (the two hidden dense ones) are as in the tutorial; so are the
     layers' names.
     """
 

@@ -108,7 +108,7 @@ class Builder:
         width, regularizer, stochastic_depth: see `models.create_model`.
         as_tensorflow: padding, epsilon and momentum of TensorFlow's code: convolutions
             with strides pad the right and lower edges by more, normalization has 1e-3
-            and 0.99. Else those of PyTorch: equal edges, 1e-5 and 0.9.
+            and 0.99. Else as in PyTorch: equal edges, 1e-5 and 0.9.
         gate: last activation of squeeze-and-excitation.
         squeezed_activation: its first one; None for the activation of the block.
     """

@@ -110,7 +110,7 @@ def create_imagenet_resnet(
         blocks: number of blocks of each stage.
         has_bottlenecks: whether blocks have three convolutions, the last one with four
             times the filters, or two of 3x3.
-        name: of the network; by default that of its number of layers.
+        name: of the network; by default with its number of layers.
     """
     stages = []
     for stage, count in enumerate(blocks):
@@ -150,8 +150,8 @@ def _stages(
 
     Args:
         stages: (filters and kernel sizes of the convolutions of a block, blocks).
-        shortcut_fn: gives the shortcut where the shape changes; that of the first block
-            of bottlenecks too at a `width` at which it does not.
+        shortcut_fn: creates the shortcut of a stage's first block; in the first stage
+            only with bottlenecks.
         last_scale: initializer of the last scale of each block.
     """
     num_blocks, index = sum(blocks for _, blocks in stages), 0

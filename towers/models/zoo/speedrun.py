@@ -14,7 +14,7 @@ from towers.models.layers.cpu_kernels import add_bias
 from towers.models.layers.normalization import BatchNormalization
 
 WHITENING_SIZE = 2
-# Of which patches are made at a time: they take 8 k bytes each.
+# Pixels per chunk of patches, which take 8 k bytes each.
 PIECE_PIXELS = 100 * 32 * 32
 SMALLEST_IMAGE = 9  # one pixel is left after the last pool
 

@@ -16,8 +16,8 @@ def create_model(
     regularizer: keras.regularizers.Regularizer | None,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Convolutions of 3x3 in stages that end in a pool, and one dense layer; with those
-    of configuration D 14,724,042 parameters at 10 classes.
+    """Convolutions of 3x3 in stages that end in a pool, and one dense layer;
+    configuration D has 14,724,042 parameters at 10 classes.
 
     The port to CIFAR of kuangliu/pytorch-cifar. Its 4,224 biases of convolutions, which
     normalization subtracts again, are left out. On images of other sizes than 32x32

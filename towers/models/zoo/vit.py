@@ -9,14 +9,14 @@ from towers.models.layers.attention import Attention, Tokens
 from towers.models.layers.blocks import check_image_size, network, scaled
 from towers.models.layers.core import Gelu
 
-# Sides of an image from which on patches are those of the paper, 16x16; else 4x4.
+# Smallest side of an image for the paper's patches, 16x16; else 4x4.
 LARGE = 128
 
 
 def _with_blocks(
     others: dict[str, str], block: str, parts: dict[str, str]
 ) -> dict[str, str]:
-    """A table of names; those of the parts of a block begin with `block`."""
+    """A table of names; names of the parts of a block begin with `block`."""
     named = {rf"block(\d+)_{ours}": block + theirs for ours, theirs in parts.items()}
     return others | named
 
@@ -108,20 +108,20 @@ def create_model(
 
     With a class token it is DeiT (Touvron et al. 2021, arXiv:2012.12877) without
     distillation, and has the parameters of timm's `vit_*_patch16_224`. Kernels begin as
-    in big_vision: patches as LeCun's, those of the blocks as Glorot's, the last one
-    zero; biases are all 0. Every kernel is marked for decay. GELU is exact, where
-    big_vision approximates it. What remains of an image at its right and lower edge is
-    not seen. With a smaller `width` there are fewer heads, of 64 channels or more, down
-    to a single one of any size.
+    in big_vision: patches as LeCun's, the blocks as Glorot's, the last one zero; biases
+    are all 0. Every kernel is marked for decay. GELU is exact, where big_vision
+    approximates it. What remains of an image at its right and lower edge is not seen.
+    With a smaller `width` there are fewer heads, of 64 channels or more, down to a
+    single one of any size.
 
     Args:
         name: of the network.
         channels, depth, heads: of a token, blocks, heads of each.
         image_shape, num_classes, width, regularizer: see `models.create_model`.
         dropout: its rate, of the tokens, of the hidden units and of each branch.
-        stochastic_depth: that of both branches of the last block.
-        has_class_token: whether the logits are those of a class token, and positions
-            learned; else of the mean of the tokens, and positions fixed.
+        stochastic_depth: rate of both branches of the last block.
+        has_class_token: whether the head reads a class token, and positions are
+            learned; else the mean of the tokens, and positions are fixed.
 
     Raises:
         ConfigError: the images are smaller than two by two patches.

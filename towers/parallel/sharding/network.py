@@ -35,9 +35,9 @@ class ShardedNetwork:
     """A network over a grid of devices; it has the functions of `WholeNetwork`.
 
     Args:
-        phases: those of the run.
+        phases: all phases of the run.
         loss_fn, teach: as of `WholeNetwork`.
-        layouts: per shard those of its vectors.
+        layouts: of the vectors, per shard.
         grid: [group][shard] device names.
         sync_batch_norm: whether groups share the moments of batch normalization.
         workers: processes, each with such a grid.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from towers.models.layers import core, cpu_kernels, normalization
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.sync_batch_norm import of_union, wide_moments
+from towers.parallel.sharding.sync_batch_norm import union_moments, wide_moments
 
 
 def local_response_normalization(
@@ -83,7 +83,7 @@ def channel_moments(tape: DeviceTape, values: Sequence[Value]) -> list[list[Valu
     weights = [size / sum(sizes) for size in sizes]
     moments_of = functools.partial(wide_moments, axes=[-1], keepdims=True)
     moments = [x for part in parts for x in tape.apply(part.device, moments_of, [part])]
-    combine = functools.partial(of_union, weights=weights)
+    combine = functools.partial(union_moments, weights=weights)
     return [
         tape.apply(device, combine, [tape.move(x, device) for x in moments])
         for device in (value.device for value in values)

@@ -1,8 +1,8 @@
 """Batch normalization with the moments of the whole batch, over several devices.
 
 Every device computes the moments of its images; one combines them (Chan et al. 1979)
-with those of its neighbors and of other processes. `Walk` normalizes with the result on
-every device.
+with the moments of its neighbors and of other processes. `Walk` normalizes with the
+result on every device.
 """
 
 import functools
@@ -35,7 +35,9 @@ def combined_moments(
     for value in values:
         for moment in tape.apply(value.device, _moments, [value]):
             moments.append(tape.move(moment, home))
-    combined = tape.apply(home, functools.partial(of_union, weights=weights), moments)
+    combined = tape.apply(
+        home, functools.partial(union_moments, weights=weights), moments
+    )
     if workers.size == 1:
         return combined
     share = sum(images) / batch_size
@@ -56,10 +58,10 @@ def wide_moments(
     return tf.nn.moments(x, axes, keepdims=keepdims)
 
 
-def of_union(
+def union_moments(
     *moments: tf.Tensor, weights: Sequence[float]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of the union from those of its parts: mean, variance, ..."""
+    """Mean and variance of the union of sets, from mean, variance, ... of each."""
     means, variances = moments[0::2], moments[1::2]
     mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
     squares = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]

@@ -224,10 +224,10 @@ class Walk:
     def _normalize_channels(self, layer, tensor):
         """Layer normalization with the moments over the channels of all shards."""
         values = []
-        for group, of_shards in enumerate(tensor.values):
-            moments = slices.channel_moments(self._tape, of_shards)
+        for group, shards in enumerate(tensor.values):
+            moments = slices.channel_moments(self._tape, shards)
             values.append([])
-            for shard, value in enumerate(of_shards):
+            for shard, value in enumerate(shards):
                 values[group] += self._normalize(
                     layer, group, shard, value, moments[shard]
                 )
@@ -237,9 +237,9 @@ class Walk:
         """Batch normalization with the moments of the whole batch."""
         values = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
-            of_groups = [group[shard] for group in tensor.values]
-            moments = self._combine_moments(self._tape, of_groups, home)
-            for group, value in enumerate(of_groups):
+            groups = [group[shard] for group in tensor.values]
+            moments = self._combine_moments(self._tape, groups, home)
+            for group, value in enumerate(groups):
                 device = value.device
                 here = [self._tape.move(moment, device) for moment in moments]
                 self._move_averages(layer, group, shard, here)
