@@ -114,7 +114,7 @@ def quiet_imports():
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """Public names."""
     return sorted([*__all__, "__version__", "callbacks"])
 
 

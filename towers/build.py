@@ -402,8 +402,8 @@ def configure_devices(
 
 
 def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
-    """The images of every batch that one of several workers computes, each of them on
-    so many devices. More towers than images are a ConfigError."""
+    """The images of every batch that one of several workers computes on its devices.
+    More towers than images are a ConfigError."""
     count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
@@ -424,10 +424,10 @@ def create_trainer(
     feed: Feed | None = None,
     teacher: keras.Model | None = None,
 ) -> Trainer:
-    """The trainer with the strategy of the config on the chosen devices; that of an
-    evaluation takes no steps. `feed` has other batches than those of the parts. The
-    loss also follows `teacher`, a trained network. Options that do not fit the devices
-    are a ConfigError."""
+    """Creates a trainer with the config's strategy on the chosen devices; for an
+    evaluation, it takes no steps. `feed` replaces the batches of the parts. With
+    `teacher`, a trained network, the loss includes distillation. Options that do not
+    fit the devices are a ConfigError."""
     share_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -548,7 +548,7 @@ def create_feed(
     config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
 ) -> Feed:
     """The batches of each tower: resident on its (first) device, copied to it ahead
-    where that is a GPU, or those of the host; `sizes` are the images per tower."""
+    where that is a GPU, or on the host; `sizes` are the images per tower."""
     per_tower = batches.split(sizes)
     if config.input == "resident":
         if num_bytes(batches.source) is None:
@@ -580,8 +580,8 @@ def runs_on(
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
 ) -> bool:
-    """Whether a device has a kernel for every operation of `process` (see `Streams`)
-    on `elements` of its stream, by trying it."""
+    """True if a device has a kernel for every operation of `process` (see `Streams`) on
+    `elements` of its stream, by trying it."""
     zeros = {
         # int32 tensors of a GPU are in host memory.
         k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
@@ -600,7 +600,7 @@ def runs_on(
 
 
 def fits_on_gpus(source: Source) -> bool:
-    """Whether `input=auto` has GPUs hold the images."""
+    """True if `input=auto` keeps the images on GPUs."""
     size = num_bytes(source)
     return size is not None and size <= MOST_RESIDENT_BYTES
 

@@ -53,9 +53,9 @@ class Callback:
         callback raises here."""
 
     def on_exception(self, step: int, error: BaseException) -> None:
-        """Where the run is stopped, with `Preempted`, or ends with another error, after
-        it was saved; perhaps before `on_start`. What this raises is a warning. Not
-        where a callback hangs."""
+        """Called when the run is stopped, with `Preempted`, or ends with another error,
+        after it was saved; perhaps before `on_start`. Errors of this method become
+        warnings. Not called if a callback hangs."""
 
 
 class Tracker(Callback):
@@ -77,7 +77,7 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     if wrong or isinstance(callbacks, Callback):
         raise ConfigError(
             f"callbacks: {(wrong or listed)[0]}: give a list of objects, of classes "
-            "derived from towers.callbacks.Callback. For those of Keras there are "
+            "derived from towers.callbacks.Callback. For Keras' callbacks there are "
             "patience, schedule=plateau, metrics.jsonl and others: see "
             "docs/coming_from.md"
         )
@@ -86,7 +86,8 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 
 @contextlib.contextmanager
 def _begins(name: str, hint: str = ""):
-    """Where a tracker begins, its errors are of its arguments or its environment."""
+    """Converts errors at the start of a tracker, which its arguments or environment
+    cause."""
     try:
         yield
     except ConfigError:
@@ -100,8 +101,8 @@ class MLflow(Tracker):
 
     Args:
         uri: of the tracking server, or a folder, in which a database is made, for
-            `mlflow ui --backend-store-uri=sqlite:///FOLDER/mlflow.db`; by default that
-            of MLFLOW_TRACKING_URI.
+            `mlflow ui --backend-store-uri=sqlite:///FOLDER/mlflow.db`; by default
+            MLFLOW_TRACKING_URI.
         experiment: its name there; made where it is missing.
 
     Raises:
@@ -240,7 +241,7 @@ def _installed(package: str):
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
-    """The single numbers, and those of each tower as "tower_losses_0" and so on."""
+    """The single numbers, and numbers per tower as "tower_losses_0" and so on."""
     values = {}
     for name, value in metrics.items():
         if isinstance(value, numbers.Real):

@@ -67,12 +67,12 @@ def remark(text: str) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard output is one that takes more than lines."""
+    """True if standard output is a terminal that can move its cursor."""
     return _out.is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def is_notebook() -> bool:
-    """Whether standard output is the output of a notebook's cell, where no cursor can
+    """True if standard output is the output of a notebook's cell, where no cursor can
     be moved."""
     return type(sys.stdout).__module__ == "ipykernel.iostream"
 
@@ -226,7 +226,7 @@ class _Stream:
         return getattr(sys, self._name)
 
     def _is_ready(self):
-        """Whether the stream takes a line, or fails: then `_write` does not wait."""
+        """True if the stream takes a line, or fails: then `_write` does not wait."""
         secs = _PATIENCE_SECS if len(self._kept) <= 1 else 0.0
         try:
             poll = select.poll()

@@ -159,7 +159,7 @@ def out_of_memory(error: BaseException | str) -> str:
     them; empty for an error of another kind.
 
     By its text: a GPU says it in errors of many types, and TensorFlow's
-    ResourceExhaustedError is also that of a full disk.
+    ResourceExhaustedError is also raised for a full disk.
     """
     try:
         text = str(error)
@@ -196,8 +196,7 @@ def refuse_url(name: str, path: str | os.PathLike) -> None:
     if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(path)):
         raise ConfigError(
             f"{name}={one_line(os.fsdecode(path), 150)}: is a URL, and only local "
-            "files are read and written; give a local path, such as that of a mounted "
-            "bucket"
+            "files are read and written; give a local path, such as a mounted bucket's"
         )
 
 

@@ -4,7 +4,7 @@
 
 Each actor of Ray runs `python run_train.py --strategy=multi_worker` with the flags that
 follow `--`, in a process of its own: Ray calls functions in threads, where no signal is
-caught. Stops, restarts and the exit code are as those of `towers.launch`.
+caught. Stops, restarts and the exit code are as in `towers.launch`.
 """
 
 from towers.run import signals

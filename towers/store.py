@@ -96,8 +96,8 @@ def _link(path, target):
 
 
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
-    """What killed processes of this machine have left for a path: see `aside` and
-    `replace`, and temporary folders whose names go on with a hyphen."""
+    """Files that killed processes of this machine left for a path: see `aside` and
+    `replace`, and temporary folders whose names continue with a hyphen."""
     name = re.escape(path.name)
     pattern = re.compile(rf"\.tmp-(?:([0-9]+)-{name}(?:-\w+)?|replaced-{name})")
     matches = ((x, pattern.fullmatch(x.name)) for x in path.parent.glob(".tmp-*"))
@@ -183,7 +183,7 @@ def num_bytes(path: pathlib.Path) -> int:
 
 
 def free_space(path: str | os.PathLike) -> str:
-    """What is free on the disk of a folder, as words of a message."""
+    """Describes the free space on the disk of a folder, for a message."""
     try:
         status = os.statvfs(path)
     except OSError:

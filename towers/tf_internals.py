@@ -48,7 +48,7 @@ def report_error_to_cluster(code: int, message: str) -> None:
 
 
 def is_op_determinism_enabled() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    """True if `tf.config.experimental.enable_op_determinism` was called."""
     return config.is_op_determinism_enabled()
 
 

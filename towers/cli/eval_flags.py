@@ -12,25 +12,31 @@ def define_flags() -> None:
     """Defines the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.")
     flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
-    flags.DEFINE_list("ensemble", None, "Runs whose mean probabilities are evaluated.")
+    flags.DEFINE_list(
+        "ensemble", None, "Runs whose average probabilities are evaluated."
+    )
     flags.register_multi_flags_validator(
         ["workdir", "compare", "ensemble"],
         lambda given: list(given.values()).count(None) == 2,
         "give --workdir, --compare or --ensemble",
     )
     flags.DEFINE_list(
-        "average", None, "Runs whose mean parameters --workdir gets, before it is used."
+        "average", None, "Runs whose parameters are averaged into --workdir first."
     )
-    flags.DEFINE_bool("calibrate", False, "Fit a temperature to held-out images.")
-    flags.DEFINE_bool("suspects", False, "List images of --split with wrong labels.")
+    flags.DEFINE_bool(
+        "calibrate", False, "Fit a calibration temperature to held-out images."
+    )
+    flags.DEFINE_bool(
+        "suspects", False, "List images of --split with suspected label errors."
+    )
     splits = ("test", "validation", "train")
-    flags.DEFINE_enum("split", "test", splits, "Images of --suspects and --ensemble.")
+    flags.DEFINE_enum("split", "test", splits, "Split of --suspects and --ensemble.")
     config_flags.define_step_flag()
-    flags.DEFINE_bool("use_ema", None, "Only moving averages, or only raw parameters.")
-    about = "Look for checkpoints this often; 0 for once."
+    flags.DEFINE_bool("use_ema", None, "Only EMA weights, or only raw weights.")
+    about = "Seconds between checks for new checkpoints; 0 for one check."
     flags.DEFINE_float("eval_interval_secs", 0.0, about, 0.0, 1e6)
     flags.DEFINE_bool("report", False, "Write report/index.html of the run.")
-    # The devices of an evaluation need not be those of the training.
+    # An evaluation may use other devices than the training.
     config_flags.define_config_flags(["data_dir", "device", "num_towers", "strategy"])
     config_flags.define_config_flags(
         ["group_size", "batch_size", "tta"], batch_size=EVALUATION_BATCH_SIZE

@@ -15,23 +15,25 @@ from towers.run.signals import preemptible
 def define_flags() -> None:
     """Defines the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-    flags.DEFINE_enum("format", None, FORMATS, "What to write.", required=True)
+    flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
     flags.DEFINE_string(
         "output",
         None,
-        "File or folder to write; default: in export/ of the run's folder.",
+        "Output file or folder; default: in export/ of the run's folder.",
     )
     flags.DEFINE_enum(
         "precision",
         "float32",
         TOLERANCES,
-        "Of parameters; int8 of activations as well.",
+        "Data type of the parameters; int8 also quantizes activations.",
     )
     config_flags.define_step_flag()
     flags.DEFINE_list(
-        "images", [], "Image files, and folders of them, in place of the data set's."
+        "images",
+        [],
+        "Image files and folders, instead of the data set's.",
     )
-    flags.DEFINE_bool("calibrated", False, "With the temperature of run_eval.py.")
+    flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")
     config_flags.define_config_flags(["data_dir"])
 

@@ -76,14 +76,14 @@ class _StepParser(flags.ArgumentParser):
 
 def define_step_flag() -> flags.FlagHolder:
     """Defines --step, a checkpoint of a run."""
-    about = "Checkpoint: best, on held-out images where there are any, last, or a step."
+    about = "Checkpoint: best (on held-out images, if any), last, or a step."
     return flags.DEFINE(
         _StepParser(), "step", "best", about, serializer=flags.ArgumentSerializer()
     )
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """The fields of Config whose flags stand on the command line."""
+    """The fields of Config whose flags are on the command line."""
     names = (name for name in FIELDS if name in values)
     return {n: values[n].value for n in names if not values[n].using_default_value}
 
@@ -127,7 +127,7 @@ def parse(
 
 
 def version_line() -> str:
-    """The version of towers and those of what it stands on, without importing it."""
+    """Versions of towers and of its main dependencies, without importing them."""
     versions = [f"towers {towers.__version__}"]
     for package in ("TensorFlow", "Keras"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -182,7 +182,7 @@ def run(
             return main(argv)
         except SystemExit:
             raise
-        except BaseException as error:  # also those of a user's file
+        except BaseException as error:  # also from a user's file
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
             end_process(program, foreseen(error, _more_memory()), workdir or None)
 

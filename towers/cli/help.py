@@ -46,7 +46,7 @@ _TITLES = {
 
 
 def help_text(module: types.ModuleType, values: flags.FlagValues = flags.FLAGS) -> str:
-    """What `--help` prints: the usage, and a program's own flags by subject.
+    """Text of `--help`: the usage, and a program's own flags by subject.
 
     Args:
         module: that defines the flags; its docstring is the usage.
@@ -107,7 +107,7 @@ def _columns(head, text):
 
 
 def list_text(recipes: pathlib.Path) -> str:
-    """What `--list` prints: every choice by name, and the recipes of a folder."""
+    """Text of `--list`: every choice by name, and the recipes of a folder."""
     lines = []
     for option, title in _TITLES.items():
         lines += [f"{title} (--{option}):", ""]

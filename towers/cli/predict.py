@@ -20,15 +20,15 @@ def define_flags() -> None:
     """Defines the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
     config_flags.define_step_flag()
-    flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
-    flags.DEFINE_integer("top", 5, "Classes of each image; 0 for all, in order.", 0)
-    flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")
-    flags.DEFINE_bool("csv", False, "Comma-separated values, not a table.")
+    flags.DEFINE_bool("use_ema", None, "Use EMA weights, or raw weights.")
+    flags.DEFINE_integer("top", 5, "Classes per image; 0 for all, in order.", 0)
+    flags.DEFINE_bool("json", False, "Print a line of JSON per image, not a table.")
+    flags.DEFINE_bool("csv", False, "Print comma-separated values, not a table.")
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
-    flags.DEFINE_bool("calibrated", False, "With the temperature of run_eval.py.")
+    flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_string("features", "", "Layer whose activations are written.")
     flags.DEFINE_string(
-        "output", "", "File of the results; default: standard output, or features.npz."
+        "output", "", "Output file; default: standard output, or features.npz."
     )
     config_flags.define_config_flags(
         ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],

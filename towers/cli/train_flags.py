@@ -15,7 +15,7 @@ flags.disclaim_key_flags()  # they are of the program that defines them
 
 
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines those that name a run."""
+    """Defines the flags that name a run."""
     where = {"flag_values": values}
     flags.DEFINE_string("config", None, "Recipe: a name of --list, or a path.", **where)
     flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.", **where)
@@ -25,43 +25,46 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines all of them."""
+    """Defines all flags of the program."""
     define_run_flags(values)
     where = {"flag_values": values}
     flags.DEFINE_list(
         "allow_change",
         [],
-        "Options that may differ from those the run began with.",
+        "Options that may differ from the stored options of the run.",
         **where,
     )
     flags.DEFINE_bool(
-        "dry_run", False, "Check everything, try some steps, write nothing.", **where
+        "dry_run",
+        False,
+        "Validate everything, run a few steps, write nothing.",
+        **where,
     )
     flags.DEFINE_bool(
         "lr_range_test",
         False,
-        "Raise the learning rate until the loss diverges, and suggest one.",
+        "Increase the learning rate until the loss diverges, and suggest one.",
         **where,
     )
     flags.DEFINE_integer(
         "folds",
         0,
-        "Train a run for each of so many parts, which it holds out.",
+        "Number of folds of a cross-validation; trains a run for each.",
         **where,
     )
     flags.DEFINE_enum(
         "progress",
         "auto",
         console.MODES,
-        "Bars at the end of a terminal (live), lines by the clock (plain) or none "
+        "Progress bar of a terminal (live), lines at intervals (plain) or none "
         "(off); auto: live on a terminal, else plain.",
         **where,
     )
     flags.DEFINE_list(
         "profile_steps",
         [],
-        "Trace the steps between two, such as 100,110, for TensorBoard, and sum them "
-        "up.",
+        "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
+        "summary.",
         **where,
     )
     flags.DEFINE_list(
@@ -85,24 +88,24 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags that say which worker of which cluster this process is."""
+    """Defines the flags of the cluster and of this process's number in it."""
     flags.DEFINE_string(
         "cluster",
         "",
-        "Addresses of all workers, host:port with commas between; without it those of "
+        "Addresses of all workers, host:port separated by commas; by default from "
         "TF_CONFIG or Slurm, if any.",
         flag_values=values,
     )
     flags.DEFINE_integer(
         "task_index",
         None,
-        "Which of --cluster this worker is; 0 is the chief.",
+        "Index of this worker in --cluster; 0 is the chief.",
         flag_values=values,
     )
     flags.DEFINE_bool(
         "allow_public_address",
         False,
-        "Let workers have public addresses; they know no passwords.",
+        "Allow public addresses of workers, which have no authentication.",
         flag_values=values,
     )
 
@@ -142,6 +145,6 @@ def command_to_train(learning_rate: float, module: str) -> str:
     --lr_range_test, for the user to copy; the module defines its flags."""
     own = flags.FLAGS.get_key_flags_for_module(module)
     left_out = "lr_range_test", "learning_rate"
-    words = [f.serialize() for f in own if f.present and f.name not in left_out]
-    words.append(f"--learning_rate={learning_rate:g}")
-    return shlex.join(command_of(sys.argv[0], words))
+    arguments = [f.serialize() for f in own if f.present and f.name not in left_out]
+    arguments.append(f"--learning_rate={learning_rate:g}")
+    return shlex.join(command_of(sys.argv[0], arguments))

@@ -47,11 +47,11 @@ def validate_metric(config: "Config", multi_label: bool) -> None:
     """Raises ConfigError where `best_by` is of one label an image and these have
     several, or the other way round."""
     if config.best_by == ("balanced_accuracy" if multi_label else "map"):
-        words = "several labels, and the metric is of one"
+        reason = "several labels, and the metric is of one"
         if not multi_label:
-            words = "one label, and the metric is of several"
+            reason = "one label, and the metric is of several"
         raise ConfigError(
-            f"best_by={config.best_by}: each image has {words}; set --best_by=macro_f1"
+            f"best_by={config.best_by}: each image has {reason}; set --best_by=macro_f1"
         )
 
 

@@ -54,13 +54,13 @@ def give(option: str, name: str, factory: Callable[..., Any]) -> None:
     """
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
-    of_option = [key for key in _given if key[0] == option]
-    for key in of_option[: -_MOST_GIVEN[option]]:
+    keys = [key for key in _given if key[0] == option]
+    for key in keys[: -_MOST_GIVEN[option]]:
         del _given[key]
 
 
 def is_given(option: str, name: str) -> bool:
-    """Whether the value of an option stands for an object of this process."""
+    """True if the value of an option stands for an object of this process."""
     return (option, name) in _given
 
 
@@ -120,8 +120,8 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
-    """Calls a function with those of the available arguments that its signature names;
-    one that takes `**kwargs` gets all."""
+    """Calls a function with the available arguments that its signature names, or all if
+    it takes `**kwargs`."""
     return target(**named_by(target, available))
 
 
@@ -196,7 +196,7 @@ def _with_errors_in_one_line(begin, path, function):
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:
     """The error as a ConfigError, where it came from a file of the user that `resolve`
-    has loaded, whose line is named, or where no memory is left; else as it is.
+    has loaded, whose line is named, or where no memory is left; else unchanged.
 
     Args:
         error: that ends a program.

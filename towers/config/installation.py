@@ -25,7 +25,7 @@ def program(name: str) -> str:
 
 
 def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
-    """The words of a command that starts the program of a path."""
+    """Arguments of a command that starts the program of a path."""
     if path.endswith(".py"):
         return ["python", path, *arguments]
     name = os.path.basename(path)

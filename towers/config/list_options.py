@@ -12,8 +12,8 @@ class ParamRate(NamedTuple):
     Attributes:
         pattern: of their names, such as `conv*/kernel`.
         factor: on the learning rate; 0 freezes them from the start.
-        epochs: where given, their rate follows no schedule but falls linearly to zero
-            over so many epochs.
+        epochs: if set, the rate follows no schedule but falls linearly to zero over
+            this number of epochs.
     """
 
     pattern: str
@@ -27,7 +27,7 @@ def parse(option: str, text: str) -> Any:
     Raises:
         ConfigError: a part between commas is wrong; it says what is right.
     """
-    read, kind, least, words = LISTS[option]
+    read, kind, least, expected = LISTS[option]
     values = []
     for part in text.split(",") if text else []:
         try:
@@ -35,15 +35,15 @@ def parse(option: str, text: str) -> Any:
         except (IndexError, TypeError, ValueError):
             value = None
         if value is None:
-            raise ConfigError(f"{option}={text!r}: {part!r} should be {words}")
+            raise ConfigError(f"{option}={text!r}: {part!r} should be {expected}")
         values.append(value)
     if len(values) < least:
-        raise ConfigError(f"{option}={text!r}: {text!r} should be {words}")
+        raise ConfigError(f"{option}={text!r}: {text!r} should be {expected}")
     return kind(values)
 
 
 def height_and_width(image_size: int | str) -> tuple[int, int]:
-    """Those of the option image_size: 96 is 96x96, "96x128" a height and a width."""
+    """Height and width of the option image_size: 96 is 96x96, "96x128" is 96 high."""
     height, _, width = str(image_size).partition("x")
     return int(height), int(width or height)
 
@@ -98,7 +98,7 @@ def _number(text):
 
 
 # Option -> the function that reads a part, the type of the whole, the least number of
-# parts, and words that describe a valid part.
+# parts, and a description of a valid part.
 LISTS = {
     "crop_scale": (
         _share,

@@ -16,7 +16,7 @@ _EFFICIENTNET = "models.zoo.efficientnet:create_model"
 _TF_LITE = {"is_lite": True, "as_tensorflow": True}
 _MOBILENET = "models.zoo.mobilenet_v3:create_model"
 _TF_MOBILENET_WEIGHTS = Preprocessing((0.5,) * 3, (0.5,) * 3, interpolation="bilinear")
-# Those of their authors, where timm has 0.5.
+# As by their authors; timm has 0.5.
 _LITE_WEIGHTS = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 MODELS = {
     "cnn": ModelRow(

@@ -88,8 +88,8 @@ resumable_option = functools.partial(option, resumable=True)
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:
     """The value in the field's own type, or a ConfigError that names the field."""
-    of_classes = ("class_weights", "pos_weights")
-    if field.name in of_classes and isinstance(value, Mapping):
+    class_options = ("class_weights", "pos_weights")
+    if field.name in class_options and isinstance(value, Mapping):
         pairs = sorted(map(list, value.items()), key=repr)
         value = json.dumps(pairs, default=_plain) if pairs else ""
     value, choices = _with_type(field, value), field.metadata["choices"]
@@ -103,14 +103,14 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
             f"{suggestion(value, choices)}must be one of {', '.join(choices)}"
         )
     bounds = field.metadata["range"]
-    for words, bound, is_wrong in (
+    for relation, bound, is_wrong in (
         ("at least", bounds.at_least, lambda bound: value < bound),
         ("above", bounds.above, lambda bound: value <= bound),
         ("below", bounds.below, lambda bound: value >= bound),
         ("at most", bounds.at_most, lambda bound: value > bound),
     ):
         if bound is not None and not isinstance(value, str) and is_wrong(bound):
-            raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
+            raise ConfigError(f"{field.name}={value}: must be {relation} {bound}")
     return value
 
 
@@ -169,7 +169,7 @@ def _as_annotated(value, hint):
 
 
 def _words(hint):
-    """An annotation in words."""
+    """Describes an annotation."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(map(_words, parts))

@@ -37,14 +37,14 @@ def weights_at_hand(model: str) -> str | None:
     if trained is None:
         return None
     cache, get = os.path.expanduser("~/.cache"), os.environ.get
-    of_torch = get("TORCH_HOME") or os.path.join(cache, "torch")
-    of_hugging_face = get("HF_HOME") or os.path.join(cache, "huggingface")
-    hub = get("HF_HUB_CACHE") or os.path.join(of_hugging_face, "hub")
+    torch_home = get("TORCH_HOME") or os.path.join(cache, "torch")
+    hf_home = get("HF_HOME") or os.path.join(cache, "huggingface")
+    hub = get("HF_HUB_CACHE") or os.path.join(hf_home, "hub")
     spec = importlib.util.find_spec(trained.package) if trained.package else None
     places = [
         *((folder, "models/*.pth") for folder in _folders(spec)),
         (hub, f"models--timm--{trained.timm}/snapshots/*/model.safetensors"),
-        (f"{of_torch}/hub/checkpoints", f"{trained.timm.partition('.')[0]}-*.pth"),
+        (f"{torch_home}/hub/checkpoints", f"{trained.timm.partition('.')[0]}-*.pth"),
     ]
     for folder, pattern in places:
         for name in sorted(glob.glob(pattern, root_dir=folder)):
@@ -69,7 +69,7 @@ def find_weights(model: str) -> str:
 
 
 def how_to_get_weights(model: str) -> str:
-    """How to get trained weights of a network, to follow what needs them."""
+    """Instructions to get trained weights of a network, for the end of a message."""
     trained = find("model", model).pretrained
     if trained is None:
         return "--model and --init_from=FILE"

@@ -21,7 +21,7 @@ PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 
 class CommandLine(NamedTuple):
-    """What a command line asks for.
+    """The config of a command line, and its origins.
 
     Attributes:
         config: of the run.
@@ -100,7 +100,7 @@ def config_of_flags(
         if not recipe:
             remark = _remark(name, folder)
     else:
-        base, layer = Config(**chosen), "found in data_dir"
+        base, layer = Config(**chosen), "chosen by data_dir"
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
         for_images = (origins.keys() & chosen) - {"dataset"}
@@ -119,16 +119,16 @@ def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
 
 def _remark(name, folder):
     """Names the recipe that the command does not name, and the way to others."""
-    found = "no --config, and the data set is a folder of images: "
+    begin = "no --config, and the data set is a folder of images: "
     if name == FINETUNE_RECIPE:
         return (
-            f"{found}fine-tuning a trained network with the recipe {name}; "
+            f"{begin}fine-tuning a trained network with the recipe {name}; "
             f"--config={PHOTO_RECIPE} trains one from scratch"
         )
     if name == PHOTO_RECIPE:
         model = load_recipe(FINETUNE_RECIPE, folder).model
         return (
-            f"{found}training the recipe {name} from scratch; a trained network learns "
+            f"{begin}training the recipe {name} from scratch; a trained network learns "
             f"more from few photos: {how_to_get_weights(model)}"
         )
     return (

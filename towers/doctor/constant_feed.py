@@ -50,6 +50,6 @@ class ConstantFeed:
         """Nothing to do."""
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Those of one step, not in a graph."""
+        """Returns the batches of one step, per tower, outside of a graph."""
         number = tf.constant(step, tf.int64)
         return [self.batch(tower, (), number) for tower in range(len(self.devices))]

@@ -40,7 +40,7 @@ def diagnose(
         workdir: the run's folder, which need not exist.
         config: of the run.
         measure_secs: time for the rounds of measuring.
-        num_workers: of which one is measured, with its share of the images.
+        num_workers: workers of the run; one is measured, with its share of the images.
         origins: as of `towers.dry_run`.
 
     Raises:
@@ -79,10 +79,10 @@ def _print_verdict(measured: Measured, verdict: Verdict) -> None:
     """The parts of a step, with their share of the run's time, and the bottlenecks."""
     total = sum(verdict.secs.values())
     console.line(f"a step of {measured.images:,} images takes {time_text(total)}")
-    for name, words in PARTS.items():
+    for name, title in PARTS.items():
         secs = verdict.secs[name]
         if secs >= 0.001 * total:
-            console.line(f"  {words:<30} {time_text(secs):>8} {secs / total:6.1%}")
+            console.line(f"  {title:<30} {time_text(secs):>8} {secs / total:6.1%}")
     error = measured.error_secs / total
     if error >= LEAST_SHARE:
         console.line(f"parts of less than {error:.0%} are not judged: times varied")

@@ -75,7 +75,7 @@ def measure(
         config: `without_learning`.
         parts, devices, trainer: made of it.
         folder: for checkpoints, which are removed.
-        secs: for all rounds, of which there are LEAST_ROUNDS, however long they take.
+        secs: for all rounds, at least LEAST_ROUNDS, however long they take.
 
     Raises:
         NumericError: the first step is not finite.
@@ -227,7 +227,7 @@ def _wait_for_reading() -> None:
 
 
 def _input(config, parts):
-    """Where the training images lie."""
+    """Location of the training images."""
     source = parts.train_batches.source
     data_mb = float(parts.num_examples * np.prod(source.image_shape) / 1e6)
     if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
@@ -244,7 +244,7 @@ def _input(config, parts):
 
 
 def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
-    """How much longer steps take with a checkpoint, which is written meanwhile."""
+    """Seconds by which a checkpoint, written in the background, delays the steps."""
     numbers = itertools.count()
     with (
         tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,

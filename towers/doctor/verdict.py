@@ -13,8 +13,8 @@ from towers.errors import ConfigError
 # error of the measurement.
 LEAST_SHARE = 0.1
 
-# A batch is too small where twice the images give so many times the images a second, on
-# CPUs and GPUs alike.
+# A batch is too small if doubling it raises the images per second by this factor or
+# more, on CPUs and GPUs.
 LEAST_GAIN = 1.2
 
 # Of evaluations and of checkpoints, with the period that is recommended.
@@ -127,7 +127,7 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
 
 
 def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
-    """Subject and text of everything that may be found."""
+    """Subject and text of every possible finding."""
     yield "input", f"A step waits for its images. {_input_advice(m, config)}"
     grows = m.double_secs - m.gradients_secs
     times = _power_of_two(4 * (m.gradients_secs - grows) / max(grows, 1e-9))
@@ -183,7 +183,7 @@ def _input_advice(m, config):
 
 
 def _is_another(config, **changes):
-    """Whether a config with these changes is another one, and no contradiction."""
+    """True if a config with these changes is another one, and valid."""
     try:
         return dataclasses.replace(config, **changes) != config
     except ConfigError:

@@ -55,16 +55,16 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "max_restarts",
         0,
-        "How often all workers are started anew when one was killed, was stuck, met a "
-        "defect, or stopped although no signal came to the launcher.",
+        "Maximum number of restarts of all workers after one was killed, was stuck, "
+        "met a defect, or stopped without a signal to the launcher.",
         0,
     )
     flags.DEFINE_float(
         "grace_secs",
         GRACE_SECS,
-        "When a worker has failed, the others have so long to notice and end, at most "
-        f"{NOTICE_SECS:g} s, and so long again after SIGTERM; then they are killed. "
-        f"After a stop they have {SAVE_FACTOR} times as long: one may be saving.",
+        "Seconds for the other workers to notice a failed one and end, at most "
+        f"{NOTICE_SECS:g}, and again after SIGTERM; then they are killed. After a "
+        f"stop they have {SAVE_FACTOR} times as long: one may be saving.",
         0.0,
     )
 
