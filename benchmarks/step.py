@@ -40,7 +40,7 @@ from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
 from towers.errors import ConfigError, TowersError
-from towers.models.flops import flops_per_image
+from towers.models.summary import flops_per_image
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:

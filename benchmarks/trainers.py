@@ -25,7 +25,7 @@ from towers.cluster.connect import connect
 from towers.cluster.workers import ALONE
 from towers.config import Config
 from towers.data.share import shares
-from towers.doctor.constant_feed import ConstantFeed
+from towers.doctor.measure import ConstantFeed
 from towers.errors import TowersError
 from towers.launch.process import Share
 from towers.parallel import devices

@@ -6,8 +6,8 @@ from keras import layers
 from marks import slow
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
-from towers.models.flops import flops_per_image
 from towers.models.layers.core import GroupedConv2D
+from towers.models.summary import flops_per_image
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from towers.reporting.board import batch_picture
-from towers.reporting.pictures import captioned_images
+from towers.reporting.board import batch_picture, captioned_images
 
 
 def test_images_are_enlarged_in_whole_pixels_and_those_of_floats_stretched():

@@ -188,7 +188,7 @@ SCHEDULES = {
     "constant": ScheduleRow("optim.schedules:constant", "the same rate throughout"),
     "exponential": ScheduleRow("optim.schedules:exponential", "a falling staircase"),
     "smooth_exponential": ScheduleRow(
-        "optim.schedules:smooth_exponential", "its smooth form"
+        "optim.schedules:exponential", "its smooth form", {"is_smooth": True}
     ),
     "piecewise": ScheduleRow("optim.schedules:piecewise", "by --epoch_factors"),
     "cosine": ScheduleRow(
@@ -242,10 +242,10 @@ METRICS = {
     "loss": Choice("evaluation.metrics:negative_loss", "the lowest loss"),
     "macro_f1": Choice("evaluation.metrics:macro_f1", "mean F1 of the classes"),
     "balanced_accuracy": Choice(
-        "evaluation.metrics:balanced_accuracy", "mean recall of the classes"
+        "evaluation.figures:balanced_accuracy", "mean recall of the classes"
     ),
     "map": Choice(
-        "evaluation.metrics:mean_average_precision",
+        "evaluation.label_sets:mean_average_precision",
         "mean average precision of label sets",
     ),
 }

@@ -33,7 +33,7 @@ def validate(data_set: DataSet, is_own: bool = False) -> None:
 
 
 def _problems(data_set: DataSet) -> Iterator[str]:
-    names, shape = data_set.class_names, None
+    names, shape, ranks = data_set.class_names, None, set()
     if not _are(str, names) or not names:
         yield f"class_names={names!r:.60} should be texts, in the order of the labels"
     repeated = [name for name, n in collections.Counter(names).items() if n > 1]
@@ -53,22 +53,13 @@ def _problems(data_set: DataSet) -> Iterator[str]:
                 f"{list(data_set.image_shape)}; they should have one shape"
             )
         labels = known_labels(source)
+        if labels is None:
+            continue
         kind = getattr(getattr(labels, "dtype", None), "kind", "")
-        shapes = (count,), (count, len(data_set.class_names))
-        if labels is not None and (
-            kind not in ("i", "u") or labels.shape not in shapes
-        ):
+        if kind not in "iu" or labels.shape not in ((count,), (count, len(names))):
             yield f"the {split} labels should be a NumPy array of {count} integers"
-    if (
-        len(
-            {
-                known_labels(x).ndim
-                for x in data_set.sources.values()
-                if known_labels(x) is not None
-            }
-        )
-        > 1
-    ):
+        ranks.add(labels.ndim)
+    if len(ranks) > 1:
         yield "some images have one label and others label sets"
     for name in ("mean", "std"):
         moments = getattr(data_set, name)

@@ -7,7 +7,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +16,8 @@ from towers import build, console
 from towers.config import Config
 from towers.data import streams
 from towers.data.batches import Batch
+from towers.data.resident import Resident
 from towers.data.sources import num_bytes
-from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.verdict import Measured
 from towers.errors import NumericError
 from towers.parallel.devices import HOST, Devices
@@ -187,7 +187,7 @@ def _steps(trainer: SynchronousTrainer, loop: Loop) -> Run:
     return run
 
 
-def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Run:
+def _gradients(trainer: SynchronousTrainer, feed: Resident) -> Run:
     """The gradients of a trainer's towers, with parameters that lie on their devices;
     no mean, no update."""
     fetched, home = trainer.strategy.fetch(), trainer.strategy.home
@@ -276,3 +276,34 @@ def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
             background.wait()  # as the next checkpoint does
             costs.append(time.perf_counter() - started - without_secs)
     return max(0.0, statistics.mean(costs))
+
+
+class ConstantFeed(Resident):
+    """The same batch again and again, in the memory of the towers' devices.
+
+    Args:
+        batch: is repeated where it has too few images.
+        sizes: images of each tower, in all micro-batches together.
+        devices: per tower.
+    """
+
+    def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
+        self.devices, self._batches = devices, []
+        for size, device in zip(sizes, devices, strict=True):
+            with tf.device(HOST):
+                rows = tf.range(size) % batch["images"].shape[0]
+                piece = {name: tf.gather(x, rows) for name, x in batch.items()}
+                # int32 tensors of a GPU are in host memory.
+                if "GPU" in device and piece["labels"].dtype == tf.int32:
+                    piece["labels"] = tf.cast(piece["labels"], tf.int64)
+            with tf.device(device):
+                piece = {name: tf.identity(x) for name, x in piece.items()}
+            self._batches.append(piece)
+
+    def start(self, step: int, num_steps: int) -> None:
+        """There are no orders."""
+
+    def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
+        """The batch of a tower; nothing is computed before the turn of the step."""
+        with tf.device(self.devices[tower]), tf.control_dependencies([step]):
+            return tf.nest.map_structure(tf.identity, self._batches[tower])

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,61 @@ def ratio(name: str, successes: int, trials: int) -> dict[str, Any]:
     """A proportion under a name, and its interval under NAME_interval."""
     interval = wilson_interval(successes, trials)
     return {name: successes / max(trials, 1), f"{name}_interval": interval}
+
+
+def class_counts(
+    labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
+) -> np.ndarray:
+    """int64 [3, classes]: correct predictions of each class, its images, and its
+    predictions.
+
+    Args:
+        labels, classes: integers [n], or of several labels bool [n, classes].
+        num_classes: of integers; by default as many as there are.
+    """
+    if labels.ndim == 2:
+        return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
+    num_classes = num_classes or 1 + max(labels.max(), classes.max())
+    each = labels[labels == classes], labels, classes
+    return np.array([np.bincount(x, minlength=num_classes) for x in each])
+
+
+def mean_f1(labels: np.ndarray, classes: np.ndarray) -> float:
+    """The mean F1 over the classes with images or predictions; 0 without any. Arguments
+    as of `class_counts`."""
+    hits, labeled, taken = class_counts(labels, classes)
+    total = labeled + taken
+    each = 2 * hits[total > 0] / total[total > 0]
+    return float(each.mean()) if each.size else 0.0
+
+
+def class_rows(
+    class_names: Sequence[str], labels: np.ndarray, classes: np.ndarray
+) -> list[dict[str, Any]]:
+    """The rows of "classes" in `figures`; arguments as of `class_counts`."""
+    counts = class_counts(labels, classes, len(class_names)).tolist()
+    return [
+        {"name": name, "images": labeled, "predictions": taken}
+        | {"f1": 2 * hits / max(labeled + taken, 1)}
+        | ratio("precision", hits, taken)
+        | ratio("recall", hits, labeled)
+        for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
+    ]
+
+
+def common_figures(predictions: Predictions | LabelSets) -> dict[str, Any]:
+    """The figures of images with one label and with several."""
+    images, correct = len(predictions.labels), int(predictions.correct.sum())
+    result = ratio("accuracy", correct, images) | {
+        "loss": float(predictions.losses.mean()),
+        "correct": correct,
+        "images": images,
+        "calibration_error": calibration_error(predictions),
+        "macro_f1": mean_f1(predictions.labels, predictions.classes),
+    }
+    if predictions.correct_tta.size:
+        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
+    return result
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:

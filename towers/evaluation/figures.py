@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from towers.evaluation.calibration import calibration_error, ratio
+from towers.evaluation.calibration import (
+    class_counts,
+    class_rows,
+    common_figures,
+    ratio,
+)
 from towers.evaluation.label_sets import label_set_figures
 from towers.evaluation.predictions import TOP, LabelSets, Predictions
 
@@ -73,25 +78,9 @@ def figures(
     """
     if isinstance(predictions, LabelSets):
         return label_set_figures(predictions, class_names, thresholds)
-    images, correct = len(predictions.labels), int(predictions.correct.sum())
     labels, predicted = predictions.labels, predictions.classes
-    counts = [
-        np.bincount(x, minlength=len(class_names)).tolist()
-        for x in (labels[predictions.correct], labels, predicted)
-    ]
-    classes = [
-        {"name": name, "images": labeled, "predictions": taken}
-        | {"f1": 2 * hits / max(labeled + taken, 1)}
-        | ratio("precision", hits, taken)
-        | ratio("recall", hits, labeled)
-        for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
-    ]
-    result = ratio("accuracy", correct, images) | {
-        "loss": float(predictions.losses.mean()),
-        "correct": correct,
-        "images": images,
-        "calibration_error": calibration_error(predictions),
-        "macro_f1": float(np.mean([row["f1"] for row in present(classes)])),
+    classes = class_rows(class_names, labels, predicted)
+    result = common_figures(predictions) | {
         "balanced_accuracy": balanced_accuracy(predictions),
         "classes": classes,
         "confusion_matrix": confusion_entries(
@@ -99,9 +88,7 @@ def figures(
         ).tolist(),
     }
     if len(class_names) > TOP and predictions.in_top.size:
-        result |= ratio("top5_accuracy", int(predictions.in_top.sum()), images)
-    if predictions.correct_tta.size:
-        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
+        result |= ratio("top5_accuracy", int(predictions.in_top.sum()), len(labels))
     return result
 
 
@@ -112,15 +99,5 @@ def present(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def balanced_accuracy(predictions: Predictions) -> float:
     """The mean recall over the classes with images."""
-    labels = predictions.labels
-    images, hits = np.bincount(labels), np.bincount(labels, predictions.correct)
+    hits, images, _ = class_counts(predictions.labels, predictions.classes)
     return float(np.mean(hits[images > 0] / images[images > 0]))
-
-
-def macro_f1(predictions: Predictions) -> float:
-    """The mean F1 over the classes with images or predictions."""
-    labels, classes = predictions.labels, predictions.classes
-    size = 1 + max(labels.max(), classes.max())
-    hits = np.bincount(labels, predictions.correct, size)
-    total = np.bincount(labels, minlength=size) + np.bincount(classes, minlength=size)
-    return float(np.mean(2 * hits[total > 0] / total[total > 0]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from towers.config import parse_json
 from towers.errors import ConfigError, one_line
-from towers.evaluation.calibration import calibration_error, ratio
+from towers.evaluation.calibration import class_rows, common_figures, mean_f1
 from towers.evaluation.predictions import LabelSets
 
 
@@ -103,17 +103,10 @@ def mean_average_precision(predictions: LabelSets) -> float:
     return float(np.mean(each)) if each else 0.0
 
 
-def macro_f1(predictions: LabelSets) -> float:
-    """The mean F1 at 1/2 over the classes with images or predictions."""
-    return _f1(predictions.labels, predictions.classes)[0]
-
-
-def _f1(labels, classes):
-    """Macro and micro F1; a class with neither labels nor predictions is left out."""
-    hits, total = (labels & classes).sum(0), labels.sum(0) + classes.sum(0)
-    each = 2 * hits[total > 0] / total[total > 0]
-    macro = float(each.mean()) if each.size else 0.0
-    return macro, float(2 * hits.sum() / max(total.sum(), 1))
+def _micro_f1(labels, classes):
+    """F1 over all pairs of an image and a class."""
+    total = labels.sum() + classes.sum()
+    return float(2 * (labels & classes).sum() / max(total, 1))
 
 
 def label_set_figures(
@@ -137,44 +130,21 @@ def label_set_figures(
         row of each class; "accuracy_interval", "loss", "correct", "images".
     """
     labels, classes = predictions.labels, predictions.classes
-    images, correct = len(labels), int(predictions.correct.sum())
     scores = np.nan_to_num(predictions.logits, nan=-np.inf)
-    macro, micro = _f1(labels, classes)
-    hits, labeled, taken = (
-        x.sum(0).tolist() for x in (labels & classes, labels, classes)
-    )
-    rows = []
-    for number, name in enumerate(class_names):
-        rows.append(
-            {
-                "name": name,
-                "images": labeled[number],
-                "predictions": taken[number],
-                "f1": 2 * hits[number] / max(labeled[number] + taken[number], 1),
-                "average_precision": average_precision(
-                    labels[:, number], scores[:, number]
-                ),
-            }
-            | ratio("precision", hits[number], taken[number])
-            | ratio("recall", hits[number], labeled[number])
-        )
+    rows = class_rows(class_names, labels, classes)
+    for row, *of_class in zip(rows, labels.T, scores.T, strict=True):
+        row["average_precision"] = average_precision(*of_class)
     each = [row["average_precision"] for row in rows if row["images"]]
-    result = ratio("accuracy", correct, images) | {
-        "loss": float(predictions.losses.mean()),
-        "correct": correct,
-        "images": images,
+    result = common_figures(predictions) | {
         "map": float(np.mean(each)) if each else 0.0,
         "map_micro": average_precision(labels.ravel(), scores.ravel()),
-        "macro_f1": macro,
-        "micro_f1": micro,
-        "calibration_error": calibration_error(predictions),
+        "micro_f1": _micro_f1(labels, classes),
         "classes": rows,
     }
     if thresholds is not None:
-        macro, micro = _f1(labels, predictions.probabilities >= thresholds)
-        result |= {"macro_f1_at_thresholds": macro, "micro_f1_at_thresholds": micro}
+        chosen = labels, predictions.probabilities >= thresholds
+        result["macro_f1_at_thresholds"] = mean_f1(*chosen)
+        result["micro_f1_at_thresholds"] = _micro_f1(*chosen)
         for row, threshold in zip(rows, thresholds.tolist(), strict=True):
             row["threshold"] = threshold
-    if predictions.correct_tta.size:
-        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
     return result

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from towers.config import choices, factories
 from towers.errors import ConfigError
-from towers.evaluation import figures, label_sets
+from towers.evaluation.calibration import mean_f1
+from towers.evaluation.label_sets import mean_average_precision
 from towers.evaluation.predictions import LabelSets, Predictions
 
 
@@ -65,15 +66,4 @@ def negative_loss(predictions: Predictions | LabelSets) -> float:
 
 def macro_f1(predictions: Predictions | LabelSets) -> float:
     """The mean F1 over the classes with images or predictions."""
-    module = label_sets if isinstance(predictions, LabelSets) else figures
-    return module.macro_f1(predictions)
-
-
-def balanced_accuracy(predictions: Predictions) -> float:
-    """The mean recall over the classes with images."""
-    return figures.balanced_accuracy(predictions)
-
-
-def mean_average_precision(predictions: LabelSets) -> float:
-    """The mean over the classes of the average precision."""
-    return label_sets.mean_average_precision(predictions)
+    return mean_f1(predictions.labels, predictions.classes)

@@ -12,8 +12,9 @@ import numpy as np
 from towers.config import Config
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
+from towers.evaluation.calibration import mean_f1
 from towers.evaluation.figures import frequent_mistakes, present
-from towers.evaluation.label_sets import macro_f1, mean_average_precision
+from towers.evaluation.label_sets import mean_average_precision
 from towers.evaluation.predictions import (
     LabelSets,
     Predictions,
@@ -41,8 +42,8 @@ RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
 
-_TITLES = {Weights.RAW: "parameters", Weights.EMA: "moving averages"}
-_ROWS = {
+_WEIGHTS = {Weights.RAW: "parameters", Weights.EMA: "moving averages"}
+TITLES = {
     "map": "mean AP",
     "map_micro": "AP of all pairs",
     "accuracy": "accuracy",
@@ -65,7 +66,7 @@ def accuracies(counts: Mapping[str, Any]) -> Figures:
     values = {"predictions": predictions}
     if isinstance(predictions, LabelSets):
         values["map"] = mean_average_precision(predictions)
-        values["macro_f1"] = macro_f1(predictions)
+        values["macro_f1"] = mean_f1(predictions.labels, predictions.classes)
     return (
         {"correct": int(counts["correct"]), "images": int(counts["images"])}
         | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
@@ -124,12 +125,12 @@ def accuracy_line(
 def table(evaluation: Evaluation[Figures]) -> list[str]:
     """The lines of the table of an evaluation; class by class the reported figures."""
     reported, by_weights = evaluation.reported, evaluation.by_weights
-    titles = {weights: _TITLES[weights] for weights in by_weights}
+    titles = {weights: _WEIGHTS[weights] for weights in by_weights}
     class_lines = _class_lines(reported, titles[evaluation.reported_weights])
     if len(titles) > 1:
         titles[evaluation.reported_weights] += ", reported"
     rows = [["", *titles.values()]]
-    names = dict(_ROWS)
+    names = dict(TITLES)
     if "map" in reported:
         names["accuracy"] = "all labels correct"
     for name, title in names.items():
@@ -247,9 +248,31 @@ def mistakes_csv(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "path", "label", "prediction", "probability"])
-    confidences = predictions.confidences
-    for index in np.flatnonzero(~predictions.correct).tolist():
-        path = shown(place_of(source, index), most=4096)
-        texts = predictions.texts(index, class_names)
-        writer.writerow([index, path, *texts, f"{confidences[index]:.6f}"])
+    wrong = np.flatnonzero(~predictions.correct)
+    for row in image_rows(predictions, wrong, source, class_names):
+        *cells, probability, _ = row.values()
+        writer.writerow([*cells, f"{probability:.6f}"])
     return text.getvalue()
+
+
+def image_rows(
+    predictions: Predictions | LabelSets,
+    indices: np.ndarray,
+    source: Source,
+    class_names: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Some images of a source with their predictions: "index", "path", "label",
+    "prediction", "probability" and "loss" of each."""
+    rows, confidences = [], predictions.confidences.tolist()
+    for index in indices.tolist():
+        label, prediction = predictions.texts(index, class_names)
+        row = {
+            "index": index,
+            "path": shown(place_of(source, index), most=4096),
+            "label": label,
+            "prediction": prediction,
+            "probability": confidences[index],
+            "loss": float(predictions.losses[index]),
+        }
+        rows.append(row)
+    return rows

@@ -9,7 +9,7 @@ import numpy as np
 
 from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import of_reported
+from towers.evaluation.report import TITLES, of_reported
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import duration
@@ -105,17 +105,8 @@ def _about(content):
 def _tiles(content):
     result = content["result"]
     tiles = []
-    for name, title in (
-        ("map", "mean AP"),
-        ("map_micro", "AP of all pairs"),
-        ("loss", "loss"),
-        ("accuracy_tta", "accuracy with TTA"),
-        ("top5_accuracy", "top-5 accuracy"),
-        ("macro_f1", "mean F1"),
-        ("macro_f1_at_thresholds", "mean F1, thresholds"),
-        ("calibration_error", "calibration error"),
-    ):
-        if (value := of_reported(result, name)) is not None:
+    for name, title in TITLES.items():
+        if name != "accuracy" and (value := of_reported(result, name)) is not None:
             tiles.append((title, f"{value:.4f}", ""))
     curves = content["curves"]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]

@@ -13,15 +13,14 @@ import tensorflow as tf
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
 from towers.config.installation import command_of, program
-from towers.data.files.paths import shown
-from towers.data.sources import Source, place_of
+from towers.data.sources import Source
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.calibration import reliability
 from towers.evaluation.figures import figures
 from towers.evaluation.grad_cam import activation_maps, overlay
 from towers.evaluation.label_sets import average_precision, precision_recall
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
-from towers.evaluation.report import result_of, to_json
+from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun, reported_weights
 from towers.models.inference import without_noise
 from towers.parallel.copies import Weights
@@ -221,8 +220,10 @@ def _predictions(evaluated, class_names):
     return {
         "reliability": reliability(predictions),
         "precision_recall": _precision_recall(predictions, class_names),
-        "mistakes": _rows(evaluated.source, predictions, worst, class_names),
-        "most_confident": _rows(evaluated.source, predictions, confident, class_names),
+        "mistakes": image_rows(predictions, worst, evaluated.source, class_names),
+        "most_confident": image_rows(
+            predictions, confident, evaluated.source, class_names
+        ),
     }
 
 
@@ -245,22 +246,6 @@ def _precision_recall(predictions, class_names):
         curves.append(curve)
     curves.sort(key=lambda curve: curve["average_precision"])
     return curves[:MOST_CURVES]
-
-
-def _rows(source, predictions, indices, class_names):
-    rows, confidences = [], predictions.confidences
-    for index in indices.tolist():
-        label, prediction = predictions.texts(index, class_names)
-        row = {
-            "index": index,
-            "path": shown(place_of(source, index), most=4096),
-            "label": label,
-            "prediction": prediction,
-            "probability": float(confidences[index]),
-            "loss": float(predictions.losses[index]),
-        }
-        rows.append(row)
-    return rows
 
 
 def _process():

@@ -1,4 +1,4 @@
-"""A network in lines of text: its parameters layer by layer, and its activations."""
+"""The size of a network: parameters layer by layer, activations and operations."""
 
 import io
 import itertools
@@ -8,8 +8,13 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import layers
 
+from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import LayerScale
 from towers.models.variables import variable_names
+from towers.models.zoo.speedrun import Whitening
 
 # Rows of a table; a longer one is folded.
 MOST_ROWS = 24
@@ -103,3 +108,41 @@ def activation_bytes(model: keras.Model) -> int:
         math.prod(x.shape[1:]) * tf.as_dtype(x.dtype).size
         for x in itertools.chain.from_iterable(outputs)
     )
+
+
+# Layers without products of inputs and parameters, or with a few per channel.
+UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens)
+
+CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
+
+
+def flops_per_image(model: keras.Model) -> int:
+    """Floating-point operations of the forward pass on one image.
+
+    A multiplication and an addition per weight of a convolution or dense layer and per
+    position of its output, padding counted like pixels, and so is what `SameConv2D` can
+    leave out; and per channel for each pair of tokens in both products of attention;
+    nothing else. Training takes about three times as much.
+
+    Raises:
+        ValueError: a layer has parameters and is of no kind that is counted.
+    """
+    return sum(_flops(layer) for layer in model.layers)
+
+
+def _flops(layer):
+    if isinstance(layer, (*CONVOLUTIONS, layers.Dense, Whitening)):
+        # A kernel of a grouped convolution has the inputs of one group only.
+        image = layer.input if isinstance(layer, SameConv2D) else layer.output
+        positions = math.prod(image.shape[1:-1])
+        kernels = [w for w in layer.weights if "kernel" in w.name]
+        return 2 * positions * sum(math.prod(kernel.shape) for kernel in kernels)
+    if isinstance(layer, Attention):
+        tokens, channels = layer.output.shape[1:]
+        return 2 * 2 * tokens**2 * channels
+    if layer.weights and not isinstance(layer, UNCOUNTED):
+        raise ValueError(
+            f"layer {layer.name} ({type(layer).__name__}): its operations are not "
+            "counted"
+        )
+    return 0

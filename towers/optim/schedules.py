@@ -36,30 +36,17 @@ def exponential(
     num_examples: int,
     decay_factor: float,
     epochs_per_decay: float,
+    is_smooth: bool = False,
 ) -> Schedule:
-    """A staircase: `decay_factor` once more every `epochs_per_decay` epochs."""
+    """A staircase: `decay_factor` once more every `epochs_per_decay` epochs; or the
+    smooth curve through the left edges of the stairs."""
     images_per_decay = num_images(epochs_per_decay, num_examples)
-    return _exponential(learning_rate, decay_factor, images_per_decay, tf.floor)
-
-
-def smooth_exponential(
-    learning_rate: float,
-    *,
-    num_examples: int,
-    decay_factor: float,
-    epochs_per_decay: float,
-) -> Schedule:
-    """The curve through the left edges of the stairs of `exponential`."""
-    images_per_decay = num_images(epochs_per_decay, num_examples)
-    return _exponential(learning_rate, decay_factor, images_per_decay, tf.identity)
-
-
-def _exponential(learning_rate, decay_factor, images_per_decay, round_fn):
     # Of a fraction both parts, as the quotient is exact where it is a whole number.
     images, decays = map(float, images_per_decay.as_integer_ratio())
 
     def rate(images_seen):
-        stairs = round_fn(tf.cast(images_seen, tf.float64) * decays / images)
+        stairs = tf.cast(images_seen, tf.float64) * decays / images
+        stairs = stairs if is_smooth else tf.floor(stairs)
         return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
 
     return rate

@@ -1,6 +1,7 @@
-"""TensorBoard event files."""
+"""TensorBoard event files, and their pictures, which Pillow draws."""
 
 import contextlib
+import math
 import os
 import pathlib
 import platform
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFont
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
 from tensorboard.plugins.histogram import metadata as histogram
@@ -20,7 +22,6 @@ from tensorboard.plugins.text import metadata as text
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from towers import store
-from towers.reporting import pictures
 
 NUM_BUCKETS = 30  # of a histogram
 
@@ -215,7 +216,7 @@ def mistakes_picture(
         uint8 [height, width, 3].
     """
     captions = [[label, f"as {other}"] for label, other in texts]
-    return pictures.captioned_images(images, captions)
+    return captioned_images(images, captions)
 
 
 def batch_picture(
@@ -239,4 +240,67 @@ def batch_picture(
             captions.append([f"{label[c]:.0%} {class_names[c]}" for c in best])
         else:
             captions.append([class_names[label]])
-    return pictures.captioned_images(images, captions)
+    return captioned_images(images, captions)
+
+
+# Pixels: the width to which TensorBoard scales every picture (one of this width has
+# sharp texts), a gap, and a line of a caption.
+_WIDTH, _GAP, _LINE = 350, 4, 14
+
+
+def captioned_images(
+    images: np.ndarray, captions: Sequence[Sequence[str]]
+) -> np.ndarray:
+    """Images next to each other, each over its caption.
+
+    Args:
+        images: [n, height, width, channels]; uint8, or floats; each image of floats is
+            stretched to the whole range. Of more than three channels the first three
+            are shown as colors, of two the first one is gray.
+        captions: lines of each image, equally many.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
+    if images.dtype != np.uint8:
+        images = _stretched(images)
+    count, height, width = images.shape[:3]
+    columns = math.ceil(math.sqrt(count))
+    room = _WIDTH // columns - _GAP
+    # Small images are enlarged in whole pixels.
+    scale = max(1, room // max(height, width))
+    width, height = width * scale, height * scale
+    room = max(room, width)
+    right = room + _GAP
+    down = height + _GAP + _LINE * max(map(len, captions), default=0)
+    size = max(_WIDTH, columns * right), math.ceil(count / columns) * down
+    canvas = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(11)
+    for number, (pixels, lines) in enumerate(zip(images, captions, strict=True)):
+        left, top = (number % columns) * right, (number // columns) * down
+        picture = Image.fromarray(pixels).resize(
+            (width, height), Image.Resampling.NEAREST
+        )
+        canvas.paste(picture, (left, top))
+        for row, line in enumerate(lines):
+            place = left, top + height + row * _LINE
+            draw.text(place, _fitting(line, font, room), "black", font)
+    return np.asarray(canvas)
+
+
+def _fitting(text, font, width):
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f"{text}..") > width:
+        text = text[:-1]
+    return f"{text}.."
+
+
+def _stretched(images):
+    images = images.astype(np.float32)
+    low = images.min(axis=(1, 2, 3), keepdims=True)
+    high = images.max(axis=(1, 2, 3), keepdims=True)
+    return np.round(255 * (images - low) / np.maximum(high - low, 1e-6)).astype(
+        np.uint8
+    )

@@ -101,7 +101,7 @@ def read(path: Path) -> Checkpoint:
         state = _json(path / _STATE)
         names = [name for name, *_ in state.pop("architecture")]
         tensors = _read_tensors(path, names)
-        del state["architecture_sha256"]
+        state.pop("architecture_sha256", None)  # of earlier versions
         return Checkpoint(_step(state), tensors, state, path)
     except _READ_ERRORS as error:
         raise CheckpointError(f"{path}: {error_reason(error)}") from error
@@ -142,17 +142,12 @@ def error_reason(error: Exception) -> str:
     return one_line(re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0])
 
 
-def _architecture(tensors):
-    return [(name, x.shape, x.dtype.name) for name, x in tensors.items()]
-
-
 def _state_text(snapshot):
-    listed = _architecture(snapshot.tensors)
+    tensors = snapshot.tensors.items()
     added = {
         "step": snapshot.step,
         "versions": versions(),
-        "architecture": listed,
-        "architecture_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
+        "architecture": [(name, x.shape, x.dtype.name) for name, x in tensors],
     }
     return json.dumps({**snapshot.trainer_state, **added}, indent=1)
 

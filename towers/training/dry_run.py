@@ -18,8 +18,7 @@ from towers.data.files.paths import shown
 from towers.data.sets.arrays import Data
 from towers.errors import NumericError
 from towers.evaluation.restored import evaluated_weights
-from towers.models.flops import flops_per_image
-from towers.models.summary import activation_bytes, parameter_table
+from towers.models.summary import activation_bytes, flops_per_image, parameter_table
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration

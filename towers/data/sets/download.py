@@ -1,14 +1,12 @@
 """Downloads of one file, with a check of its content and limits of time."""
 
-import contextlib
 import hashlib
-import io
-import os
+import http.client
 import pathlib
 import queue
+import shutil
 import socket
 import threading
-import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
@@ -64,33 +62,22 @@ def fetch(url: str, sha256: str, path: str) -> None:
         DataError: it cannot be fetched, or has another checksum.
         OSError: it cannot be written.
     """
-    import keras
-
-    partial = f"{path}.partial"
-    open(partial, "wb").close()  # Keras would choose another folder
+    partial = pathlib.Path(f"{path}.partial")
     console.line(f"downloading {url} to {path} ...")
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECS)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # a progress bar
-            keras.utils.get_file(
-                os.path.basename(partial),
-                url,
-                cache_dir=os.path.dirname(path),
-                cache_subdir="",
-                force_download=True,
-            )
-        with open(partial, "rb") as file:
+        with open(partial, "w+b") as file:
+            try:
+                with urllib.request.urlopen(url, timeout=STALL_SECS) as response:  # noqa: S310
+                    shutil.copyfileobj(response, file)
+                if response.length:
+                    raise OSError(f"it ends {response.length:,} bytes too early")
+            except (OSError, http.client.HTTPException) as error:
+                words = f"{url} was not downloaded: {one_line(error, 200)}"
+                raise DataError(words) from error
+            file.seek(0)
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except Exception as error:  # Keras raises Exception itself.
-        if isinstance(error.__context__, urllib.error.HTTPError):
-            error.__context__.close()  # as Keras does not
-        raise DataError(f"{url} was not downloaded: {one_line(error, 200)}") from error
-    else:
         if found != sha256:
             raise DataError(f"{url}: expected sha256 {sha256}, found {found}")
-        store.replace(pathlib.Path(partial), pathlib.Path(path))
+        store.replace(partial, pathlib.Path(path))
     finally:
-        socket.setdefaulttimeout(before)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)
+        partial.unlink(missing_ok=True)
