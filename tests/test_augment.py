@@ -33,10 +33,10 @@ class Drawn:
         self.epochs = tf.constant(epochs, tf.int64)
         self.numbers |= fixed
 
-    def of_examples(self, purpose, count):
+    def per_example(self, purpose, count):
         return self(purpose, [self._n, count])
 
-    of_views = of_examples
+    per_view = per_example
 
     def __call__(self, purpose, shape):
         if purpose not in self.numbers:

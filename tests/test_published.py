@@ -96,13 +96,13 @@ def test_the_table_is_that_of_the_data_sets(monkeypatch):
 BIN, T10K_IMAGES, T10K_LABELS = "data_batch_3.bin", f"t10k-{IMAGES}", f"t10k-{LABELS}"
 # What is done to a file, and what is said of it.
 WRONG = [
-    (BIN, lambda x: x[:9219], "(4 records of 3073), found 9219"),
-    (BIN, lambda x: x + b"\0", "found more"),
+    (BIN, lambda x: x[:9219], "(4 records of 3073), got 9219"),
+    (BIN, lambda x: x + b"\0", "got more"),
     (BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from 0)"),
     ("train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0 to 19"),
     (T10K_IMAGES, lambda x: b"PK" + x[2:], "begins with 0x504b0803"),
-    (T10K_IMAGES, lambda x: x[:-785], "records of 784), found "),
-    (T10K_LABELS, lambda x: x + b"\0", "found more"),
+    (T10K_IMAGES, lambda x: x[:-785], "records of 784), got "),
+    (T10K_LABELS, lambda x: x + b"\0", "got more"),
 ]
 
 
@@ -336,7 +336,7 @@ def test_what_is_not_there_is_downloaded(
     [
         (
             lambda request, x: request.send(x[:-1] + b"?"),
-            "expected sha256 {}, found {}",
+            "expected sha256 {}, got {}",
         ),
         (lambda request, x: request.send(x[:50], len(x)), "bytes too early"),
         (lambda request, x: request.send_error(403), "403: Forbidden"),

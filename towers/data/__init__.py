@@ -26,7 +26,7 @@ def load(
 
     Args:
         name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
-            some of the keyword arguments data_dir, those of `ImageOptions`, and
+            some of the keyword arguments data_dir, the fields of `ImageOptions`, and
             image_options, which is one.
         data_dir: where the user keeps it; empty for the usual places.
         trained: of a network that is only to be evaluated; a data set may then have no

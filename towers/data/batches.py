@@ -2,9 +2,9 @@
 
 The stream of examples is endless: position p is place p mod N of epoch p div N, and the
 order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G), or
-with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is that
-of position s*K + j mod K. So there is no iterator whose state would have to be saved,
-and nothing here knows how many towers there are.
+with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is at
+position s*K + j mod K. So there is no iterator whose state would have to be saved, and
+nothing here knows how many towers there are.
 """
 
 import dataclasses
@@ -407,7 +407,7 @@ def hold_out(
     ranks[by_class] = np.concatenate([(np.arange(n) + 0.5) / n for n in counts])
     order = np.lexsort([hashes, ranks])
     held_out, rest = np.sort(order[:count]), np.sort(order[count:])
-    if fold is not None:  # of each class every so many images
+    if fold is not None:  # every num_folds-th image of each class
         number, num_folds = fold
         is_held_out = np.zeros(num_examples, bool)
         is_held_out[by_class[number::num_folds]] = True

@@ -19,8 +19,8 @@ from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Source, channel_counts, moments, place_of
 from towers.errors import ConfigError, DataError, refuse_url
 
-# The picture: so many classes at most, so many images of each, and pixels of their
-# longer side; larger images would take gigabytes.
+# The picture: most classes, most images per class, and pixels of their longer side;
+# larger images would take gigabytes.
 GRID_CLASSES = 20
 GRID_IMAGES = 10
 CELL_PIXELS = 48
@@ -61,12 +61,12 @@ def check(
     """Reads every image once, says what there is, and draws some.
 
     Memory is bounded, whatever the number of images, but for a line for each fault, and
-    76 bytes for each image, by which duplicates are found.
+    76 bytes for each image, to detect duplicates.
 
     Args:
         name, data_dir: see `data.load`.
         grid_path: PNG file for the picture; empty for NAME.png in the working folder.
-        say: takes a line of the report, and before it those of the progress.
+        say: takes lines of the progress, and then of the report.
         options: of `data.load`.
 
     Raises:
@@ -183,7 +183,7 @@ def report(
         ):
             line = _numbers(values)
             if _numbers(used_values) != line:
-                line += f" (training uses those of a sample: {_numbers(used_values)})"
+                line += f" (training uses a sample: {_numbers(used_values)})"
             lines.append((name, line))
     names = ", ".join(statistics)
     lines.append(("classes", f"{len(data_set.class_names)}: {names} images"))
@@ -192,7 +192,7 @@ def report(
         counts = (f"{x.labels[label]:8,}" for x in statistics.values())
         lines.append(("", f"{name:{longest}} {' '.join(counts)}"))
     faults = survey.bad_images
-    lines += [("fault", f"{shown(place)}: {words}") for place, words in faults.items()]
+    lines += [("fault", f"{shown(place)}: {text}") for place, text in faults.items()]
     return [f"{name:11} {text}" for name, text in lines]
 
 
@@ -234,7 +234,7 @@ def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarra
 
 
 def _pixel_step(image_shape):
-    """Which pixels of an image are drawn: every so many-th."""
+    """Distance between the pixels of an image that are drawn."""
     return -(-max(image_shape[:2]) // MOST_CELL_PIXELS)
 
 
@@ -251,7 +251,7 @@ def _write(path, picture):
 
 
 def _is_picture(path):
-    """Whether a file is a picture that `_write` wrote."""
+    """True if a file is a picture that `_write` wrote."""
     try:
         with Image.open(path, formats=["PNG"]) as picture:
             return picture.info.get("Software") == __name__

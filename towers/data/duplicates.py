@@ -69,8 +69,8 @@ def lines(
                     for i, j in (chosen[:MOST_NAMED] - begins[[a, b]]).tolist()
                 )
                 where = names[a] if a != b else "another class"
-                words = f"{len(chosen):,} {names[b]} image(s) also in {where}"
-                yield heading, f"{words}, such as {examples}"
+                count = f"{len(chosen):,} {names[b]} image(s) also in {where}"
+                yield heading, f"{count}, such as {examples}"
 
 
 def _identical(digests):

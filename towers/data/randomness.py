@@ -164,11 +164,11 @@ class Draw:
             return uniform(self.seed, purpose, self.step, shape)
         return uniform_rows(self.seed, purpose, self.step, shape[1:], self.rows)
 
-    def of_examples(self, purpose: str, count: int) -> tf.Tensor:
+    def per_example(self, purpose: str, count: int) -> tf.Tensor:
         """float32 [n, count], for each example the same in every epoch."""
         return hashed(self.seed, purpose, [self.indices], count)
 
-    def of_views(self, purpose: str, count: int) -> tf.Tensor:
+    def per_view(self, purpose: str, count: int) -> tf.Tensor:
         """float32 [n, count], for each example anew in every epoch."""
         return hashed(self.seed, purpose, [self.indices, self.epochs], count)
 

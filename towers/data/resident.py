@@ -1,7 +1,7 @@
 """Batches made by the devices that hold the images.
 
 For data sets that fit a device: no image is copied to it in a step. The batches equal
-those of the stream.
+    the stream's.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ class Resident:
 
     Args:
         batches: per tower; their source is in memory.
-        devices: per tower, holds the images and makes the batches. Those of a CPU share
-            its memory.
+        devices: per tower, holds the images and makes the batches. Devices of a CPU
+            share its memory.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Resident:
         """Nothing to do: the orders are functions of the epoch."""
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Those of one step, not in a graph."""
+        """Returns the batches of one step, per tower, outside of a graph."""
         self.start(step, 1)
         number = tf.constant(step, tf.int64)
         return [self.batch(tower, (), number) for tower in range(len(self.devices))]

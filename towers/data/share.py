@@ -36,7 +36,7 @@ class Share:
         return self.size == self.whole
 
     def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
-        """The images of the share among those of a step, in order.
+        """The share's images by their numbers in a step, in order.
 
         Args:
             num_micro_batches: of a step; their images follow each other.

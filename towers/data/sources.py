@@ -109,8 +109,8 @@ class ArraySource:
 class DeviceSource:
     """A copy of a source in the memory of a device.
 
-    The images are a variable: of the gathers of a GPU that of variables alone takes
-    uint8. Integers of labels are int64: int32 tensors of a GPU are in host memory.
+    The images are a variable: on a GPU only the gather of variables takes uint8.
+        Integers of labels are int64: int32 tensors of a GPU are in host memory.
 
     Args:
         source: lies in host memory.
@@ -297,7 +297,7 @@ class DataSet:
 
     @property
     def multi_label(self) -> bool:
-        """Whether an image may have several labels, or none."""
+        """True if an image may have several labels, or none."""
         return bool(label_shape(self.test))
 
     @property

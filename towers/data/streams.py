@@ -83,8 +83,8 @@ def num_reads(num_images: int, num_bytes: int) -> int:
 
 
 def call_in_readers(function: Callable[[int], None], count: int) -> None:
-    """Calls a function with 0 to count - 1, each in the next reader that is free. The
-    readers are those of all streams. An error ends the calls, and is raised."""
+    """Calls a function with 0 to count - 1, each in the next idle reader. All streams
+    share the readers. An error ends the calls, and is raised."""
     _start_readers()
     numbers, ended, has_failed = iter(range(count)), queue.SimpleQueue(), []
 
@@ -127,7 +127,7 @@ class Memory:
 
     @contextlib.contextmanager
     def taking(self, num_bytes: int) -> Iterator[None]:
-        """Waits until so many are left, and takes them while the block runs."""
+        """Waits until `num_bytes` are left, and takes them while the block runs."""
 
         def is_left():
             return not self._taken or self._taken + num_bytes <= self._all

@@ -70,7 +70,7 @@ def _problems(data_set: DataSet) -> Iterator[str]:
 
 
 def _are(kind, values):
-    """Whether they are a tuple or a list of values of a type."""
+    """True for a tuple or a list of values of a type."""
     return isinstance(values, tuple | list) and all(isinstance(x, kind) for x in values)
 
 
@@ -88,14 +88,14 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
         except Exception as error:
             yield f"{begin}, in operations of TensorFlow, fails: {cause(error)}"
         shape = [2, *source.image_shape]
-        of_labels = [2, *label_shape(source)]
+        expected = [2, *label_shape(source)]
         is_right = images.dtype == tf.uint8
-        is_right &= labels.dtype.is_integer or len(of_labels) == 2
-        if not is_right or [*images.shape] != shape or [*labels.shape] != of_labels:
+        is_right &= labels.dtype.is_integer or len(expected) == 2
+        if not is_right or [*images.shape] != shape or [*labels.shape] != expected:
             yield (
                 f"{begin} gives {images.dtype.name} {[*images.shape]} and "
                 f"{labels.dtype.name} {[*labels.shape]} for 2 indices; expected are "
-                f"uint8 {shape} and integers {of_labels}"
+                f"uint8 {shape} and integers {expected}"
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
 from towers.errors import ConfigError
-from towers.evaluation.report import of_reported
+from towers.evaluation.report import reported_figure
 from towers.evaluation.run_page import metric_series
 from towers.evaluation.run_report import curves_of, result_of_records
 from towers.reporting import charts, page
@@ -23,7 +23,7 @@ from towers.run.stored_config import stored_config
 
 
 class Run(NamedTuple):
-    """What is compared of a run.
+    """A run in a comparison.
 
     Attributes:
         name: of its folder.
@@ -102,12 +102,12 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
 
 
 def paired_difference(runs: Sequence[Run]) -> Difference | None:
-    """That of two groups of runs, each of which has the same options but for the seed;
-    None where the runs are no such groups, or have no seed in common."""
+    """Paired difference of two groups of runs whose options are the same but for the
+    seed; None where the runs are no such groups, or have no seed in common."""
     groups = {}
     for run, group in zip(runs, _groups(runs), strict=True):
         accuracies = groups.setdefault(group, {})
-        accuracy = of_reported(run.result, "accuracy")
+        accuracy = reported_figure(run.result, "accuracy")
         if accuracy is None or run.config.seed in accuracies:
             return None
         accuracies[run.config.seed] = accuracy
@@ -124,11 +124,11 @@ def paired_difference(runs: Sequence[Run]) -> Difference | None:
     options = _differing(runs)
     options.pop("seed", None)
     one, other = (_groups(runs).index(group) for group in groups)
-    words = [
+    names = [
         " ".join(f"{name}={values[i]}" for name, values in options.items())
         for i in (one, other)
     ]
-    return Difference(*words, seeds, statistics.fmean(differences), error)
+    return Difference(*names, seeds, statistics.fmean(differences), error)
 
 
 def _names(folders):
@@ -139,14 +139,14 @@ def _names(folders):
 
 
 def _result(folder, records):
-    """The last evaluation that is known; where images are held out, that of the best
-    step on the test images before those on others."""
+    """The last known evaluation; where images are held out, the best step's, preferably
+    on the test images."""
     results = [result_of_records(records)]
     for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
         try:
             content = parse_json(path.read_bytes())
             result = content[key] if key else content
-            if of_reported(result, "accuracy") is not None:
+            if reported_figure(result, "accuracy") is not None:
                 results.append({"step": 0} | result)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
@@ -178,7 +178,7 @@ def _rows(runs) -> Iterator[list[str]]:
     yield ["run", "reported", "accuracy", "95 % interval", "loss", "step", "images/s"]
     for run in runs:
         accuracy, interval, loss = (
-            of_reported(run.result, name)
+            reported_figure(run.result, name)
             for name in ("accuracy", "accuracy_interval", "loss")
         )
         speed = run.result.get("images_per_sec")
@@ -196,7 +196,7 @@ def _rows(runs) -> Iterator[list[str]]:
 
 
 def _lines(runs):
-    """What is printed."""
+    """Lines to print."""
     rows = list(_rows(runs))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -233,7 +233,7 @@ def _page(runs):
 
 def _curves(runs):
     """The section of curves; runs that differ in the seed alone have one color."""
-    groups, found = _groups(runs), []
+    groups, panels = _groups(runs), []
     colors = [list(dict.fromkeys(groups)).index(group) for group in groups]
     keys = [Series(run.name, [], [], c) for run, c in zip(runs, colors, strict=True)]
     for title, names in (
@@ -247,10 +247,10 @@ def _curves(runs):
             each = (metric_series(run.curves, x, run.name, color) for x in names(run))
             series += next(filter(None, each), [])
         if series:
-            found.append(page.chart(title, charts.curves(title, series)))
-    if found:
+            panels.append(page.chart(title, charts.curves(title, series)))
+    if panels:
         legend = f"<p>{page.legend(keys)}</p>"
-        yield page.section("Curves", legend, page.grid(*found))
+        yield page.section("Curves", legend, page.grid(*panels))
 
 
 def _evaluated(run, name):

@@ -191,7 +191,7 @@ def _warn_of_difference(info, data):
     if info is not None and data.train is not None:
         if difference := info.training_difference(DatasetInfo.of(data)):
             console.warn(
-                f"the data set is not that of the run: {difference}; test "
+                f"not the data set of the run: {difference}; test "
                 "images that were held out of it may have been trained on"
             )
 
@@ -253,8 +253,8 @@ def follow(
 
 
 def _is_last(result, progress, config, parts):
-    """Whether the run ends at the step of the result: images decide, as the batch size
-    of the config is that of the evaluation."""
+    """True if the run ends at the step of the result: images decide, as the config has
+    the batch size of the evaluation."""
     if 0 < config.patience <= progress.num_worse:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)

@@ -123,8 +123,8 @@ def label_set_figures(
 
     Returns:
         "map", the mean of the average precisions of classes with images, and
-        "map_micro", of all pairs of an image and a class; "accuracy", the part of
-        images whose labels are all predicted, and no others (subset accuracy);
+        "map_micro", of all pairs of an image and a class; "accuracy", the fraction
+        of images whose labels are all predicted, and no others (subset accuracy);
         "macro_f1" and "micro_f1" at 1/2, and with thresholds "macro_f1_at_thresholds"
         and "micro_f1_at_thresholds"; "calibration_error" over all pairs; "classes", a
         row of each class; "accuracy_interval", "loss", "correct", "images".
@@ -132,8 +132,8 @@ def label_set_figures(
     labels, classes = predictions.labels, predictions.classes
     scores = np.nan_to_num(predictions.logits, nan=-np.inf)
     rows = class_rows(class_names, labels, classes)
-    for row, *of_class in zip(rows, labels.T, scores.T, strict=True):
-        row["average_precision"] = average_precision(*of_class)
+    for row, *columns in zip(rows, labels.T, scores.T, strict=True):
+        row["average_precision"] = average_precision(*columns)
     each = [row["average_precision"] for row in rows if row["images"]]
     result = common_figures(predictions) | {
         "map": float(np.mean(each)) if each else 0.0,

@@ -36,15 +36,15 @@ def create_metric(name: str) -> Metric:
         usual = "auto", "accuracy", "loss", "map"
         return Metric(name, function, name not in usual)
 
-    def of_predictions(predictions):
+    def compute(predictions):
         number = function(predictions.labels, predictions.all_probabilities)
         try:
             return float(number)
         except (TypeError, ValueError):
-            words = f"gave {type(number).__name__}, and not a number"
-            raise ConfigError(f"best_by={name}: {words}") from None
+            reason = f"gave {type(number).__name__}, and not a number"
+            raise ConfigError(f"best_by={name}: {reason}") from None
 
-    return Metric(name.rpartition(":")[2], of_predictions, True)
+    return Metric(name.rpartition(":")[2], compute, True)
 
 
 def auto(predictions: Predictions | LabelSets) -> float:

@@ -315,8 +315,8 @@ class _Prediction:
 
 
 def _training_images(run: RestoredRun) -> Callable[[str], bool]:
-    """Whether the network was trained on the image at a path; False where that is not
-    known, as of a folder of images that has changed since."""
+    """Returns a function that is True for paths of the network's training images; False
+    where that is not known, as of a folder of images that has changed since."""
     config, folder_of = run.config, functools.cache(os.path.realpath)
     if config.dataset != "image_folder" or is_url(config.data_dir):
         return lambda path: False

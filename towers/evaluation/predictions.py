@@ -9,7 +9,7 @@ import numpy as np
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 
-# "Top five": whether the label is among so many largest logits.
+# "Top five": whether the label is among this number of largest logits.
 TOP = 5
 
 
@@ -18,7 +18,7 @@ class Predictions(NamedTuple):
 
     Attributes:
         labels: int64 [n].
-        classes: int64 [n], that of the largest logit, of equal ones the first.
+        classes: int64 [n], class of the largest logit, of equal ones the first.
         probabilities: float64 [n], of these classes.
         losses: float64 [n].
         in_top: bool [n], see TOP; [0] where it is not known.
@@ -136,15 +136,16 @@ def _predict(logits, labels, loss, logits_tta=None):
     logits, labels = logits.astype(np.float64), labels.astype(np.int64)
     correct_tta = [] if logits_tta is None else np.argmax(logits_tta, 1) == labels
     images, classes = np.arange(len(labels)), np.argmax(logits, 1)
-    of_label = logits[images, labels][:, np.newaxis]
+    label_logits = logits[images, labels][:, np.newaxis]
     is_before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
-    num_above = np.sum((logits > of_label) | ((logits == of_label) & is_before), 1)
+    is_above = (logits > label_logits) | ((logits == label_logits) & is_before)
+    num_above = np.sum(is_above, 1)
     return Predictions(
         labels=labels,
         classes=classes,
         probabilities=softmax(logits)[images, classes],
         losses=loss.astype(np.float64),
-        in_top=(num_above < TOP) & ~np.isnan(of_label[:, 0]),
+        in_top=(num_above < TOP) & ~np.isnan(label_logits[:, 0]),
         correct_tta=np.array(correct_tta, bool),
     )
 
@@ -186,8 +187,8 @@ def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
 
 
 def worst_mistakes(predictions: Predictions | LabelSets, most: int) -> np.ndarray:
-    """Indices of the images that are predicted wrongly with the largest losses, at
-    most so many; a loss that is not a number is the largest."""
+    """Indices of the images that are predicted wrongly with the largest losses, at most
+    `most`; a loss that is not a number is the largest."""
     wrong = np.flatnonzero(~predictions.correct)
     losses = np.nan_to_num(predictions.losses[wrong], nan=np.inf)
     return wrong[np.argsort(-losses, kind="stable")[:most]]

@@ -203,7 +203,7 @@ def result_of(
     }
 
 
-def of_reported(result: Mapping[str, Any], name: str) -> Any:
+def reported_figure(result: Mapping[str, Any], name: str) -> Any:
     """A figure of the parameters that a run reports, such as "loss" or "classes"; None
     where it is missing."""
     return result.get((result["reported"] or "accuracy").replace("accuracy", name))

@@ -95,7 +95,7 @@ class RestoredRun:
         return without_noise(self.network(Weights.EMA))
 
     def network(self, weights: Weights = Weights.RAW) -> keras.Model:
-        """A new network as it is trained: with dropout, and an input of noise for each
+        """A new network in training mode: with dropout, and an input of noise for each
         such layer."""
         if self.config.choice_of("model").is_given:
             given.give_stored(self.config.model, RunFolder(self.path).network)
@@ -184,8 +184,8 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
 def evaluation_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
-    """The devices of an evaluation or a prediction. ConfigError where the machine does
-    not have those of the options."""
+    """The devices of an evaluation or a prediction. ConfigError where the machine lacks
+    the devices of the options."""
     device = _free_device(config.device, folder, log)
     chosen = build.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:

@@ -9,7 +9,7 @@ import numpy as np
 
 from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import TITLES, of_reported
+from towers.evaluation.report import TITLES, reported_figure
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import duration
@@ -34,10 +34,10 @@ def report_page(
             width, 3].
     """
     result = content["result"]
-    classes = of_reported(result, "classes")
+    classes = reported_figure(result, "classes")
     parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
     if classes:
-        accuracy = of_reported(result, "accuracy")
+        accuracy = reported_figure(result, "accuracy")
         parts += [
             page.section("Confusion matrix", *_confusion(result, classes)),
             page.section(
@@ -58,9 +58,9 @@ def report_page(
             parts.append(page.section(title, _pictures(rows, pixels)))
     if maps:
         rows = [row for row in content["mistakes"] if row["index"] in maps]
-        words = "Red: where the network finds the class that it predicts wrongly."
+        legend = "Red: where the network finds the class that it predicts wrongly."
         parts.append(
-            page.section("Grad-CAM", page.paragraph(words), _pictures(rows, maps))
+            page.section("Grad-CAM", page.paragraph(legend), _pictures(rows, maps))
         )
     parts += [page.section("Run", *_run(content))]
     return page.page(f"{content['run']}: report", parts)
@@ -70,13 +70,13 @@ def _head(content):
     """The reported accuracy, and other figures."""
     result = content["result"]
     title = f"<h1>{page.text(content['run'])}</h1>"
-    accuracy = of_reported(result, "accuracy")
+    accuracy = reported_figure(result, "accuracy")
     if accuracy is None:
         return title + page.paragraph("The run was not evaluated.") + _tiles(content)
-    words = f"{result['reported'].partition('_')[0]} accuracy"
-    if interval := of_reported(result, "accuracy_interval"):
-        words += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
-    figure = f"{accuracy:.4f} <small>{page.text(words)}</small>"
+    caption = f"{result['reported'].partition('_')[0]} accuracy"
+    if interval := reported_figure(result, "accuracy_interval"):
+        caption += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
+    figure = f"{accuracy:.4f} <small>{page.text(caption)}</small>"
     return (
         f'{title}<div class="figure">{figure}</div>{_about(content)}{_tiles(content)}'
     )
@@ -85,7 +85,7 @@ def _head(content):
 def _about(content):
     result, sentences = content["result"], []
     split, _, suffix = result["reported"].partition("_accuracy")
-    if (correct := of_reported(result, "correct")) is not None:
+    if (correct := reported_figure(result, "correct")) is not None:
         images = result[f"{split}_images"]
         sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
     if suffix:
@@ -97,7 +97,7 @@ def _about(content):
             "These images are held out of the training set; "
             f"{program('eval')} --report evaluates the test images."
         )
-    elif not of_reported(result, "classes"):
+    elif not reported_figure(result, "classes"):
         sentences.append(f"{program('eval')} --report adds the confusion matrix.")
     return page.paragraph(" ".join(sentences))
 
@@ -106,7 +106,7 @@ def _tiles(content):
     result = content["result"]
     tiles = []
     for name, title in TITLES.items():
-        if name != "accuracy" and (value := of_reported(result, name)) is not None:
+        if name != "accuracy" and (value := reported_figure(result, name)) is not None:
             tiles.append((title, f"{value:.4f}", ""))
     curves = content["curves"]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
@@ -136,7 +136,7 @@ def _curves(content):
     curves = content["curves"]
     if not curves:
         return [page.paragraph("metrics.jsonl has no records, so there are no curves.")]
-    found = []
+    titled_series = []
     names = ["loss", "accuracy", "map"]
     names += [
         name.partition("_")[2].removesuffix("_ema")
@@ -152,10 +152,10 @@ def _curves(content):
             )
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages
-        found.append((name.capitalize(), series))
+        titled_series.append((name.capitalize(), series))
     rate = metric_series(curves, "learning_rate", "learning rate", 3)
-    found.append(("Learning rate", rate))
-    return [curve_chart(*titled) for titled in found if titled[1]]
+    titled_series.append(("Learning rate", rate))
+    return [curve_chart(*titled) for titled in titled_series if titled[1]]
 
 
 def curve_chart(title: str, series: Sequence[Series]) -> str:
@@ -166,7 +166,7 @@ def curve_chart(title: str, series: Sequence[Series]) -> str:
 
 
 def _confusion(result, classes):
-    if (entries := of_reported(result, "confusion_matrix")) is None:
+    if (entries := reported_figure(result, "confusion_matrix")) is None:
         return []
     entries = np.array(entries)
     worst, counts, images = worst_confusion(entries, len(classes), charts.MOST_CONFUSED)

@@ -36,7 +36,7 @@ MOST_CURVES, MOST_POINTS = 6, 200
 
 _OF_PREDICTIONS = ("reliability", "precision_recall", "mistakes", "most_confident")
 
-# Metrics of the curves; those of evaluations have a prefix, and perhaps a suffix.
+# Metrics of the curves; metrics of evaluations have a prefix, and perhaps a suffix.
 _TRAINING = ("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate")
 _SPEED = ("images_per_sec", "input_wait_percent")
 
@@ -58,7 +58,7 @@ class Evaluated(NamedTuple):
     accuracy_tta: Mapping[Weights, float] = {}
 
     @classmethod
-    def of_counts(
+    def from_counts(
         cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
         """Of the `accuracies` of an evaluation during training."""
@@ -104,8 +104,8 @@ def write_report(
         step, images: steps taken, and images trained on, until the evaluation.
         stopwatch: of the run.
         versions: that trained it.
-        is_training: whether this process trained it: its command and machine are then
-            those of the report, and else those of the report before.
+        is_training: whether this process trained it: the report then has its command
+            and machine, otherwise the previous report's.
         run: the network that was evaluated, for the activation maps of the worst
             mistakes, which a report without it lacks.
 
@@ -233,13 +233,13 @@ def _precision_recall(predictions, class_names):
         return []
     curves = []
     for number in np.flatnonzero(predictions.labels.any(0)):
-        of_class = predictions.labels[:, number], predictions.logits[:, number]
-        precision, recall, _ = precision_recall(*of_class)
+        labels_and_logits = predictions.labels[:, number], predictions.logits[:, number]
+        precision, recall, _ = precision_recall(*labels_and_logits)
         chosen = np.linspace(0, len(recall) - 1, min(len(recall), MOST_POINTS))
         chosen = chosen.astype(int)
         curve = {
             "name": class_names[number],
-            "average_precision": average_precision(*of_class),
+            "average_precision": average_precision(*labels_and_logits),
             "recall": recall[chosen].tolist(),
             "precision": precision[chosen].tolist(),
         }
@@ -263,7 +263,7 @@ def _process():
 
 
 def _process_before(path):
-    """Those in the report of the training, as far as there is one."""
+    """Command and machine in the report of the training, if there is one."""
     try:
         content = parse_json(path.read_bytes())
         return {name: content[name] for name in ("command", "machine")}

@@ -1,5 +1,5 @@
-"""What is made of the predictions of trained runs: calibration, suspected label errors,
-and ensembles."""
+"""Studies of the predictions of trained runs: calibration, suspected label errors, and
+ensembles."""
 
 import csv
 import io
@@ -310,8 +310,8 @@ def label_set_errors(
     """
     pairs = []
     for number in range(labels.shape[1]):
-        of_class = probabilities[:, number]
-        both = np.column_stack([1 - of_class, of_class])
+        positive = probabilities[:, number]
+        both = np.column_stack([1 - positive, positive])
         wrong, _ = label_errors(labels[:, number].astype(np.int64), both)
         pairs += [(image, number) for image in wrong]
     images, classes = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -26,7 +26,7 @@ from towers.models.layers.attention import Tokens
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.weights import Stored, Weights, of_arrays, open_weights
+from towers.run.weights import Stored, Weights, open_weights, weights_in_memory
 
 KINDS = ("params", "state")
 
@@ -282,7 +282,7 @@ def _source(config, state, trainer) -> Iterator[Weights]:
             arrays = pretrained(config.model)
         except OSError as error:
             raise CheckpointError(str(error)) from error
-        yield of_arrays(f"{config.model}, trained on ImageNet", arrays)
+        yield weights_in_memory(f"{config.model}, trained on ImageNet", arrays)
         return
     try:
         path = local_copy(os.path.expanduser(path))
@@ -311,4 +311,4 @@ def _source(config, state, trainer) -> Iterator[Weights]:
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
-    yield of_arrays(str(checkpoint.path), kept)
+    yield weights_in_memory(str(checkpoint.path), kept)

@@ -110,7 +110,7 @@ def _in_order(ordered, shapes):
     return dict(zip(shapes, ordered, strict=True))
 
 
-def of_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
+def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
     """Weights that are in memory, by their names."""
     return Weights(
         path, {k: Stored(k, v.shape, lambda v=v: v) for k, v in arrays.items()}

@@ -87,7 +87,7 @@ def report_run(run: Run) -> None:
     evaluated, step = None, run.step
     if run.evaluated is not None:
         step, evaluation = run.evaluated
-        evaluated = Evaluated.of_counts(*run.parts.eval_split, evaluation)
+        evaluated = Evaluated.from_counts(*run.parts.eval_split, evaluation)
     with run.watchdog.activity("writing the report"):
         run.store.lock.assert_same_folder()
         page = write_report(

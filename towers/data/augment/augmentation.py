@@ -119,7 +119,7 @@ def translate_flip(
     std: Sequence[float],
     pixels: int = 2,
 ) -> Augment:
-    """A translation by up to so many pixels, mirrored at the edges, and alternating
+    """A translation by up to `pixels`, mirrored at the edges, and alternating
     flips: each image is mirrored at random in the first epoch, then every other epoch
     (Jordan 2024, arXiv:2404.00498, section 3.6)."""
     height, width, _ = image_shape
@@ -132,9 +132,9 @@ def translate_flip(
 
     def train(images, draw):
         places = tf.fill([2], 2.0 * pixels + 1)
-        corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int64)
+        corners = tf.cast(choose(draw.per_view("translation", 2), places), tf.int64)
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
-        is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
+        is_flipped = (draw.per_example("flip", 1) < 0.5) != odd
         images = tf.cast(images, tf.float32)
         images = windows(images, corners - pixels, is_flipped, height, width)
         return evaluate(images)
@@ -259,9 +259,9 @@ def standardize(
 
 
 def pixels(images: tf.Tensor, mean: Sequence[float], std: Sequence[float]) -> tf.Tensor:
-    """The whole pixel values, float32 in 0..255, nearest to standardized images. Those
-    of half numbers depend on how a graph orders the products: an augmentation before a
-    policy should standardize whole ones."""
+    """The whole pixel values, float32 in 0..255, nearest to standardized images. Half
+    numbers are rounded depending on how a graph orders the products: an augmentation
+    before a policy should standardize whole ones."""
     *_, width, _ = images.shape
     factors = [value or 1 for value in std]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))

@@ -87,9 +87,9 @@ def crop_resize_flip(
 def draw_numbers(
     draw: Draw, n: int, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
-    """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. Those
-    of an attempt are the share of the area, uniform in `crop_scale`, and one of the
-    aspect; the last two are of the place; these are uniform in [0, 1).
+    """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. An
+    attempt has two: the fraction of the area, uniform in `crop_scale`, and one for the
+    aspect; the last two are for the place; these are uniform in [0, 1).
 
     Args:
         draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].

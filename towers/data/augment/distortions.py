@@ -113,8 +113,8 @@ def _gray(images):
     if images.shape[-1] == 1:
         return images
     # Five times as fast as a product with the weights and a sum. Not a sum of three: a
-    # graph adds them in the order of its nodes' names, so the bits would not be those
-    # of an eager call.
+    # graph adds them in the order of its nodes' names, so the bits would differ from
+    # an eager call.
     red, green, blue = (images[..., i : i + 1] for i in range(3))
     return 0.114 * blue + 0.587 * (green + (0.299 / 0.587) * red)
 

@@ -54,7 +54,7 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
         if labels.shape.rank == 1:
             labels = tf.one_hot(labels, num_classes)
         mixed = {"images": blend(images, pixels), "labels": blend(labels, whole)}
-        if "sample_weights" in batch:  # of each label that of its image
+        if "sample_weights" in batch:  # of each label its image's
             sample_weights = batch["sample_weights"][:, None]
             weighted = blend(labels * sample_weights, whole)
             weights = blend(sample_weights, whole)
@@ -100,7 +100,7 @@ def cutmix_shares(
     """A rectangle of the other image for each image (Yun et al. 2019,
     arXiv:1905.04899).
 
-    Its sides are those of the image times the root of the share; the center is any
+    Its sides are the image's times the root of the share; the center is any
     pixel, and what lies outside is cut off. The label has the share that is left.
 
     Args:
@@ -124,8 +124,8 @@ def cutmix_shares(
 def beta_quantiles(alpha: float) -> np.ndarray:
     """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on.
 
-    The first and the last are not 0 and 1 but those of half a `draw`'s smallest number,
-    without which a narrow distribution would get tails.
+    The first and the last are not at 0 and 1 but half a `draw`'s smallest number
+    inside, without which a narrow distribution would get tails.
     """
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)

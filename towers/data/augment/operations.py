@@ -1,4 +1,4 @@
-"""Operations on the colors and places of pixels, of which the policies are made.
+"""Color and geometric operations on images, for the policies.
 
 Each gives the values of Pillow's operation, rounded to the nearest whole number, so
 that they differ by at most 1.
@@ -20,7 +20,7 @@ OPERATIONS = (
     "translate_x",  # pixels, whole
     "translate_y",
     "rotate",  # degrees, multiples of 1 / PARTS, counterclockwise around the middle
-    "brightness",  # factors: 1 leaves the image as it is
+    "brightness",  # factors: 1 does not change the image
     "color",
     "contrast",
     "sharpness",
@@ -89,8 +89,8 @@ def _of_all(is_concerned, function, images, *columns):
 
 
 def _only(is_concerned, function, images, *columns):
-    """The images, of which the function has changed those that are concerned; it is
-    called with these, and the entries of the columns for them."""
+    """Applies the function to the images that are concerned; it is called with these,
+    and the entries of the columns for them."""
     n = images.shape[0]
     rows = tf.where(is_concerned)[:, 0]
     changed = _whole(function(*(tf.gather(x, rows) for x in (images, *columns))))
@@ -124,7 +124,7 @@ def _moved(images, operations, values, bilinear):
     x = tf.range(width, dtype=tf.float64) - (width - 1) / 2
     y = (tf.range(height, dtype=tf.float64) - (height - 1) / 2)[:, None]
     shear_x, shear_y = value("shear_x"), value("shear_y")
-    # Shears leave the top and the left as they are.
+    # Shears do not move the top and the left.
     columns = cos * x - sin * y + shear_x * (y + height / 2) - value("translate_x")
     rows = sin * x + cos * y + shear_y * (x + width / 2) - value("translate_y")
     columns, rows = columns + width / 2, rows + height / 2
@@ -146,10 +146,10 @@ def _moved(images, operations, values, bilinear):
             (1 - across) * pixels(left, y) + across * pixels(left + 1, y)
             for y in (top, top + 1)
         ]
-        found = (1 - down) * lines[0] + down * lines[1]
+        moved = (1 - down) * lines[0] + down * lines[1]
     else:
-        found = pixels(tf.floor(columns), tf.floor(rows))
-    return tf.where(is_inside[..., None], found, 0.0)
+        moved = pixels(tf.floor(columns), tf.floor(rows))
+    return tf.where(is_inside[..., None], moved, 0.0)
 
 
 def _mapped(images, operations, values):
@@ -175,8 +175,8 @@ def _mapped(images, operations, values):
         ),
     }
     table = levels
-    for name, of_name in tables.items():
-        table = tf.where(_is(name, operations), of_name, table)
+    for name, values in tables.items():
+        table = tf.where(_is(name, operations), values, table)
     return tf.gather(tf.reshape(_whole(table), [-1]), _places(images))
 
 

@@ -68,7 +68,7 @@ SUB_POLICIES = {"cifar10": _parse(_CIFAR10), "imagenet": _parse(_IMAGENET)}
 # Of torchvision's RandAugment: the number of operations, and their magnitude.
 RAND_AUGMENT = 2, 9
 
-# Those of RandAugment and TrivialAugment.
+# Operations of RandAugment and TrivialAugment.
 RAND_OPERATIONS = OPERATIONS[: OPERATIONS.index("equalize") + 1]
 
 ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"
@@ -144,7 +144,7 @@ TRIVIAL = Magnitudes(30, 0.99, lambda side: 32.0, 135.0, 0.99, 6)
 
 
 def none(images: tf.Tensor, draw: Draw) -> tf.Tensor:
-    """The images as they are."""
+    """Returns the images unchanged."""
     return images
 
 
@@ -236,9 +236,9 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     n, height, width, _ = images.shape
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
     depths = 1 + choose(draw("augmix_depth", [n, WIDTH]), float(DEPTH))
-    # A Dirichlet distribution whose parameters are 1 is that of the pieces of a line
-    # that is cut at random. Not by logarithms: those of TensorFlow depend on their
-    # place in a tensor. Beta(1, 1) is uniform.
+    # The lengths of pieces of a line cut at random have a Dirichlet distribution with
+    # parameters 1. Not by logarithms: TensorFlow's depend on the place in a tensor.
+    # Beta(1, 1) is uniform.
     first, second, share = tf.unstack(draw("augmix_weights", [n, 3]), axis=1)
     low, high = tf.minimum(first, second), tf.maximum(first, second)
     weights, chains = (low, high - low, 1 - high), []

@@ -14,8 +14,8 @@ Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 def create_tta(name: str) -> Sequence[Transform]:
     """The transforms of a name in `towers.config.choices.TTA`.
 
-    The logits of an image are the weighted mean over them; without any those of the
-    image alone.
+    The logits of an image are the weighted mean over them; without any, the image's own
+    logits.
     """
     return factories.create("tta", name)
 

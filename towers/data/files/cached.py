@@ -34,9 +34,9 @@ from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 # Images whose stored sizes are compared at the start.
 NUM_COMPARED = 256
 
-# Mean and standard deviation are those of so many training images, drawn at random with
-# a fixed seed. The error of a mean is about 1 of 255 (the means of images differ by
-# 50).
+# Mean and standard deviation are computed from this number of training images, drawn at
+# random with a fixed seed. The error of a mean is about 1 of 255 (the means of images
+# differ by 50).
 SAMPLE = 5000
 
 # Blocks that are read for a sample, where images are read in blocks.
@@ -237,7 +237,7 @@ class CachedSource:
 
     def _keep_none(self):
         """Arrays for the images that are kept: their slots, pixels and labels. Memory
-        is taken as it is written to."""
+        is allocated when it is written to."""
         most = int(min(self.num_examples, self._cache.num_bytes / self._image_bytes))
         try:
             images = np.empty((most, *self.image_shape), np.uint8)
@@ -260,7 +260,7 @@ class CachedSource:
                 self._cache.num_bytes -= self._image_bytes
 
     def _drop_first_images(self):
-        """What was read before the first crops, such as the images of the moments, is
+        """Images that were read before the first crops, such as for the moments, are
         not read again."""
         with self._cache.lock:
             if not self._has_read_crops:
@@ -315,7 +315,7 @@ def settle_size(
             sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
         except (OSError, ValueError, MemoryError) as error:
             if options.survey is None and options.bad_images == "stop":
-                # Else it is found again with all others.
+                # Else it is detected again with all others.
                 refuse(files, index, error, None)
     if not sizes:
         raise DataError(
@@ -355,7 +355,7 @@ def read_in_batches(
 def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions
 ) -> tuple[list[Source | None], str]:
-    """With bad_images=skip the sources without the images that cannot be read, found by
+    """With bad_images=skip the sources without the images that cannot be read, after
     reading all; and their number and names, to follow the origin of the data set.
 
     Args:
@@ -381,11 +381,11 @@ def leave_out_bad_images(
     survey.close()
     bad = survey.bad_images
     named = [
-        f"{shown(place)} ({words})" for place, words in list(bad.items())[:MOST_NAMED]
+        f"{shown(place)} ({fault})" for place, fault in list(bad.items())[:MOST_NAMED]
     ]
     more = ", ..." if len(bad) > MOST_NAMED else ""
-    words = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
-    return [good[source] for source in sources], words if bad else ""
+    note = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
+    return [good[source] for source in sources], note if bad else ""
 
 
 def _are_read(labels):

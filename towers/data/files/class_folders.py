@@ -71,7 +71,7 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
 
 
 def is_split(name: str) -> bool:
-    """Whether a name is that of a folder for training, validation or testing."""
+    """True if a folder of this name is for training, validation or testing."""
     return _SPLIT.fullmatch(name) is not None
 
 
@@ -102,8 +102,8 @@ def training_folder(root: str, folders: dict[str, str]) -> str:
 
 
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
-    """The error of fewer than two classes: what was found, the nearest folder that
-    fits, and the layout.
+    """The error of fewer than two classes: the folder's content, the nearest folder
+    that fits, and the layout.
 
     Args:
         root: the folder that --data_dir names.
@@ -139,7 +139,7 @@ def suggestion(root: str) -> str:
 
 
 def has_classes(root: str) -> bool:
-    """Whether two class folders, or more, have images; of large folders the first files
+    """True if two class folders, or more, have images; of large folders the first files
     are inspected."""
     try:
         folders = folders_in(find_folders(root)[0].get("train", ""))
@@ -173,12 +173,12 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntr
 
 
 def is_without_images(entry: os.DirEntry) -> bool:
-    """Whether a folder is empty, or left behind by an archive."""
+    """True if a folder is empty, or left behind by an archive."""
     return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
 def entries(folder: str) -> Iterator[os.DirEntry]:
-    """What is in a folder, but for names that begin with a dot; DataError where it
+    """Entries of a folder, without names that begin with a dot; DataError where it
     cannot be read."""
     try:
         with os.scandir(folder) as children:

@@ -211,7 +211,8 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
 
 
 def _in_folder(folder, container):
-    """Of tables those next to the images, of which there may be a million."""
+    """Container files in a folder; tables only next to the images, which may be a
+    million."""
     if container != "table":
         return remote.matches(folder)
     paths = remote.matches(folder, "*") + remote.matches(folder, "*/metadata.*")

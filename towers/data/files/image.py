@@ -18,7 +18,7 @@ from towers.data.streams import Memory
 from towers.errors import one_line
 
 # A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which the
-# shorter side of what is resized is at least so many times the wanted one. The filter
+# shorter side of what is resized is at least this many times the wanted one. The filter
 # does the rest, so little is lost; Pillow's `thumbnail` has the same number.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
@@ -123,7 +123,7 @@ def read_image(
             image.draft(None, [length // ratio for length in image.size])
         pixels = _pixels(image, channels)
         box = [x / ratio for x in (left, top, left + part[1], top + part[0])]
-        if crop is not None:  # of which pixels around it are no part
+        if crop is not None:  # without pixels around it
             left, top = map(math.floor, box[:2])
             pixels = pixels.crop((left, top, *map(math.ceil, box[2:])))
             box = [box[0] - left, box[1] - top, box[2] - left, box[3] - top]
@@ -134,8 +134,8 @@ def read_image(
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:
-    """Height and width of an image as it is to be seen; ValueError as `read_image`,
-    though damage behind the header of a JPEG file is not found."""
+    """Height and width of an image after its rotation; ValueError as `read_image`,
+    though damage behind the header of a JPEG file is not detected."""
     with opened(content, max_pixels) as image:
         return _inspect(image)[0]
 
@@ -177,8 +177,8 @@ def _opened(content):
     try:
         return TgaImageFile(file, "")
     except SyntaxError:
-        words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
-        raise Refused(f"cannot be decoded: {words}") from None
+        reason = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+        raise Refused(f"cannot be decoded: {reason}") from None
 
 
 def _completed(image, content):

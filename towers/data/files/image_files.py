@@ -23,7 +23,7 @@ class ImageFiles(Protocol):
         """The content of one file, and its label.
 
         Raises:
-            OSError, ValueError: it cannot be read; the words say why.
+            OSError, ValueError: it cannot be read; the message says why.
         """
         ...
 
@@ -59,9 +59,9 @@ class Survey:
         """From now on faults are raised."""
         self.is_closed = True
 
-    def add_fault(self, place: str, words: str) -> None:
+    def add_fault(self, place: str, message: str) -> None:
         with self.lock:
-            self.faults[place] = words
+            self.faults[place] = message
 
     def add_size(self, height: int, width: int) -> None:
         with self.lock:
@@ -112,10 +112,10 @@ def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Records a fault in an open survey, else raises it as a DataError."""
-    place, words = files.place(index), reason(error)
+    place, message = files.place(index), reason(error)
     if survey is None or survey.is_closed:
         raise DataError(
-            f"{shown(place)}: {words}; --bad_images=skip leaves bad images out, "
+            f"{shown(place)}: {message}; --bad_images=skip leaves bad images out, "
             "`python -m towers.data` finds them all"
         )
-    survey.add_fault(place, words)
+    survey.add_fault(place, message)

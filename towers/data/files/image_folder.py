@@ -70,21 +70,21 @@ class Listing:
         self.num_skipped += 1
         self.first_skipped = self.first_skipped or path
 
-    def refuse(self, path: str, words: str) -> None:
+    def refuse(self, path: str, message: str) -> None:
         if self.survey is None:
-            raise DataError(f"{shown(path)}: {words}")
-        self.survey.misplaced[path] = words
+            raise DataError(f"{shown(path)}: {message}")
+        self.survey.misplaced[path] = message
 
     @property
-    def words(self) -> str:
-        """Follow the origin of the data set; empty where all is in place."""
-        words = ""
+    def note(self) -> str:
+        """Follows the origin of the data set; empty where all is in place."""
+        note = ""
         if self.num_nested:
-            words += f"; {self.num_nested:,} images in folders inside class folders"
+            note += f"; {self.num_nested:,} images in folders inside class folders"
         if self.num_skipped:
-            words += f"; {self.num_skipped} other file(s) or empty folder(s), as "
-            words += f"{shown(self.first_skipped)}, skipped"
-        return words
+            note += f"; {self.num_skipped} other file(s) or empty folder(s), as "
+            note += f"{shown(self.first_skipped)}, skipped"
+        return note
 
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
         """The images of a folder, in the order of the names of classes and files."""
@@ -144,9 +144,9 @@ class Listing:
                 else:
                     self.refuse(entry.path, "is a link to a folder that it is in")
             elif kind in OTHER_IMAGES:
-                words = "is of a format that is not read; convert it, or move it away"
+                message = "is of a format that is not read; convert it, or move it away"
                 is_heic = kind in (".heic", ".heif", ".hif")
-                self.refuse(entry.path, HEIF_HINT if is_heic else words)
+                self.refuse(entry.path, HEIF_HINT if is_heic else message)
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 self.refuse(entry.path, "is a link that leads nowhere")
             else:
@@ -154,7 +154,7 @@ class Listing:
 
 
 def _is_data_set(folder):
-    """Whether there are folders for training and testing, or train/CLASS, in it."""
+    """True if it has folders for training and testing, or train/CLASS."""
     folders, note = find_folders(folder)
     train = folders.get("train", folder)
     return len(folders) > 1 or bool(note) or train != folder and bool(folders_in(train))
@@ -210,7 +210,7 @@ def load(
         if len(index.class_names) < 2:
             counts = dict.fromkeys(index.class_names, len(index))
             misplaced = options.survey.misplaced if options.survey else {}
-            first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
+            first = [f"; {shown(x)} {text}" for x, text in misplaced.items()][:1]
             raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
         return index
 
@@ -223,7 +223,7 @@ def load(
         options,
         trained,
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
-        note=lambda: f"; {unlabeled}{listing.words}" if unlabeled else listing.words,
+        note=lambda: f"; {unlabeled}{listing.note}" if unlabeled else listing.note,
     )
 
 

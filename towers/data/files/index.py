@@ -129,7 +129,8 @@ class Index:
         )
 
     def without_empty_classes(self) -> Self:
-        """The same images, with those of the classes that have any; all of sets."""
+        """The same images, without classes that have none; label sets keep all
+        classes."""
         if self.labels.ndim == 2:
             return self
         labels = np.unique(self.labels[self.labels >= 0])
@@ -239,8 +240,8 @@ def read_shards(
     columns: Mapping[str, str],
     read: Callable[[str, Mapping[str, str]], Shard],
 ) -> Index:
-    """The images of files, in their order; each file is read once, and what was found
-    is kept in the folder of `remote.cache_folder` until it changes.
+    """The images of files, in their order; each file is read once, and its index is
+    kept in the folder of `remote.cache_folder` until it changes.
 
     Args:
         paths: of the files.

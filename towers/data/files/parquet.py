@@ -22,7 +22,7 @@ _NAMES = {
     "image": ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes"),
     "label": ("label", "labels", "class", "cls", "target", "fine_label"),
 }
-# Row groups that are read ahead of their use, besides those of the window.
+# Row groups that are read ahead of their use, besides the window.
 _AHEAD = 4
 
 
@@ -61,7 +61,7 @@ class RowGroups:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetIndex(Index):
-    """Images in row groups, each of which is read as a whole. `offsets` are the numbers
+    """Images in row groups; each group is read as a whole. `offsets` are the numbers
     of the row groups, and `lengths` the rows in them.
 
     Attributes:
@@ -104,7 +104,7 @@ class ParquetIndex(Index):
 
 
 def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:
-    """The images of files, of which only the labels are read.
+    """The index of the images in files; only labels are read.
 
     Args:
         paths: of the files.
@@ -128,7 +128,7 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
                 if columns_here != first:
                     raise ValueError(
                         f"has other columns than {shown(paths[0])}: "
-                        f"{columns_here.words}, not {first.words}"
+                        f"{columns_here.description}, not {first.description}"
                     )
                 sizes = _group_sizes(file.metadata, first.image)
                 if first.label:
@@ -179,7 +179,7 @@ class _Columns(NamedTuple):
     class_names: tuple[str, ...]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         label = f"{self.label} ({self.label_type})" if self.label else "no labels"
         count = f" of {len(self.class_names)} classes" if self.class_names else ""
         return f"{'.'.join(self.image)} and {label}{count}"
@@ -196,9 +196,9 @@ def _find_columns(schema, columns):
                 raise ValueError(with_nearest(message, name, schema.names))
             names[role] = name
             continue
-        of_kind = [x for x, about in features.items() if _type_of(about) == kind]
+        typed = [x for x, about in features.items() if _type_of(about) == kind]
         usual = [x for x in schema.names if x.lower() in _NAMES[role]]
-        fitting = of_kind if len(of_kind) == 1 else usual
+        fitting = typed if len(typed) == 1 else usual
         if len(fitting) > 1:
             raise ValueError(
                 f"is the {role} in column {' or '.join(fitting)}? "

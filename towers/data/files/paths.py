@@ -88,13 +88,13 @@ def data_folder(data_dir: str) -> str:
 
 
 def container_of(path: str) -> str | None:
-    """What --dataset reads a file with this name, or a pattern of such names; None
-    where it is no container."""
+    """Value of --dataset for a file of this name, or a pattern of names; None where it
+    is no container."""
     return next((x for x in CONTAINER_ENDINGS if is_container(path, x)), None)
 
 
 def is_container(path: str, name: str) -> bool:
-    """Whether a file, or the last file of a pattern, is named like one of --dataset."""
+    """True if a file, or the last file of a pattern, is named like one of --dataset."""
     is_numbered = name == "tfrecord" and re.search(r"-[\d?*]+-of-[\d?*]+$", path)
     return bool(is_numbered) or path.lower().endswith(CONTAINER_ENDINGS[name])
 
@@ -126,7 +126,7 @@ def format_of(start: bytes) -> str | None:
 
 
 def is_heif(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
+    """True if a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
     first brand may be mif1."""
     brands = start[8 : int.from_bytes(start[:4])] if start[4:8] == b"ftyp" else b""
     return b"hei" in brands or b"hev" in brands
@@ -138,13 +138,13 @@ def ending(name: str) -> str:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a name has the ending of an image format, which may be one that is not
+    """True if a name has the ending of an image format, which may be one that is not
     read."""
     return ending(name) in _IMAGE_ENDINGS
 
 
 def is_image(entry: os.DirEntry) -> bool:
-    """Whether an entry of a folder is named like an image or, where its name has no
+    """True if an entry of a folder is named like an image or, where its name has no
     ending of letters (IMG_0001, photo.1), is a file that begins like one."""
     if is_image_name(entry.name):
         return True
@@ -161,10 +161,10 @@ def is_image(entry: os.DirEntry) -> bool:
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
     """The image files of paths, in their order.
 
-    Folders are read recursively, in the order of the names, and their images are found
-    by `is_image`; names that begin with a dot are skipped. Links are followed. A path
-    of a file is taken whatever its name. The names in one folder and in the folders
-    above it are in memory.
+    Folders are read recursively, in the order of the names, and their images are
+    selected by `is_image`; names that begin with a dot are skipped. Links are followed.
+    A path of a file is taken whatever its name. The names in one folder and in the
+    folders above it are in memory.
 
     Args:
         paths: files and folders.
@@ -204,7 +204,7 @@ def _walk_folder(folder, fail, above=()):
 
 
 def is_folder(entry: os.DirEntry) -> bool:
-    """Whether an entry is a folder, or a link to one; False where a link cannot be
+    """True if an entry is a folder, or a link to one; False where a link cannot be
     followed, such as one to itself."""
     try:
         return entry.is_dir()

@@ -33,13 +33,13 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is no file", path)
     if most_bytes is not None and status.st_size > most_bytes:
-        words = f"has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
-        raise OSError(errno.EFBIG, words, path)
+        message = f"has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
+        raise OSError(errno.EFBIG, message, path)
     return open(path, "rb")
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
-    """The content of a regular file; OSErrors as those of `open_data_file`."""
+    """The content of a regular file; OSErrors as of `open_data_file`."""
     with open_data_file(path, most_bytes) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 

@@ -336,9 +336,9 @@ def _shrink(folder, kept):
         _written[0] = 0
     with os.scandir(folder) as entries:
         status = [(x.stat(), x.path) for x in entries]
-        found = sorted((x.st_mtime, x.st_size, path) for x, path in status)
-    excess = sum(size for _, size, _ in found) - 0.95 * most
-    for _, num_bytes, path in found:
+        files = sorted((x.st_mtime, x.st_size, path) for x, path in status)
+    excess = sum(size for _, size, _ in files) - 0.95 * most
+    for _, num_bytes, path in files:
         if excess <= 0:
             break
         if path == kept:

@@ -28,8 +28,8 @@ from towers.errors import DataError
 CHANNELS = 3
 
 
-# Takes classes, and words for where these come from, or None, and
-# gives files with `labels`, int32 [n], and `class_names`, in the order of these.
+# Takes classes, or None, and a text about their origin, and gives files with `labels`,
+# int32 [n], and `class_names`, in the order of these.
 OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
 
 
@@ -59,7 +59,7 @@ def data_set(
             testing, unless the network was trained on these.
         names: of the splits, for messages.
         channels: of the images.
-        note: more words for `origin`, when all splits are opened.
+        note: returns text to append to `origin`, when all splits are opened.
 
     Returns:
         Sources of uint8 [n, height, width, channels]; moments of a sample, see
@@ -96,16 +96,17 @@ def data_set(
         test = opened(testing)
         if "validation" in splits and train is not None:
             validation = test if testing == "validation" else opened("validation")
-        words = "all for testing" if testing == "train" else _words(splits, names)
+        described = _describe(splits, names)
+        use = "all for testing" if testing == "train" else described
     else:
-        of_each = " of each class" if hasattr(files, "labels") else ""
+        per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))
         train, test = split_off_test(train, labels, place)
-        words = f"{TEST_FRACTION:.0%}{of_each} held out for testing"
+        use = f"{TEST_FRACTION:.0%}{per_class} held out for testing"
     (train, validation, test), bad_images = leave_out_bad_images(
         (train, validation, test), options
     )
-    words = "; ".join(filter(None, (words, sizes)))
+    about = "; ".join(filter(None, (use, sizes)))
     known = trained and (trained.mean, trained.std)
     mean, std = known or sampled_moments(train)
     return DataSet(
@@ -115,13 +116,13 @@ def data_set(
         class_names=tuple(classes),
         mean=mean,
         std=std,
-        origin=f"{place} ({words}{note()}{bad_images})",
+        origin=f"{place} ({about}{note()}{bad_images})",
         validation=validation,
     )
 
 
 def _was_trained_on(trained, splits, options, place):
-    """Whether a network was trained on the images of a data set without images for
+    """True if a network was trained on the images of a data set without images for
     testing; True with bad_images=skip, as the images left out are not known."""
     if options.bad_images == "skip":
         return True
@@ -136,7 +137,7 @@ def _was_trained_on(trained, splits, options, place):
     return checksum(train) == trained.checksum
 
 
-def _words(splits, names):
+def _describe(splits, names):
     """The splits that are used for validation and for testing."""
     if "validation" in splits and "test" not in splits:
         return f"{names['validation']} for validation and testing"
@@ -145,7 +146,7 @@ def _words(splits, names):
 
 
 def _trained_size(options, trained):
-    """The options and the shape to read images in as those of the training were."""
+    """The options and the image shape of the training."""
     size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
         return options, (*height_and_width(size), CHANNELS)

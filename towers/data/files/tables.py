@@ -52,8 +52,9 @@ def read(
 
     Args:
         paths: of the tables, which have the same columns.
-        columns: role -> name of its column; others are found by their names.
-        image_dir: that the paths in the tables start from; empty for that of each.
+        columns: role -> name of its column; other columns by their usual names.
+        image_dir: folder that the paths in the tables start from; empty for each
+            table's own.
         fold: of the column `fold`, whose images are for testing; -1 for none.
 
     Returns:
@@ -73,14 +74,15 @@ def read(
         header = next(rows, None)
         if not header:
             raise DataError(f"{shown(table)}: the file is empty")
-        used, of_classes = _columns(table, header, columns, fold)
-        classes = classes or tuple(header[i] for i in of_classes)
+        used, class_columns = _columns(table, header, columns, fold)
+        classes = classes or tuple(header[i] for i in class_columns)
         resolve = _Resolver(image_dir or os.path.dirname(table))
         for number, row in rows:
             where = f"{shown(table)}: row {number}"
             if len(row) != len(header):
-                words = f"has {len(row)} values, and the first row {len(header)}"
-                raise DataError(f"{where} {words}")
+                raise DataError(
+                    f"{where} has {len(row)} values, and the first row {len(header)}"
+                )
             values = {role: row[place] for role, place in used.items()}
             file = resolve(values["path"], where)
             before = places.setdefault(file, where)
@@ -88,11 +90,11 @@ def read(
                 raise DataError(f"{where}: {shown(file)} is also in {before}")
             files.append(file)
             label = values.get("label")
-            if of_classes:
-                label = _label_set(row, header, of_classes, where)
+            if class_columns:
+                label = _label_set(row, header, class_columns, where)
             if isinstance(label, list):
                 label, are_sets = BETWEEN_LABELS.join(map(str, label)), True
-            has_label = bool(of_classes) or "label" in used
+            has_label = bool(class_columns) or "label" in used
             if label in ("", None) and has_label:
                 unlabeled, label = unlabeled or where, ""
             labels.append(None if label is None else str(label))
@@ -213,17 +215,17 @@ def _is_nested(kind):
     return types.is_nested(kind) or types.is_binary(kind)
 
 
-def _label_set(row, header, of_classes, where):
+def _label_set(row, header, class_columns, where):
     """The names of the columns of classes that have a 1."""
-    values = [str(row[place]) for place in of_classes]
-    for place, value in zip(of_classes, values, strict=True):
+    values = [str(row[place]) for place in class_columns]
+    for place, value in zip(class_columns, values, strict=True):
         if value not in _ANSWERS:
             raise DataError(
                 f"{where}: the column {shown(str(header[place]), 40)} of a class has "
                 f"{shown(value, 40)!r}, and not 0 or 1; --columns=label:NAME names a "
                 "column of labels"
             )
-    chosen = zip(of_classes, values, strict=True)
+    chosen = zip(class_columns, values, strict=True)
     return [header[place] for place, value in chosen if _ANSWERS[value]]
 
 
@@ -235,8 +237,8 @@ def _columns(table, header, columns, fold):
     used = {}
     for role, name in columns.items():
         if name not in header:
-            words = f"{begin}has no column {name!r}, only {listed}"
-            raise DataError(with_nearest(words, name, header))
+            message = f"{begin}has no column {name!r}, only {listed}"
+            raise DataError(with_nearest(message, name, header))
         used[role] = header.index(name)
     for role, patterns in _ROLES.items():
         for pattern in patterns:
@@ -253,14 +255,14 @@ def _columns(table, header, columns, fold):
     rest = [i for i in range(len(header)) if i not in used.values()]
     if "label" not in used and "path" in used and len(rest) == 1:
         used["label"] = rest[0]
-    of_classes = rest if "label" not in used and len(rest) > 1 else []
+    class_columns = rest if "label" not in used and len(rest) > 1 else []
     for role in ("path", *["fold"] * (fold >= 0)):
         if role not in used:
             raise DataError(
                 f"{begin}no column is named like a {role}, only {listed}; name it, as "
                 f"in --columns={role}:{header[rest[0]] if rest else 'NAME'}"
             )
-    return used, of_classes
+    return used, class_columns
 
 
 class _Resolver:
@@ -283,8 +285,8 @@ class _Resolver:
         if len(names) == 1:
             return os.path.join(folder, names[0])
         if names:
-            words = " or ".join(os.path.join(folder, x) for x in sorted(names)[:2])
-            raise DataError(f"{where}: is {shown(str(name), 60)} the file {words}?")
+            files = " or ".join(os.path.join(folder, x) for x in sorted(names)[:2])
+            raise DataError(f"{where}: is {shown(str(name), 60)} the file {files}?")
         raise DataError(
             f"{where}: there is no file {shown(path)}; {self._hint(base)}--image_dir "
             "names the folder that the paths start from"

@@ -21,7 +21,7 @@ _REGULAR = (b"0", b"\0", b"7")
 
 
 def read(path: str, columns: Mapping[str, str]) -> Shard:
-    """The images of a tar file, of which headers and labels are read.
+    """The index of the images in a tar file; headers and labels are read.
 
     Neighbors whose names are equal up to the first dot of their last part are of one
     example: the image, and its label in `.cls`, `.txt` or the key `label` of `.json`.
@@ -86,8 +86,8 @@ def _members(read_at, size):
             return
         name = header[:100].split(b"\0", 1)[0]
         if len(header) < _BLOCK or header[257:262] != b"ustar":
-            words = f"breaks off at byte {place:,}" if place else "is no tar file"
-            raise ValueError(words)
+            fault = f"breaks off at byte {place:,}" if place else "is no tar file"
+            raise ValueError(fault)
         if header[257:263] == b"ustar\0" and header[345]:
             name = header[345:500].split(b"\0", 1)[0] + b"/" + name
         kind, begin = header[156:157], place + _BLOCK

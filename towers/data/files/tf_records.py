@@ -27,7 +27,7 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
 
     Args:
         path: of the file, perhaps packed, which is not read.
-        columns: "image", "label" and "text" -> key of the feature; by default those of
+        columns: "image", "label" and "text" -> key of the feature; by default as in
             TensorFlow's ImageNet. A text names the class, otherwise the label does.
 
     Raises:
@@ -64,8 +64,8 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
                 labels.append(_label(texts[row], numbers[row]))
                 place += _BEFORE + len(record) + _AFTER
     except tf.errors.OpError as error:
-        words = f"record {len(offsets)} or one of the next {_BATCH} (counted from 0)"
-        raise ValueError(f"{words}: {cause(error)}") from error
+        where = f"record {len(offsets)} or one of the next {_BATCH} (counted from 0)"
+        raise ValueError(f"{where}: {cause(error)}") from error
     return Shard(np.array(offsets, np.int64), np.array(lengths, np.int64), labels)
 
 

@@ -179,10 +179,10 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, tf.errors.OpError) as error:
-        words = cause(error)
-        differ = isinstance(error, ValueError) or "Cannot batch" in words
+        reason = cause(error)
+        differ = isinstance(error, ValueError) or "Cannot batch" in reason
         problem = "has images that differ in shape" if differ else "cannot be read"
-        raise DataError(f"{what} {problem}: {words}") from None
+        raise DataError(f"{what} {problem}: {reason}") from None
 
 
 def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:

@@ -150,7 +150,8 @@ def _splits(data):
 
 
 def _is_part(value):
-    """Whether it is arrays in a row, or a data set, and no array or list of images."""
+    """True for a sequence of arrays, or a data set, but not an array or list of
+    images."""
     if isinstance(value, list) and len(value) in (2, 3) and hasattr(value[0], "dtype"):
         return value[0].ndim != getattr(value[1], "ndim", 1)
     return isinstance(value, (tuple, tf.data.Dataset))

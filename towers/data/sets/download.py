@@ -72,12 +72,12 @@ def fetch(url: str, sha256: str, path: str) -> None:
                 if response.length:
                     raise OSError(f"it ends {response.length:,} bytes too early")
             except (OSError, http.client.HTTPException) as error:
-                words = f"{url} was not downloaded: {one_line(error, 200)}"
-                raise DataError(words) from error
+                reason = f"{url} was not downloaded: {one_line(error, 200)}"
+                raise DataError(reason) from error
             file.seek(0)
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
-            raise DataError(f"{url}: expected sha256 {sha256}, found {found}")
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
+            raise DataError(f"{url}: expected sha256 {sha256}, got {digest}")
         store.replace(partial, pathlib.Path(path))
     finally:
         partial.unlink(missing_ok=True)

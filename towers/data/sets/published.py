@@ -93,9 +93,9 @@ class Published:
         return self.address + os.path.basename(archive)
 
     def record_files(self, split: str) -> list[RecordFile]:
-        """Those of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX files
-        (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of the
-        values, the number of dimensions, and each of these in four bytes."""
+        """The files of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX
+        files (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of
+        the values, the number of dimensions, and each of these in four bytes."""
         height, width, channels = self.image_shape
         labels = np.dtype([(name, np.uint8) for name in self.label_counts])
         planes = np.dtype([("planes", np.uint8, (channels, height, width))])
@@ -129,7 +129,7 @@ def load(name: str, data_dir: str = "") -> DataSet:
     Args:
         name: in `PUBLISHED`.
         data_dir: folder that holds the official files, or what tensorflow-datasets
-            prepared; empty means `data`. The folder of Keras' downloads and that of
+            prepared; empty means `data`. The folders of Keras' downloads and of
             tensorflow-datasets come next, and a download last: into `data_dir`, where
             nothing else is in it, or without one into the folder of Keras' downloads.
 
@@ -138,9 +138,9 @@ def load(name: str, data_dir: str = "") -> DataSet:
         keeps the numbers it was prepared with.
 
     Raises:
-        DataError: nothing was found and nothing can be downloaded (within 2 s where
-            there is no network), what was found is not what it should be, or
-            `data_dir` has class folders of images.
+        DataError: there are no files and nothing can be downloaded (within 2 s where
+            there is no network), the files are not the expected ones, or `data_dir` has
+            class folders of images.
     """
     published, root = PUBLISHED[name], data_folder(data_dir)
     downloads, shared = downloads_folder(), tfds.default_dir()
@@ -194,7 +194,7 @@ def data_sets_in(root: str) -> list[str]:
 
 
 def _other_things(names):
-    """Those names in a folder that no download leaves there."""
+    """The names in a folder that no download leaves there."""
     paths = sum(([*x.archives, *x.folders] for x in PUBLISHED.values()), [])
     ours = {path.split("/")[0] for path in paths}
     names = (x for x in names if x.removesuffix(".partial") not in ours)
@@ -213,14 +213,14 @@ def _read(name: str, root: str) -> DataSet | None:
     published = PUBLISHED[name]
     if _is_partly_downloaded(published, root):
         return None
-    found = read_official(published, root)
-    if found is None:
+    arrays = read_official(published, root)
+    if arrays is None:
         folder = tfds.find_prepared(name, root)
         if folder is None:
             return None
-        *found, names = tfds.read_arrays(folder, published.image_shape)
+        *arrays, names = tfds.read_arrays(folder, published.image_shape)
         _compare_names(published, folder, names)
-    train, test, origin = found
+    train, test, origin = arrays
     mean, std = channel_moments(train[0])
     return DataSet(
         name=name,
@@ -245,7 +245,7 @@ def _compare_names(published, place, names):
     if names != published.class_names:
         raise DataError(
             f"{place}: these are not the classes of {published.title}: expected "
-            f"{shown(' '.join(published.class_names), 100)}, found "
+            f"{shown(' '.join(published.class_names), 100)}, got "
             f"{shown(' '.join(names[:20]), 100) or 'none'}"
         )
 
@@ -344,10 +344,10 @@ def _read_archive(published, path, files):
     records = {}
     # What is checked is what is read: both through one open file.
     with _reading(path), open_data_file(path, MOST_ARCHIVE_BYTES) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             raise DataError(
-                f"{path}: expected sha256 {sha256}, found {found}; it may be a partial "
+                f"{path}: expected sha256 {sha256}, got {digest}; it may be a partial "
                 f"download: delete it and fetch {published.url(path)} again"
             )
         file.seek(0)
@@ -387,10 +387,10 @@ def read_records(
             "magic number of IDX files, number of records, height and width"
         )
     if len(content) != size:
-        found = "more" if len(content) > size else len(content)
+        actual = "more" if len(content) > size else len(content)
         raise DataError(
             f"{place}: expected {size} bytes ({wanted.num_records} records of {record})"
-            f", found {found}"
+            f", got {actual}"
         )
     records = np.frombuffer(content, wanted.dtype)
     for kind in (x for x in label_counts if x in wanted.dtype.names):
@@ -409,9 +409,9 @@ def read_records(
 
 def _is_partly_downloaded(published, folder):
     paths = [os.path.join(folder, x.removesuffix(".gz")) for x in published.archives]
-    found = [_find(*os.path.split(path)) for path in paths]
+    present = [_find(*os.path.split(path)) for path in paths]
     begun = os.path.exists(os.path.join(folder, DOWNLOAD_LOCK))
-    return begun and any(found) and not all(found)
+    return begun and any(present) and not all(present)
 
 
 def download(published: Published, folder: str) -> None:
@@ -498,7 +498,7 @@ PUBLISHED: dict[str, Published] = {
         label_counts={"coarse label": 20, "fine label": 100},
         pickled=("cifar-100-python", "cifar-100-python.tar.gz"),
     ),
-    # LeCun et al., 1998. The second folder is that of torchvision.
+    # LeCun et al., 1998. The second folder is torchvision's.
     "mnist": Published(
         title="MNIST",
         class_names=tuple("0123456789"),
@@ -516,7 +516,7 @@ PUBLISHED: dict[str, Published] = {
         label_counts={"label": 10},
         first_labels=(5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     ),
-    # Xiao et al., 2017. The second folder is that of Keras, the third of torchvision.
+    # Xiao et al., 2017. The second folder is Keras', the third torchvision's.
     "fashion_mnist": Published(
         title="Fashion-MNIST",
         class_names=tuple(

@@ -82,9 +82,9 @@ def reading(folder: str) -> Iterator[Any]:
     except TowersError:
         raise
     except ImportError as error:  # array_record is not there for every system.
-        words = one_line(error)[:100]
-        raise DataError(f"{shown(folder)}: cannot be read here: {words}") from error
-    except Exception as error:  # TFDS lets those of TensorFlow, protobuf, json through.
+        reason = one_line(error)[:100]
+        raise DataError(f"{shown(folder)}: cannot be read here: {reason}") from error
+    except Exception as error:  # also of TensorFlow, protobuf or json
         raise DataError(
             f"{shown(folder)}: tensorflow-datasets cannot read it: "
             f"{one_line(error)[:100]}; "
@@ -138,8 +138,8 @@ def load(
         image_options: size of the images, and their cache.
 
     Returns:
-        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
-        deviation are those of a sample; see `cached.SAMPLE`.
+        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard deviation are a
+        sample's; see `cached.SAMPLE`.
 
     Raises:
         DataError: it is not there, is damaged, or has no image with a label.
@@ -268,7 +268,7 @@ class Split:
         expected = splits[split].num_examples
         if self._length != expected or not expected:
             raise DataError(
-                f"{self._place} should have {expected} examples, found {self._length}"
+                f"{self._place} should have {expected} examples, has {self._length}"
             )
 
     def __len__(self) -> int:
@@ -278,13 +278,13 @@ class Split:
         return self.values(index)[:2]
 
     def values(self, index: int) -> tuple:
-        """Those of all keys; errors as of `ImageFiles.read`."""
-        _, label, *_ = found = self._values(index)
+        """Values of all keys; errors as of `ImageFiles.read`."""
+        _, label, *_ = values = self._values(index)
         if not 0 <= label < self._num_classes:
             raise ValueError(
                 f"has the label {label}, expected 0 to {self._num_classes - 1}"
             )
-        return found
+        return values
 
     def is_labeled(self) -> bool:
         """True where the first image has a label; hidden labels are -1."""
@@ -405,8 +405,8 @@ def read_arrays(
     """Reads the splits `train` and `test` of a prepared folder into memory.
 
     The examples come in the order of their feature `id` where they have one, which in
-    TFDS's CIFAR-10 is the order of the official files, else in that of the folder's
-    files.
+    TFDS's CIFAR-10 is the order of the official files, else in the order of the
+    folder's files.
 
     Args:
         folder: as `find_prepared` gives it.
@@ -425,7 +425,7 @@ def read_arrays(
         image, label = (builder.info.features[key] for key in keys)
         if image.np_dtype != np.uint8 or image.shape != image_shape:
             raise DataError(
-                f"{folder}: expected uint8 images of {list(image_shape)}, found "
+                f"{folder}: expected uint8 images of {list(image_shape)}, got "
                 f"{np.dtype(image.np_dtype)} {list(image.shape)}"
             )
         if "id" in builder.info.features:

@@ -53,13 +53,13 @@ def _images_gradient(images, kernel, upstream, strides, padding):
 def _kernel_gradient(images, kernel, upstream, strides, padding):
     height, width, *channels = kernel.shape
 
-    def of_columns(images, count, padding):
+    def columns_gradient(images, count, padding):
         return tf.nn.depthwise_conv2d_backprop_filter(
             images, [height, count, *channels], upstream, strides, padding
         )
 
     if width <= MOST_COLUMNS:
-        return of_columns(images, width, padding)
+        return columns_gradient(images, width, padding)
     # Explicit paddings of the operation itself are slow.
     padded = tf.pad(images, _edges(images, kernel, upstream, strides, padding))
     reached = (upstream.shape[2] - 1) * strides[2]
@@ -67,7 +67,7 @@ def _kernel_gradient(images, kernel, upstream, strides, padding):
     for first in range(0, width, MOST_COLUMNS):
         count = min(MOST_COLUMNS, width - first)
         columns = padded[:, :, first : first + reached + count]
-        blocks.append(of_columns(columns, count, "VALID"))
+        blocks.append(columns_gradient(columns, count, "VALID"))
     return tf.concat(blocks, 1)
 
 
