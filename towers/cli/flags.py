@@ -5,12 +5,9 @@ otherwise is mended here and nowhere else: -h, --version, names of other program
 exit codes.
 """
 
-import contextlib
-import importlib.metadata
 import io
 import math
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +15,11 @@ from typing import Any
 
 from absl import app, flags, logging
 
-import towers
 from towers.cli.help import help_text, list_text
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.factories import foreseen
-from towers.config.installation import RECIPES
+from towers.config.installation import RECIPES, version_line
 from towers.errors import ConfigError, end_process, one_line
 
 _DEFINE = {
@@ -124,16 +120,6 @@ def parse(
     if len(rest) > 1 and not takes_paths:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest
-
-
-def version_line() -> str:
-    """Versions of towers and of its main dependencies, without importing them."""
-    versions = [f"towers {towers.__version__}"]
-    for package in ("TensorFlow", "Keras"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(package.lower())
-            versions.append(f"{package} {version}")
-    return ", ".join([*versions, f"Python {platform.python_version()}"])
 
 
 def run(

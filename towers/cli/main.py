@@ -4,44 +4,39 @@ Each has a module with its flags and its `main`. Its imports take time: signals 
 caught before.
 """
 
+import importlib
+import sys
+
+from towers.cli.import_hook import ImportHook
 from towers.run.signals import exit_on_signals
 
 
 def run_train() -> None:
     """Trains, see `train`."""
-    exit_on_signals()
-    from towers.cli import train
-
-    train.run()
+    _run("train")
 
 
 def run_eval() -> None:
     """Evaluates, see `eval`."""
-    exit_on_signals()
-    from towers.cli import eval
-
-    eval.run()
+    _run("eval")
 
 
 def run_predict() -> None:
     """Predicts, see `predict`."""
-    exit_on_signals("the same command begins again", "stderr")
-    from towers.cli import predict
-
-    predict.run()
+    _run("predict", "the same command begins again", "stderr")
 
 
 def run_export() -> None:
     """Exports, see `export`."""
-    exit_on_signals()
-    from towers.cli import export
-
-    export.run()
+    _run("export")
 
 
 def run_data() -> None:
     """Checks a data set, see `data`."""
-    exit_on_signals()
-    from towers.cli import data
+    _run("data")
 
-    data.run()
+
+def _run(name, *at_signals):
+    exit_on_signals(*at_signals)
+    sys.meta_path.insert(0, ImportHook())
+    importlib.import_module(f"towers.cli.{name}").run()

@@ -15,7 +15,7 @@ from towers import console
 from towers.callbacks import tracker
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.config.installation import RECIPES
+from towers.config.installation import RECIPES, print_versions
 from towers.config.recipes import config_of_flags
 from towers.data.sets.photos import photo_options
 from towers.run.stored_config import config_to_continue
@@ -32,21 +32,20 @@ def main(_):
     values = flags.FLAGS
     arguments = train_flags.arguments_of_flags() | train_flags.cluster_of_flags()
     trackers, cluster = [], arguments["cluster"]
-    if cluster is None or cluster.index == 0:
+    is_chief = cluster is None or cluster.index == 0
+    say = print_versions if is_chief else lambda *lines: None
+    if is_chief:
         trackers = [tracker(text) for text in values.track]
-    stored = functools.partial(config_to_continue, overwrite=values.overwrite)
-    given = config_flags.given_flags()
-    config, workdir, origins, remark = config_of_flags(
-        values.config, RECIPES, given, values.workdir, stored, photo_options
+    stored = functools.partial(config_to_continue, overwrite=values.overwrite, say=say)
+    given, recipe = config_flags.given_flags(), values.config
+    config, workdir, arguments["origins"], remark = config_of_flags(
+        recipe, RECIPES, given, values.workdir, stored, photo_options
     )
-    if remark:
-        console.line(remark)
-    arguments["origins"] = origins
+    say(remark or f"training {config.model} on {config.dataset}")
     if values.dry_run:
         towers.dry_run(workdir, config, **arguments)
     elif values.lr_range_test:
-        rate = towers.lr_range_test(workdir, config, **arguments).suggestion
-        if rate:
+        if rate := towers.lr_range_test(workdir, config, **arguments).suggestion:
             command = train_flags.command_to_train(rate, __name__)
             console.line(f"suggested learning rate {rate:g}: {command}")
     elif values.folds:

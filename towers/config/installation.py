@@ -1,11 +1,18 @@
 """The installation of towers, a checkout or a wheel: its recipes, names of programs."""
 
+import contextlib
+import functools
+import importlib.metadata
 import os
 import pathlib
+import platform
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+
+import towers
+from towers import console
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -14,6 +21,26 @@ ROOT = _PACKAGE.parent
 # Only a wheel has this folder: it is configs/ of the checkout.
 IS_WHEEL = (_PACKAGE / "recipes").is_dir()
 RECIPES = _PACKAGE / "recipes" if IS_WHEEL else ROOT / "configs"
+
+
+def version_line() -> str:
+    """Versions of towers and of its main dependencies, without importing them."""
+    versions = [f"towers {towers.__version__}"]
+    for package in ("TensorFlow", "Keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package.lower())
+            versions.append(f"{package} {version}")
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def print_versions(*lines: str) -> None:
+    """Prints `version_line`, once in a process, and more lines."""
+    _print_once(version_line())
+    for line in lines:
+        console.line(line)
+
+
+_print_once = functools.cache(console.line)
 
 
 def program(name: str) -> str:

@@ -1,14 +1,9 @@
 """The start banner: devices, strategy, data set, network and length of a run."""
 
 import math
-import platform
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-import keras
-import tensorflow as tf
-
-import towers
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
 from towers.data import classes
@@ -92,11 +87,7 @@ def start_banner(
         *large_batches(config, num_examples),
     ]
     lines += [("warning", line) for line in warnings]
-    versions = (
-        f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
-        f"Keras {keras.__version__}, Python {platform.python_version()}"
-    )
-    return [versions, *(line for name, text in lines for line in entry(name, text))]
+    return [line for name, text in lines for line in entry(name, text)]
 
 
 def entry(name: str, text: str) -> list[str]:

@@ -104,7 +104,9 @@ def _config_of_file(folder):
 
 
 def config_to_continue(
-    workdir: str | os.PathLike, overwrite: bool = False
+    workdir: str | os.PathLike,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Config | None:
     """The stored Config of the run in a folder, on which a command without --config
     stands; None where the folder holds no run.
@@ -113,11 +115,14 @@ def config_to_continue(
         workdir: the run's folder.
         overwrite: whether the run is to start again: one that is unreadable then counts
             as none.
+        say: takes a line before TensorFlow is imported to read a checkpoint.
 
     Raises:
         ConfigError, RunFolderError: as `stored_config`.
     """
     folder = RunFolder(workdir)
+    if os.path.isdir(folder.checkpoints):
+        say(f"reading the run in {folder.path}")
     try:
         is_run = _stored(folder, "config", from_values) is not None
         is_run = is_run or os.path.exists(folder.config)

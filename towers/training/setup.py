@@ -13,6 +13,7 @@ from towers import build, console
 from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
+from towers.config.installation import print_versions
 from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.restored import read_run
@@ -153,7 +154,9 @@ def print_banner(
     trainer: Trainer,
     origins: Mapping[str, str],
 ) -> None:
-    """Prints the start banner. For the arguments see `start_banner`."""
+    """Prints the versions, once in a process, and the start banner. For the arguments
+    see `start_banner`."""
+    print_versions()
     for line in start_banner(
         config,
         folder,
