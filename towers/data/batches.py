@@ -385,13 +385,13 @@ def hold_out(
         ConfigError: nothing is left on one side.
     """
     num_examples = source.num_examples
-    count = round(fraction * num_examples)
+    option, count = f"validation_fraction={fraction:g}", round(fraction * num_examples)
     if fold is not None:
+        option = f"validation_fold={fold[0]}/{fold[1]}"
         count = len(range(fold[0], num_examples, fold[1]))
     if not 0 < count < num_examples:
         raise ConfigError(
-            f"validation_{'fraction' if fold is None else 'fold'} of {num_examples} "
-            "images leaves nothing on one side"
+            f"{option} of {num_examples} images leaves nothing on one side"
         )
     hashes = np.empty(num_examples, np.uint64)
     for index in range(num_examples):
