@@ -5,8 +5,8 @@
 Published: 0.94 with six-view TTA in 2.6 s on one A100 (KellerJordan/cifar10-airbench,
 airbench94_muon), with these widths, epochs and rates; theirs are for the summed loss,
 so that here biases have the rate 0.053 * 2000 and the head, whose logits they divide by
-256, 0.67 * 2000 / 256^2. The factors are those of this rate and batch: who changes one
-of them computes `param_rates` and `weight_decay` anew.
+256, 0.67 * 2000 / 256^2. The factors depend on this rate and batch size: after a change
+of either, compute `param_rates` and `weight_decay` again.
 
 Measured: 0.9079 with six-view TTA and 0.8973 without, the mean of five seeds, on a JPEG
 copy of the images and two CPU cores (`--num_towers=2`), in 11 minutes and 5 GB; with

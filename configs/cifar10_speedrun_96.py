@@ -2,12 +2,13 @@
 
     python run_train.py --config=cifar10_speedrun_96 --data_dir=DATA
 
-Network, epochs and rates are those of airbench96_spectral in KellerJordan/
-research-airbench, a successor of airbench96 (0.9601 in 31 epochs with SGD and wider
-groups). Theirs are for the summed loss, so that here the bias of the whitening has the
-rate 0.0011464 * 1024, offsets 64 times that, and the head, whose logits they divide by
-9, the 81st part of the first. The factors are those of this rate and batch: who changes
-one of them computes `param_rates` and `weight_decay` anew.
+Network, epochs and rates are as in airbench96_spectral of
+KellerJordan/research-airbench, a successor of airbench96 (0.9601 in 31 epochs with SGD
+and wider groups). Theirs are for the summed loss, so that here the bias of the
+whitening has the rate 0.0011464 * 1024, offsets 64 times that, and the head, whose
+logits they divide by 9, the 81st part of the first. The factors depend on this rate and
+    batch size: after a change of either, compute `param_rates` and `weight_decay`
+    again.
 
 What differs: the rate of that bias falls to zero over three epochs, theirs with the
 others'; filters move by three steps of a quintic iteration, theirs by ten of another;

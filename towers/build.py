@@ -1,4 +1,4 @@
-"""From a Config to its parts, which take plain arguments and know no Config."""
+"""Builds the parts of a run from a Config; the parts take plain arguments."""
 
 import dataclasses
 import functools

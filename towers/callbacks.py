@@ -39,17 +39,17 @@ class Callback:
         """
 
     def on_log(self, step: int, metrics: Metrics) -> None:
-        """After a step that is logged; with the evaluation, where it was evaluated."""
+        """Called after a step that is logged; with the evaluation, if there was one."""
 
     def on_evaluation(self, step: int, metrics: Metrics) -> None:
-        """After an evaluation, before its `on_log`; with its metrics."""
+        """Called after an evaluation, before its `on_log`; with its metrics."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
         """Some time after a checkpoint was committed; it may be removed by now. Not
         for the last one of a run that is stopped or ends with an error."""
 
     def on_end(self, step: int) -> None:
-        """After the last step; not where `on_exception` is called, unless another
+        """Called after the last step; not if `on_exception` is called, unless another
         callback raises here."""
 
     def on_exception(self, step: int, error: BaseException) -> None:

@@ -104,8 +104,8 @@ def connect(
 def wait_for_all(
     addresses: Sequence[str], index: int, wait_secs: float, say: Callable[[str], None]
 ) -> None:
-    """Waits until every worker listens at its address; arguments and errors are those
-    of `connect`."""
+    """Waits until every worker listens at its address; arguments and errors are as in
+    `connect`."""
     begun, announced = time.monotonic(), False
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):

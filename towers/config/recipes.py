@@ -154,8 +154,8 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         )
     config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):
-        given = one_line(config, 100)
-        raise ConfigError(f"{path}: get_config() gave {given}, not a Config")
+        shown = one_line(config, 100)
+        raise ConfigError(f"{path}: get_config() gave {shown}, not a Config")
     return config
 
 

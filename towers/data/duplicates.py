@@ -1,4 +1,4 @@
-"""Identical and similar images of a data set, found in nearly linear time."""
+"""Detects identical and similar images of a data set in nearly linear time."""
 
 import hashlib
 import itertools

@@ -179,7 +179,7 @@ class Subset:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """As of the source; None where they are not known before they are read."""
+        """The source's labels; None where they are not known before they are read."""
         labels = self._source.labels
         return None if labels is None else labels[self.places]
 

@@ -211,7 +211,7 @@ def _power_of_two(number):
 
 
 def _round_up(number):
-    """To 1, 2 or 5 times a power of ten."""
+    """Rounds to 1, 2 or 5 times a power of ten."""
     if number <= 0:
         return 0.0
     unit = 10.0 ** math.floor(math.log10(number))

@@ -137,7 +137,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     targets = labels if multi_label else np.eye(logits.shape[1])[labels]
 
     def slope(log_temperature):
-        """Of the convex cross-entropy, over 1 / temperature; with its sign alone."""
+        """Sign of the derivative of the convex cross-entropy over 1 / temperature."""
         probabilities = to_probabilities(logits * math.exp(-log_temperature))
         return np.sum(logits * (probabilities - targets))
 

@@ -162,7 +162,7 @@ def _result(folder, records):
 
 
 def _groups(runs):
-    """Per run the options without the seed."""
+    """Options without the seed, per run."""
     values = [dataclasses.asdict(run.config) | {"seed": None} for run in runs]
     return [tuple(x.items()) for x in values]
 

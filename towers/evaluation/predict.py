@@ -60,7 +60,7 @@ class Predicted:
     thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
-        """Per image the names and probabilities of its k most likely classes."""
+        """Names and probabilities of the k most likely classes, per image."""
         if k < 1:
             raise ConfigError(f"k={k}: must be at least 1")
         order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
@@ -70,8 +70,8 @@ class Predicted:
         ]
 
     def present(self) -> list[list[str]]:
-        """Per image the names of the classes whose probability reaches the threshold;
-        of a network of one label an image the likeliest class."""
+        """Names of the classes whose probability reaches the threshold, per image; with
+        single labels the most likely class."""
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
         return [

@@ -61,7 +61,7 @@ class Evaluated(NamedTuple):
     def from_counts(
         cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
-        """Of the `accuracies` of an evaluation during training."""
+        """Creates it from the `accuracies` of an evaluation during training."""
         tta = {
             weights: figures["accuracy_tta"]
             for weights, figures in evaluation.by_weights.items()
@@ -228,7 +228,8 @@ def _predictions(evaluated, class_names):
 
 
 def _precision_recall(predictions, class_names):
-    """Of label sets the curves of the classes with the lowest average precision."""
+    """Precision-recall curves of the classes of label sets with the lowest average
+    precision."""
     if not isinstance(predictions, LabelSets):
         return []
     curves = []

@@ -61,11 +61,11 @@ def predict_in_new_process(
         ExportError: it cannot be loaded there.
     """
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
-        given, result = f"{folder}/images.npy", f"{folder}/logits.npz"
-        np.save(given, images)
+        source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
+        np.save(source, images)
         # Without the folder of the program on its path, whose modules are named alike.
         done = subprocess.run(
-            [sys.executable, "-P", PROGRAM, format, path, given, result],
+            [sys.executable, "-P", PROGRAM, format, path, source, result],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},

@@ -195,7 +195,8 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """From uint8 images [n, *run.image_shape] to logits, of stock layers alone.
+    """A network of stock layers only, from uint8 images [n, *run.image_shape] to
+    logits.
 
     The network is one layer of it under its own name.
 

@@ -25,7 +25,7 @@ GRACE_SECS = 60.0  # from SIGTERM to SIGKILL
 # long; its own limit is --stuck_after_secs.
 SAVE_FACTOR = 10
 
-_TICK_SECS = 0.1  # between two looks at the clock
+_TICK_SECS = 0.1  # between two readings of the clock
 
 # Starts all workers when it is entered, or none where its argument is done, which then
 # is the number of a signal; ends those left at its exit. A worker has the attributes

@@ -272,7 +272,7 @@ class WeightDecay:
     def __call__(
         self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """From the gradients of the mean loss to those with weight decay.
+        """Adds weight decay to the gradients of the mean loss.
 
         Args:
             params, gradients: vectors.

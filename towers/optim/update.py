@@ -170,7 +170,7 @@ class Update:
             yield param, dict(zip(slots, own, strict=True)), gradient, context
 
     def _contexts(self, layout, step, squares=None, rate_factor=None):
-        """Of each vector, or of each parameter where the optimizer is called so."""
+        """Arguments of the optimizer's calls, one per vector or per parameter."""
         numbers = range(len(layout.places))
         by_vector = self.optimizer.elementwise
         vectors = [place.vector for place in layout.places.values()]

@@ -289,7 +289,7 @@ class AsynchronousTrainer(Trainer):
         self.coordinator.request_stop()
 
     def progress(self):
-        """As of synchronous towers; to "computing" is added which tower is the last."""
+        """As of synchronous towers; "computing" also names the slowest tower."""
         steps, is_between_steps, tower = self.coordinator.progress()
         if not self._is_compiled:
             return steps, ACTIVITIES[TRACING]

@@ -146,8 +146,7 @@ def optimized_for_cpu(
     """The graph as Grappler optimizes it for a CPU.
 
     Args:
-        definition: a graph without devices; the functions that it calls stay as they
-            are.
+        definition: a graph without devices; the functions that it calls do not change.
         outputs: names of operations, which keep them.
     """
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)

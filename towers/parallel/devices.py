@@ -173,7 +173,7 @@ def num_cores() -> int:
 
 
 def processor_name() -> str:
-    """Of the CPU, as far as the system says it."""
+    """Name of the CPU, if the system reports it."""
     with contextlib.suppress(OSError):
         table = pathlib.Path("/proc/cpuinfo").read_text()
         if match := re.search(r"^model name\s*: (.*)$", table, re.M):
@@ -182,7 +182,7 @@ def processor_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Of the GPUs that TensorFlow uses, each name once."""
+    """Names of the GPUs that TensorFlow uses, each once."""
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     return sorted({x.get("device_name", "") for x in details})

@@ -31,11 +31,11 @@ class Feed(Protocol):
         """Called before the loop of some steps; its iterators, if it has any."""
 
     def wait(self, iterators: Any) -> list:
-        """In the graph: per tower the tensors that a step has to wait for. `iterators`
-        are the result of `start`."""
+        """Returns, in the graph, the tensors per tower that a step has to wait for.
+        `iterators` are the result of `start`."""
 
     def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
-        """In the graph: the images of a tower of the batch of a step.
+        """Returns, in the graph, a tower's images of the batch of a step.
 
         Args:
             awaited: the tower's entry of `wait`.
@@ -124,7 +124,7 @@ class Streams:
 
 
 def make_batches(feed: Feed, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
-    """Per tower its images of the batch of a step; arguments per tower as of
+    """Returns each tower's images of the batch of a step; arguments per tower as of
     `Feed.batch`."""
     towers = range(len(feed.devices))
     return [feed.batch(*x) for x in zip(towers, awaited, steps, strict=True)]
@@ -133,7 +133,7 @@ def make_batches(feed: Feed, awaited: list, steps: Sequence[tf.Tensor]) -> list[
 def add_on_each(
     devices: Sequence[str], numbers: Sequence[tf.Tensor], addend: int
 ) -> list[tf.Tensor]:
-    """Per device its number, an int64 scalar, and the addend, there."""
+    """Returns the number of each device, an int64 scalar, and the addend, on it."""
     sums = []
     for device, number in zip(devices, numbers, strict=True):
         with tf.device(device):

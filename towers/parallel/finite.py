@@ -85,7 +85,7 @@ class FiniteGuard:
         return bool(self._stopped.numpy())
 
     def num_skipped(self) -> dict[str, int]:
-        """As a metric, where steps are skipped."""
+        """The number of skipped steps as a metric, where steps are skipped."""
         return {"skipped_steps": int(self._skipped.numpy())} if self.skips else {}
 
     def num_in_a_row(self) -> int:
@@ -93,7 +93,7 @@ class FiniteGuard:
         return int(self._in_a_row.numpy()) if self.skips else 0
 
     def decide(self, is_finite: tf.Tensor, running: tf.Tensor) -> Verdict:
-        """In the graph: what becomes of a step. To be called on the guard's device,
+        """Decides, in the graph, about a step. To be called on the guard's device,
         once in a step.
 
         Args:

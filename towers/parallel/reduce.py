@@ -57,7 +57,7 @@ def split_batch(
 
 
 def tower_weights(sizes: Sequence[int]) -> list[float]:
-    """Per tower its share of the images."""
+    """Each tower's share of the images."""
     return [size / sum(sizes) for size in sizes]
 
 

@@ -277,7 +277,7 @@ class WholeNetwork:
         loss_scale: tf.Tensor | None = None,
         first_tower: int = 0,
     ) -> list[TowerResult]:
-        """Per device the result of its tower's share of a batch.
+        """Returns, per device, the result of its tower's share of a batch.
 
         Args:
             phase: index of the phase of the run.
@@ -305,7 +305,7 @@ class WholeNetwork:
     def logits(
         self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Per tower the logits of its share in inference, in the last phase.
+        """Returns, per tower, the logits of its share in inference, in the last phase.
 
         A small batch may be cut into fewer shares than there are towers.
         """

@@ -131,7 +131,7 @@ def confusion(
     count = len(counts)
     is_counted = count <= MOST_COUNTED
     shares = counts / np.maximum(images[:, np.newaxis], 1)
-    # Small shares are seen too.
+    # Small shares are visible too.
     opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)
     pixels = np.empty([count, count, 4])
     pixels[:] = np.array([192, 57, 43, 0]) / 255

@@ -123,7 +123,7 @@ def plain_line(
 
 
 def _fitting(parts, width):
-    """As many of the parts as fit, side by side."""
+    """Joins as many parts as fit into a line."""
     line = ""
     for part in parts:
         if len(line) + len(part) + 2 <= width:

@@ -153,7 +153,8 @@ def small_crops(
 
 
 def _num_params(trainer: Trainer) -> str:
-    """Of the network; apart those that are frozen from the first step on."""
+    """Number of the network's parameters, and of the ones frozen from the first step
+    on."""
     frozen, counts = trainer.phases[0].frozen, [0, 0]
     for variable in trainer.model.trainable_variables:
         counts[variable.path in frozen] += math.prod(variable.shape)

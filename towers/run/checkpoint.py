@@ -154,7 +154,7 @@ def _state_text(snapshot):
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that train."""
+    """Versions of Python and of the packages that train."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,

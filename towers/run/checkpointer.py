@@ -259,7 +259,7 @@ class Checkpointer:
 
 
 def folder_name(step: int) -> str:
-    """Of the checkpoint of a step."""
+    """Path of the checkpoint of a step."""
     return f"step-{step:08d}"
 
 

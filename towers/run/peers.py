@@ -161,7 +161,7 @@ def _unlike_chief(workers, own):
 
 
 def _checksum(source):
-    """Of some images, over the whole data set, and their labels."""
+    """Checksum of some images, over the whole data set, and their labels."""
     places = np.linspace(0, source.num_examples - 1, NUM_CHECKED).astype(np.int64)
     images, labels = source.read(tf.constant(places))
     content = b"".join(

@@ -180,7 +180,8 @@ def _checkpoint_prefix(path):
 
 
 def _read_checkpoint(path, prefix):
-    """By the names that the variables had, or by where the objects had them."""
+    """Reads weights by the names of the variables, or by their places in the
+    objects."""
     reader = tf.train.load_checkpoint(prefix)
     shapes, full_names = reader.get_variable_to_shape_map(), {}
     if GRAPH in shapes:
@@ -219,7 +220,8 @@ def _unzipped(path):
 
 
 def _read_hdf5(path, content):
-    """Of Keras 3, by layer and place; of the older form, by the names it lists."""
+    """Reads weights of Keras 3 by layer and place, of the older form by the listed
+    names."""
     root = _own(content, "model_weights") if "model_weights" in content else content
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         return _read_older_hdf5(path, root)

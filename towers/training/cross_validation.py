@@ -93,7 +93,7 @@ def cross_validate(
 
 
 def _rows(predicted, fold):
-    """Of `out_of_fold.csv`: numbers of the training images, labels by name."""
+    """Rows of `out_of_fold.csv`: numbers of the training images, labels by name."""
     multi_label = predicted.labels.ndim == 2
     probabilities = to_probabilities(predicted.logits, multi_label)
     names, source = np.array(predicted.class_names), predicted.source

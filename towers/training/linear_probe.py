@@ -229,7 +229,7 @@ def logistic_regression(
 
 
 def _direction(x, num_steps=30):
-    """Of unit length, close to the largest eigenvector of x.T @ x."""
+    """A unit vector close to the eigenvector of x.T @ x with the largest eigenvalue."""
     vector = np.ones(x.shape[1], np.float32)
     for _ in range(num_steps):
         vector = x.T @ (x @ (vector / np.linalg.norm(vector)))

@@ -153,7 +153,8 @@ def _moved(images, operations, values, bilinear):
 
 
 def _mapped(images, operations, values):
-    """By a table: the operation on each of the 256 values, as pixels of one line."""
+    """Applies a lookup table: the operation on each of the 256 values, as pixels of one
+    line."""
     channels = images.shape[3]
     values = tf.cast(values, tf.float32)[:, None, None, None]
     # In float64 sums of whole numbers are the same in any order.
@@ -219,7 +220,8 @@ def _smooth(images):
 
 
 def _equalized(images, operations, values):
-    """By a table for each channel, after which all values occur about equally often."""
+    """Equalizes with a lookup table per channel: all values then occur about equally
+    often."""
     channels, places = images.shape[3], _places(images)
     flat = tf.reshape(places, [-1])
     counts = tf.math.unsorted_segment_sum(

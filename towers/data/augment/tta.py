@@ -45,7 +45,8 @@ def _mirrored(images):
 
 
 def _moved(images, offset):
-    """By one pixel (offset 0: down and right, 2: up and left), mirrored at the edge."""
+    """Translates by one pixel (offset 0: down and right, 2: up and left), mirrored at
+    the edge."""
     height, width = images.shape[1:3]
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
     return padded[:, offset : offset + height, offset : offset + width]

@@ -355,7 +355,7 @@ def read_in_batches(
 def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions
 ) -> tuple[list[Source | None], str]:
-    """With bad_images=skip the sources without the images that cannot be read, after
+    """Leaves out images that cannot be read, with bad_images=skip, after
     reading all; and their number and names, to follow the origin of the data set.
 
     Args:

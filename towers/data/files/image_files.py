@@ -56,7 +56,7 @@ class Survey:
         return dict(sorted((self.misplaced | self.faults).items()))
 
     def close(self) -> None:
-        """From now on faults are raised."""
+        """Ends the survey: from now on faults are raised."""
         self.is_closed = True
 
     def add_fault(self, place: str, message: str) -> None:
@@ -102,7 +102,7 @@ class ImageOptions:
     shuffle_buffer_mb: float = 1000.0
 
     def with_survey(self) -> "ImageOptions":
-        """With a survey where bad images are to be skipped."""
+        """The options, with a survey where bad images are to be skipped."""
         if self.survey is not None or self.bad_images == "stop":
             return self
         return dataclasses.replace(self, survey=Survey())

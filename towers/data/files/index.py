@@ -94,7 +94,7 @@ class Index:
         return f"{file}: image {self.rows[index]} (counted from 0)"
 
     def checksum(self) -> int:
-        """Of the labels and names of the files, and of the places in them."""
+        """Checksum of the labels and names of the files, and of the places in them."""
         is_set = self.labels.ndim == 2
         crc = zlib.crc32(np.ascontiguousarray(self.labels, "u1" if is_set else "<i4"))
         numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
@@ -168,7 +168,7 @@ class Index:
         )
 
     def as_label_sets(self) -> Self:
-        """With sets of one label each, where there are none."""
+        """The same images with label sets: labels become sets of one."""
         if self.labels.ndim == 2:
             return self
         numbers = np.arange(len(self.class_names))

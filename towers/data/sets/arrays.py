@@ -63,7 +63,7 @@ def give_test_set(
 
 
 def _give(arrays, class_names, multi_label=False):
-    """Without TensorFlow, whose devices are chosen later."""
+    """Registers arrays without importing TensorFlow, whose devices are chosen later."""
     each = {name: labels for name, (_, labels, _) in arrays.items()}
     sets = [labels for labels in each.values() if labels.ndim == 2]
     if not multi_label and all((labels.sum(1) == 1).all() for labels in sets):

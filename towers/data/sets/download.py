@@ -7,6 +7,7 @@ import queue
 import shutil
 import socket
 import threading
+import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
@@ -72,6 +73,8 @@ def fetch(url: str, sha256: str, path: str) -> None:
                 if response.length:
                     raise OSError(f"it ends {response.length:,} bytes too early")
             except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
                 reason = f"{url} was not downloaded: {one_line(error, 200)}"
                 raise DataError(reason) from error
             file.seek(0)

@@ -98,7 +98,7 @@ def _image_paths(root):
 
 
 def _image_size(side: float, num_images: int) -> int:
-    """By the median of the shorter sides."""
+    """Image size by the median of the shorter sides."""
     if side < 48:
         return 32
     return 128 if side >= 128 and num_images >= 10_000 else 64

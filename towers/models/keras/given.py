@@ -79,7 +79,7 @@ def _sorted(text):
 
 
 def _numbered_anew(text):
-    """With automatic names numbered by the order in which they come."""
+    """Numbers automatic names by their order."""
     names, counts = {}, collections.Counter()
     for match in _NUMBERED.finditer(text):
         if match[0] not in names:

@@ -29,7 +29,7 @@ from towers.models.layers.normalization import BatchNormalization, Normalization
 
 IMAGES = "images"
 
-# More images than other axes have by chance, in a trial call.
+# Number of images of a trial call, unlike the length of other axes.
 _NUM_TRIAL_IMAGES = 3
 
 _local = threading.local()  # `draw`: (layer, its inputs) -> noise

@@ -259,7 +259,7 @@ def layer_normalization(
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization(x, scale, offset, epsilon):
-    """With the means, and the factors to a variance of 1."""
+    """Returns the result, the means, and the factors to a variance of 1."""
     wide = widened(x)
     channels = x.shape[-1]
     mean = channel_sum(wide) / channels

@@ -56,7 +56,7 @@ def _num_blocks(deeper, is_lite):
 
 
 def _names_of_port(counts):
-    """Of lukemelas/EfficientNet-PyTorch, where blocks are counted over all stages."""
+    """Names of lukemelas/EfficientNet-PyTorch, which counts blocks over all stages."""
     rows = {"stem": "_conv_stem", "stem_norm": "_bn0", "logits": "_fc"}
     rows |= {"head": "_conv_head", "head_norm": "_bn1"}
     places = [(s, b) for s, n in enumerate(counts, 1) for b in range(1, n + 1)]

@@ -74,7 +74,7 @@ def pad_channels(
 
 
 def channel_moments(tape: DeviceTape, values: Sequence[Value]) -> list[list[Value]]:
-    """Per shard the mean and the variance over all channels, [..., 1] each.
+    """Mean and variance over all channels, [..., 1] each, per shard.
 
     Every device fetches the moments of its neighbors' slices.
     """

@@ -86,7 +86,7 @@ def is_channelwise(layer: keras.Operation) -> bool:
 
 
 def _name_of_activation(layer):
-    """Of a function, or the class of a layer or of another object."""
+    """Name of a function, or of an object's class."""
     function = layer.activation
     return getattr(function, "__name__", type(function).__name__)
 
@@ -220,7 +220,7 @@ class Shards:
         return shards
 
     def _split_variables(self, layer):
-        """Of a layer whose variables have an entry for each channel."""
+        """Splits the variables of a layer that have an entry for each channel."""
         *outer, channels = layer.input.shape
         sizes = shares(channels, self.num_shards)
         return [_built(layer, [*outer, size]) for size in sizes]
