@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.sets.published import PUBLISHED
+from towers.data.sets.official_files import PUBLISHED
 from towers.errors import DataError
 
 CLASSES = ["circle", "square", "star"]

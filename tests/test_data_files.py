@@ -11,7 +11,8 @@ from pictures import chunk, write_folder
 
 from towers.data.files import image_folder
 from towers.data.sets import published
-from towers.data.sets.published import RecordFile, read_file
+from towers.data.sets.official_files import RecordFile
+from towers.data.sets.published import read_file
 from towers.errors import DataError
 
 HUGE = 10**11

@@ -30,7 +30,7 @@ from towers.data.classes import labels_for
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.sets import arrays, shapes
-from towers.data.sets.published import PUBLISHED
+from towers.data.sets.official_files import PUBLISHED
 from towers.data.sources import (
     ArraySource,
     DeviceSource,

@@ -27,8 +27,8 @@ from prepared_sets import (
 )
 
 from towers import data
+from towers.data.sets.official_files import PUBLISHED
 from towers.data.sets.photos import photo_options
-from towers.data.sets.published import PUBLISHED
 from towers.errors import ConfigError
 
 every_set = pytest.mark.parametrize("name", PUBLISHED)

@@ -1,0 +1,197 @@
+"""Official files of CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: names, sizes, layouts
+and checksums."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFile:
+    """A file of equal records behind a header.
+
+    Attributes:
+        name: of the file; packed it ends with .gz.
+        num_records: in the file.
+        dtype: of a record: a byte for each label, then the planes of an image, row by
+            row.
+        header: of the file.
+    """
+
+    name: str
+    num_records: int
+    dtype: np.dtype
+    header: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.header) + self.num_records * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """One of the data sets.
+
+    Attributes:
+        title: for messages.
+        class_names: in the order of the labels.
+        image_shape: height, width, channels.
+        address: that the archives are at.
+        archives: path in --data_dir -> SHA-256; as tensorflow-datasets has them.
+        folders: in --data_dir, searched before the folder itself.
+        files: split -> file -> number of records, in the official order; of IDX files
+            what their names begin with.
+        label_counts: label in a record -> number of its classes; the last one counts.
+        pickled: folder and archive of the pickled layout, which are never opened.
+        first_labels: of the training images, which tell data sets apart whose files
+            have the same names; such are IDX files.
+    """
+
+    title: str
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    address: str
+    archives: Mapping[str, str]
+    folders: tuple[str, ...]
+    files: Mapping[str, Mapping[str, int]]
+    label_counts: Mapping[str, int]
+    pickled: tuple[str, ...] = ()
+    first_labels: tuple[int, ...] = ()
+
+    def url(self, archive: str) -> str:
+        return self.address + os.path.basename(archive)
+
+    def record_files(self, split: str) -> list[RecordFile]:
+        """The files of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX
+        files (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of
+        the values, the number of dimensions, and each of these in four bytes."""
+        height, width, channels = self.image_shape
+        labels = np.dtype([(name, np.uint8) for name in self.label_counts])
+        planes = np.dtype([("planes", np.uint8, (channels, height, width))])
+        files = []
+        for stem, count in self.files[split].items():
+            if not self.first_labels:
+                both = np.dtype(labels.descr + planes.descr)
+                files.append(RecordFile(stem, count, both))
+                continue
+            for name, dims, dtype in (
+                (IMAGES, (count, height, width), planes),
+                (LABELS, (count,), labels),
+            ):
+                header = bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
+                files.append(RecordFile(f"{stem}-{name}", count, dtype, header))
+        return files
+
+    @property
+    def how_to_get_it(self) -> str:
+        names = ", ".join(map(os.path.basename, self.archives))
+        return (
+            f"to get it, fetch {names} from {self.address} on a machine with a network "
+            "and put it, packed or unpacked, into a folder that --data_dir names; "
+            "--dataset=shapes needs no data"
+        )
+
+
+_KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
+_IDX_FILES = {"train": {"train": 60_000}, "test": {"t10k": 10_000}}
+
+
+def _idx_archives(folder, *sums):
+    names = (f"{stem}-{x}" for stem in ("t10k", "train") for x in (IMAGES, LABELS))
+    return {f"{folder}/{n}.gz": x for n, x in zip(names, sums, strict=True)}
+
+
+PUBLISHED: dict[str, Published] = {
+    "cifar10": Published(
+        title="CIFAR-10",
+        class_names=tuple(
+            "airplane automobile bird cat deer dog frog horse ship truck".split()
+        ),
+        image_shape=(32, 32, 3),
+        address=_KRIZHEVSKY,
+        archives={
+            "cifar-10-binary.tar.gz": (
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+            )
+        },
+        folders=("cifar-10-batches-bin",),
+        files={
+            "train": {f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+            "test": {"test_batch.bin": 10_000},
+        },
+        label_counts={"label": 10},
+        pickled=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    ),
+    # The labels are the fine ones.
+    "cifar100": Published(
+        title="CIFAR-100",
+        class_names=tuple(
+            """
+            apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
+            bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee
+            clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+            flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+            leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+            mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+            plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea
+            seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+            sunflower sweet_pepper table tank telephone television tiger tractor train
+            trout tulip turtle wardrobe whale willow_tree wolf woman worm
+            """.split()
+        ),
+        image_shape=(32, 32, 3),
+        address=_KRIZHEVSKY,
+        archives={
+            "cifar-100-binary.tar.gz": (
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+            )
+        },
+        folders=("cifar-100-binary",),
+        files={"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
+        label_counts={"coarse label": 20, "fine label": 100},
+        pickled=("cifar-100-python", "cifar-100-python.tar.gz"),
+    ),
+    # LeCun et al., 1998. The second folder is torchvision's.
+    "mnist": Published(
+        title="MNIST",
+        class_names=tuple("0123456789"),
+        image_shape=(28, 28, 1),
+        address="https://storage.googleapis.com/cvdf-datasets/mnist/",
+        archives=_idx_archives(
+            "mnist",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        folders=("mnist", "MNIST/raw"),
+        files=_IDX_FILES,
+        label_counts={"label": 10},
+        first_labels=(5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
+    ),
+    # Xiao et al., 2017. The second folder is Keras', the third torchvision's.
+    "fashion_mnist": Published(
+        title="Fashion-MNIST",
+        class_names=tuple(
+            "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,"
+            "Ankle boot".split(",")
+        ),
+        image_shape=(28, 28, 1),
+        address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        archives=_idx_archives(
+            "fashion_mnist",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        folders=("fashion_mnist", "fashion-mnist", "FashionMNIST/raw"),
+        files=_IDX_FILES,
+        label_counts={"label": 10},
+        first_labels=(9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
+    ),
+}
