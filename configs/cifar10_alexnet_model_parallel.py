@@ -21,6 +21,7 @@ def get_config() -> Config:
         momentum=0.9,
         weight_decay=0.0005,
         schedule="cosine",
+        warmup_epochs=0.0,
         ema_decay=0.0,
         strategy="model_parallel",
         num_towers=2,

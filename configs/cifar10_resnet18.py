@@ -21,7 +21,9 @@ def get_config() -> Config:
         momentum=0.9,
         weight_decay=0.0005,
         schedule="cosine",
+        warmup_epochs=0.0,
         ema_decay=0.0,
+        strategy="towers",
         batch_size=128,
         num_epochs=200.0,
     )

@@ -31,6 +31,7 @@ def get_config() -> Config:
         weight_decay=1 / 60,  # 2e-6 * 2000 for a step at the rate 0.24
         label_smoothing=0.2,
         schedule="linear",
+        warmup_epochs=0.0,
         ema_decay=0.0,
         strategy="replicated",  # Muon's products are then computed on a GPU
         batch_size=2000,

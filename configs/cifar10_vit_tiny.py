@@ -18,11 +18,13 @@ def get_config() -> Config:
         augment="pad_crop_flip",
         optimizer="adamw",
         learning_rate=0.001,
+        momentum=0.0,
         weight_decay=0.05,
         clip_norm=1.0,
         schedule="cosine",
         warmup_epochs=2.0,
         ema_decay=0.0,
+        strategy="towers",
         batch_size=128,
         num_epochs=20.0,
     )

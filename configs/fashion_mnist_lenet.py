@@ -17,9 +17,12 @@ def get_config() -> Config:
         augment="none",
         optimizer="sgd",
         learning_rate=0.2,
+        momentum=0.0,
         weight_decay=0.0,
         schedule="constant",
+        warmup_epochs=0.0,
         ema_decay=0.0,
+        strategy="towers",
         batch_size=256,
         num_epochs=10.0,
     )

@@ -30,10 +30,12 @@ def get_config() -> Config:
         target_threshold=0.2,
         optimizer="lamb",
         learning_rate=0.005,
+        momentum=0.0,
         weight_decay=0.02,
         schedule="cosine",
         warmup_epochs=5.0,
         ema_decay=0.0,
+        strategy="towers",
         batch_size=2048,
         num_epochs=300.0,
     )

@@ -37,7 +37,10 @@ STYLE = """\
 def create(name: str, options: dict):
     """The schedule of a panel, as a run with these options has it."""
     config = Config(
-        schedule=name, learning_rate=LEARNING_RATE, num_epochs=NUM_EPOCHS, **options
+        schedule=name,
+        learning_rate=LEARNING_RATE,
+        num_epochs=NUM_EPOCHS,
+        **{"warmup_epochs": 0.0} | options,
     )
     return create_schedule(config, NUM_EXAMPLES)
 

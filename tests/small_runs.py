@@ -72,6 +72,7 @@ def small_config(**changes) -> Config:
         "momentum": 0.9,
         "learning_rate": 0.1,
         "weight_decay": 0.01,
+        "schedule": "exponential",
         "ema_decay": 0.9,
         "device": "cpu",
         "batch_size": 10,

@@ -56,8 +56,8 @@ def test_every_strategy_can_be_measured_and_groups_fit_the_towers():
 
 def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
-    # With one worker multi_worker is replicated.
-    assert names == set(STRATEGIES) - {"multi_worker"}
+    # With one worker multi_worker is replicated, on CPUs auto is towers.
+    assert names == set(STRATEGIES) - {"multi_worker", "auto"}
 
 
 # gpu: sections, and what they must find.

@@ -115,7 +115,9 @@ def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
     one, number = tf.fill([2, 2], 3.0), tf.constant(1, tf.int64)
     moved = []
     for value in (0.5, 0.25):
-        config = small_config(optimizer=optimizer, **{option: value})
+        config = small_config(
+            optimizer=optimizer, schedule="constant", **{option: value}
+        )
         update = build.build(config).update
         layout = Layout({"kernel": one})
         vectors = layout.pack([one])

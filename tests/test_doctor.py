@@ -74,7 +74,7 @@ CASES = {
     ),
     "parameters on the host": (
         {"ready_secs": 0.96, "step_secs": 0.96},
-        {},
+        {"strategy": "towers"},
         *("synchronization", 0.5, "--strategy=replicated"),
     ),
     "a slow all-reduce": (

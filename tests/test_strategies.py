@@ -42,7 +42,18 @@ STRATEGIES = {
 
 def test_every_strategy_is_compared_with_the_oracle():
     """Those of the list that are not in this file have files of their own."""
-    assert choices.STRATEGIES.keys() - STRATEGIES == {"multi_worker", "async_towers"}
+    elsewhere = {"auto", "multi_worker", "async_towers"}
+    assert choices.STRATEGIES.keys() - STRATEGIES == elsewhere
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_auto_keeps_one_copy_on_cpus(num_devices):
+    """Of GPUs see test_gpu_graphs."""
+    network = networks.NETWORKS["plain"]("float32")
+    batches = networks.random_batches(1, 12, seed=0)
+    trainer = create_trainer(strategies.auto, network, Recipe(), batches, num_devices)
+    assert len(trainer.strategy.copies) == 1
+    assert trainer.strategy.readers == [0] * num_devices
 
 
 # The suite: strategy x towers x network x optimizer x accumulation x batch, and type.

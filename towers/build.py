@@ -318,7 +318,7 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
         config.learning_rate,
         num_examples=num_examples,
         num_epochs=config.num_epochs,
-        warmup_epochs=config.warmup_epochs,
+        warmup_epochs=config.num_warmup_epochs,
         warmup_start_factor=config.warmup_start_factor,
         **config.options_of("schedule"),
     )

@@ -243,7 +243,9 @@ def ignored_options(config: "Config") -> list[str]:
             names += config.choice_of(option).trainer_options
         for name in config.options_of(option):
             value = getattr(config, name)
-            if name not in names and value != getattr(type(config), name):
+            is_default = value == getattr(type(config), name)
+            turns_off = value == 0 and value is not False
+            if name not in names and not (is_default or turns_off):
                 lines.append(f"{name}={value} has no effect with {option}={choice}")
     for name, needed in _NEEDED.items():
         value = getattr(config, name)

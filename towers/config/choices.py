@@ -75,6 +75,10 @@ DATASETS = {
 }
 
 AUGMENTS = {
+    "auto": AugmentRow(
+        "data.augment.crops:by_size",
+        "pad_crop_flip of images below 64x64, otherwise random_resized_crop",
+    ),
     "none": AugmentRow(
         "data.augment.augmentation:none", "standardized by the training set only"
     ),
@@ -195,9 +199,13 @@ SCHEDULES = {
         "optim.schedules:cosine",
         "half a cosine to zero at --num_epochs",
         by_length=True,
+        warms_up=True,
     ),
     "linear": ScheduleRow(
-        "optim.schedules:linear", "a line to zero at --num_epochs", by_length=True
+        "optim.schedules:linear",
+        "a line to zero at --num_epochs",
+        by_length=True,
+        warms_up=True,
     ),
     "one_cycle": ScheduleRow(
         "optim.schedules:one_cycle",
@@ -212,6 +220,9 @@ SCHEDULES = {
 }
 
 STRATEGIES = {
+    "auto": StrategyRow(
+        "parallel.strategies:auto", "replicated on several GPUs, otherwise towers"
+    ),
     "towers": StrategyRow(
         "parallel.strategies:towers", "one set of variables, which all towers fetch"
     ),

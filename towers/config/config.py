@@ -32,7 +32,7 @@ from towers.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of a run. The defaults are the tutorial's.
+    """Options of a run. The defaults suit most convolutional networks.
 
     Raises:
         ConfigError: there is no such option; or a value has the wrong type, lies out of
@@ -183,7 +183,7 @@ class Config:
         "change.",
         Range(at_least=1, at_most=1_000_000),
     )
-    augment: str = option("tutorial", "Augmentation", table="augment")
+    augment: str = option("auto", "Augmentation", table="augment")
     crop_scale: str = option(
         "0.08,1",
         "Minimum and maximum fraction of the area that random_resized_crop and "
@@ -276,10 +276,10 @@ class Config:
     )
 
     # Optimizer, learning rate, weight decay and moving averages.
-    optimizer: str = option("sgd", "Optimizer", table="optimizer")
+    optimizer: str = option("nesterov", "Optimizer", table="optimizer")
     learning_rate: float = option(0.1, "Initial or peak learning rate.", POSITIVE)
     momentum: float = option(
-        0.0, "Momentum of the optimizer.", BELOW_1, read_by="optimizer"
+        0.9, "Momentum of the optimizer.", BELOW_1, read_by="optimizer"
     )
     beta1: float = option(
         0.9,
@@ -322,7 +322,7 @@ class Config:
         "'beta3:0.99,warm:5'.",
     )
     weight_decay: float = option(
-        0.004,
+        0.0005,
         "Coefficient of the L2 penalty: this times half the sum of squares of the "
         "decayed parameters, as a rule kernels, is added to the loss. adamw, lars, "
         "lamb, lion and muon (except for convolutions) apply decoupled weight decay "
@@ -405,7 +405,7 @@ class Config:
         "frozen uses its moving averages and does not update them.",
     )
     schedule: str = option(
-        "exponential",
+        "cosine",
         "Learning rate schedule over the training images",
         table="schedule",
     )
@@ -449,7 +449,10 @@ class Config:
         read_by="schedule",
     )
     warmup_epochs: float = option(
-        0.0, "Number of epochs of linear learning rate warm-up.", NOT_NEGATIVE
+        -1.0,
+        "Number of epochs of linear learning rate warm-up; -1 for a twentieth of "
+        "--num_epochs with the schedules cosine and linear, otherwise none.",
+        Range(at_least=-1),
     )
     warmup_start_factor: float = option(
         0.0,
@@ -479,7 +482,7 @@ class Config:
 
     # Strategy, devices, all-reduce and the size of a batch.
     strategy: str = resumable_option(
-        "towers",
+        "auto",
         "Placement of the variables and averaging of the gradients",
         table="strategy",
     )
@@ -671,6 +674,13 @@ class Config:
     def images_per_step(self) -> int:
         """Images of one update."""
         return self.batch_size * self.accumulate_steps
+
+    @property
+    def num_warmup_epochs(self) -> float:
+        """`warmup_epochs`, or the length that -1 stands for."""
+        if self.warmup_epochs >= 0:
+            return self.warmup_epochs
+        return self.num_epochs / 20 if self.choice_of("schedule").warms_up else 0.0
 
     @property
     def fold_of_images(self) -> tuple[int, int] | None:

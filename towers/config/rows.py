@@ -81,10 +81,12 @@ class ScheduleRow(Choice):
     Attributes:
         by_length: its shape depends on --num_epochs; assumed of a function in a file.
         by_accuracy: evaluations lower its rate.
+        warms_up: --warmup_epochs=-1 lets its rate rise first.
     """
 
     by_length: bool = False
     by_accuracy: bool = False
+    warms_up: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `towers` keeps one copy on the parameter device, which all towers read;
+whole batch. `auto` chooses one of the first two. `towers` keeps one copy on the parameter device, which all towers read;
 `average_gradients` computes the mean there. `replicated` keeps a copy on every device,
 read by its own tower; `all_reduce` computes the mean for all.
 """
@@ -112,6 +112,27 @@ class Strategy:
     def home(self) -> str:
         """The device where a step is decided on."""
         return self.copies[0].device
+
+
+def auto(
+    initial: Initial,
+    update_fn: Update,
+    devices: Sequence[str],
+    micro_batch_size: int,
+    *,
+    parameter_device: str = "auto",
+    all_reduce: str = "auto",
+    all_reduce_dtype: str = "",
+) -> Strategy:
+    """`replicated` on several GPUs without a parameter device, otherwise `towers`."""
+    on_gpus = len(devices) > 1 and all("GPU" in device for device in devices)
+    create, options = towers, {"parameter_device": parameter_device}
+    if on_gpus and parameter_device == "auto":
+        options = {"all_reduce": all_reduce, "all_reduce_dtype": all_reduce_dtype}
+        create = replicated
+    strategy = create(initial, update_fn, devices, micro_batch_size, **options)
+    description = [f"{create.__name__}: {', '.join(strategy.description)}"]
+    return dataclasses.replace(strategy, description=description)
 
 
 def towers(

@@ -12,11 +12,20 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers.data.augment.augmentation import CROP_SCALE, Augment, choose, standardize
+from towers.data.augment.augmentation import (
+    CROP_SCALE,
+    Augment,
+    choose,
+    pad_crop_flip,
+    standardize,
+)
 from towers.data.randomness import Draw
 
 RATIO = (3 / 4, 4 / 3)  # width over height
 ATTEMPTS = 10
+
+# Shorter side from which `by_size` takes crops of random sizes.
+LARGE = 64
 
 
 class Boxes(NamedTuple):
@@ -49,6 +58,20 @@ def random_resized_crop(
         return evaluate(flip(images, draw))
 
     return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
+
+
+def by_size(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
+    whole_pixels: bool = False,
+) -> Augment:
+    """`pad_crop_flip` of images whose shorter side is below LARGE, otherwise
+    `random_resized_crop`."""
+    if min(image_shape[:2]) < LARGE:
+        return pad_crop_flip(image_shape, mean, deviation)
+    return random_resized_crop(image_shape, mean, deviation, crop_scale, whole_pixels)
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
