@@ -2,9 +2,10 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `auto` chooses one of the first two. `towers` keeps one copy on the parameter device, which all towers read;
+whole batch. `towers` keeps one copy on the parameter device, which all towers read;
 `average_gradients` computes the mean there. `replicated` keeps a copy on every device,
-read by its own tower; `all_reduce` computes the mean for all.
+read by its own tower; `all_reduce` computes the mean for all. `auto` chooses one of the
+two.
 """
 
 import dataclasses

@@ -63,15 +63,15 @@ def random_resized_crop(
 def by_size(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
-    deviation: Sequence[float],
+    std: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
     """`pad_crop_flip` of images whose shorter side is below LARGE, otherwise
     `random_resized_crop`."""
     if min(image_shape[:2]) < LARGE:
-        return pad_crop_flip(image_shape, mean, deviation)
-    return random_resized_crop(image_shape, mean, deviation, crop_scale, whole_pixels)
+        return pad_crop_flip(image_shape, mean, std)
+    return random_resized_crop(image_shape, mean, std, crop_scale, whole_pixels)
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
