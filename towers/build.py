@@ -18,12 +18,7 @@ from towers.data.augment.mixing import create_mix
 from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
 from towers.data.block_order import block_order
-from towers.data.classes import (
-    BalancedOrder,
-    class_weights,
-    labels_for,
-    logit_offsets,
-)
+from towers.data.classes import BalancedOrder, class_weights, labels_for, logit_offsets
 from towers.data.resident import Resident
 from towers.data.share import Share, shares
 from towers.data.sources import DataSet, Source, num_bytes

@@ -146,11 +146,7 @@ def timed(run: Run, num_steps: int) -> float:
 
 
 def create_runs(
-    config: Config,
-    parts: build.Parts,
-    devices: Devices,
-    trainer: Trainer,
-    batch: Batch,
+    config: Config, parts: build.Parts, devices: Devices, trainer: Trainer, batch: Batch
 ) -> dict[str, Run]:
     """INPUT, CONSTANT, GRADIENTS and DOUBLE -> takes steps of it. For the arguments see
     `measure`; `batch` is one of a step."""

@@ -185,12 +185,7 @@ def write_predictions(
     else:
         run = prediction.run
         results = create_table(
-            path,
-            form,
-            run.class_names,
-            top,
-            run.to_probabilities,
-            run.thresholds,
+            path, form, run.class_names, top, run.to_probabilities, run.thresholds
         )
     with _errors_of_output(path), results as write:
         for batch in prediction.batches():

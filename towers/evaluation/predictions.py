@@ -91,10 +91,7 @@ class LabelSets(NamedTuple):
         """float64 [n, classes]."""
         return sigmoid(self.logits)
 
-    @property
-    def all_probabilities(self) -> np.ndarray:
-        """float64 [n, classes]."""
-        return self.probabilities
+    all_probabilities = probabilities
 
     @property
     def confidences(self) -> np.ndarray:

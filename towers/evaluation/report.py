@@ -15,11 +15,7 @@ from towers.data.sources import Source, place_of
 from towers.evaluation.calibration import mean_f1
 from towers.evaluation.figures import frequent_mistakes, present
 from towers.evaluation.label_sets import mean_average_precision
-from towers.evaluation.predictions import (
-    LabelSets,
-    Predictions,
-    predictions_of_counts,
-)
+from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
@@ -75,9 +71,7 @@ def accuracies(counts: Mapping[str, Any]) -> Figures:
 
 
 def record_of(
-    evaluation: Evaluation[Figures],
-    split: str,
-    names: Sequence[str] = RECORDED,
+    evaluation: Evaluation[Figures], split: str, names: Sequence[str] = RECORDED
 ) -> dict[str, Any]:
     """Results of an evaluation under their names in `metrics.jsonl`, `result.json` and
     TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving

@@ -88,18 +88,12 @@ def dry_run(
     console.line("dry run: all is in order, and nothing was written")
 
 
-def _print(name: str, text: str) -> None:
+def _print(name, text):
     for line in entry(name, text):
         console.line(line)
 
 
-def _try(
-    config: Config,
-    parts: build.Parts,
-    trainer: Trainer,
-    new: set[str],
-    heartbeat: Callable[[], None],
-) -> None:
+def _try(config, parts, trainer, new, heartbeat):
     """Describes the run, and takes steps until its time is known."""
     names = parts.data.class_names
     listed = ", ".join(shown(name, 40) for name in names[:_MOST_NAMED])
@@ -126,7 +120,7 @@ def _try(
         _print("finished", f"the run takes no step. {hint}")
 
 
-def _print_network(config: Config, trainer: Trainer) -> None:
+def _print_network(config, trainer):
     """Parameters and operations, in the phase of the next step."""
     phase = trainer.phases[phase_at(trainer.phases, trainer.step)]
     for line in ["", *parameter_table(phase.model, phase.frozen), ""]:
@@ -144,7 +138,7 @@ def _print_network(config: Config, trainer: Trainer) -> None:
     )
 
 
-def _print_memory(trainer: Trainer) -> None:
+def _print_memory(trainer):
     """Bytes of the variables on each device, and an estimate of the activations."""
     sizes = collections.defaultdict(collections.Counter)
     for copy in trainer.strategy.copies:
@@ -160,14 +154,7 @@ def _print_memory(trainer: Trainer) -> None:
         _print("memory", f"{device} {total:,.2f} MB: {', '.join(listed)}")
 
 
-def _time(
-    config: Config,
-    parts: build.Parts,
-    trainer: Trainer,
-    last_step: int,
-    head_secs: float,
-    heartbeat: Callable[[], None],
-) -> None:
+def _time(config, parts, trainer, last_step, head_secs, heartbeat):
     """The speed in each phase that is left, and the time of the run, which begins with
     a linear probe of `head_secs`, or 0."""
     begin = first = trainer.step
@@ -221,7 +208,7 @@ def _time(
     )
 
 
-def _time_steps(trainer: Trainer, first: int, end: int) -> Stopwatch:
+def _time_steps(trainer, first, end):
     """The times of a step, which is compiled, and of those that follow."""
     stopwatch, step = Stopwatch(), first
     while step < end and stopwatch.timed_secs < TIMED_SECS:

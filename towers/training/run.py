@@ -314,11 +314,7 @@ class Run:
             return False
         score = self._metric.function(result["predictions"])
         is_best = progress.add_evaluation(
-            result["accuracy"],
-            result["loss"],
-            score,
-            config.best_by,
-            config.min_delta,
+            result["accuracy"], result["loss"], score, config.best_by, config.min_delta
         )
         by_accuracy = config.choice_of("schedule").by_accuracy
         num_worse = progress.num_worse

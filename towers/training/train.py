@@ -179,9 +179,7 @@ def open_run(
         console.line("a restart of the job that began it: the run continues")
         overwrite = False
     checkpointer = checkpointer_of(
-        folder,
-        keep=config.keep_checkpoints,
-        assert_same_folder=lock.assert_same_folder,
+        folder, keep=config.keep_checkpoints, assert_same_folder=lock.assert_same_folder
     )
     checkpointer.recover()
     checkpoint = None if overwrite else checkpointer.restore()
@@ -254,11 +252,7 @@ def run_steps(
     epoch = run.step * config.images_per_step / run.parts.num_examples
     run.display.update(step=run.step, epoch=epoch)
     try:
-        with (
-            callbacks_at_the_end(run),
-            run.display,
-            saved_at_the_end(run, overwrite),
-        ):
+        with callbacks_at_the_end(run), run.display, saved_at_the_end(run, overwrite):
             try:
                 run.watchdog.run(loop, run, profile, after_call)
             finally:

@@ -6,7 +6,6 @@ import pathlib
 import re
 import warnings
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -115,11 +114,7 @@ def has_weights(name: str) -> bool:
     return factories.is_given("model", name) and name not in _without_weights
 
 
-def _copy(
-    model: keras.Model,
-    regularizer: keras.Regularizer | None,
-    weights_of: Callable[[keras.Layer], list[np.ndarray]],
-) -> keras.Model:
+def _copy(model, regularizer, weights_of):
     """A copy whose layers take the regularizer for kernels that have none, the policy
     of types of the process, and names without the numbers that Keras gives."""
 
