@@ -59,11 +59,8 @@ class Tokens(keras.layers.Layer):
         return x + tf.convert_to_tensor(self.table, x.dtype)
 
     def get_config(self):
-        return super().get_config() | {
-            "has_class_token": self.has_class_token,
-            "first": self.first,
-            "channels": self.channels,
-        }
+        names = "has_class_token", "first", "channels"
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 def sincos2d(height: int, width: int, channels: int) -> np.ndarray:

@@ -102,10 +102,8 @@ class SameConv2D(Conv2D):
     def get_config(self):
         config = super().get_config()
         del config["padding"]
-        return config | {
-            "before_pool": self.before_pool,
-            "device_kind": self.device_kind,
-        }
+        added = {"before_pool": self.before_pool, "device_kind": self.device_kind}
+        return config | added
 
 
 class PointwiseConv2D(Conv2D):

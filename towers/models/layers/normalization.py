@@ -34,11 +34,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.depth_radius = depth_radius
-        self.bias = bias
-        self.alpha = alpha
-        self.beta = beta
-        self.groups = groups
+        self.depth_radius, self.groups = depth_radius, groups
+        self.bias, self.alpha, self.beta = bias, alpha, beta
 
     def call(self, inputs):
         return local_response_normalization(
@@ -46,13 +43,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         )
 
     def get_config(self):
-        return super().get_config() | {
-            "depth_radius": self.depth_radius,
-            "bias": self.bias,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "groups": self.groups,
-        }
+        names = "depth_radius", "bias", "alpha", "beta", "groups"
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 class FusedLayerNormalization(keras.layers.LayerNormalization):
