@@ -29,9 +29,7 @@ def define_flags() -> None:
     )
     config_flags.define_step_flag()
     flags.DEFINE_list(
-        "images",
-        [],
-        "Image files and folders, instead of the data set's.",
+        "images", [], "Image files and folders, instead of the data set's."
     )
     flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")

@@ -74,10 +74,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         **where,
     )
     flags.DEFINE_bool(
-        "report",
-        True,
-        "Write report/index.html in the run folder at the end.",
-        **where,
+        "report", True, "Write report/index.html in the run folder at the end.", **where
     )
     flags.DEFINE_bool(
         "list",

@@ -64,9 +64,7 @@ DATASETS = {
         {"container": "tfrecord"},
     ),
     "shapes": Choice(
-        "data.sets.shapes:load",
-        "12,000 drawn images, 10,000 for training",
-        {"seed": 0},
+        "data.sets.shapes:load", "12,000 drawn images, 10,000 for training", {"seed": 0}
     ),
     "synthetic": Choice("data.sets.synthetic:load", "noise, for timing"),
     "tfds:NAME": Choice(

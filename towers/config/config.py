@@ -596,9 +596,7 @@ class Config:
         "the training images, before the first step.",
     )
     num_epochs: float = option(
-        60.0,
-        "Length of the run, in epochs.",
-        Range(above=0, at_most=1e9),
+        60.0, "Length of the run, in epochs.", Range(above=0, at_most=1e9)
     )
     max_steps: int = resumable_option(
         0,

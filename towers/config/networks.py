@@ -47,11 +47,7 @@ MODELS = {
     "resnet18_imagenet": ModelRow(
         _IMAGENET_RESNET,
         "18 layers, for large images",
-        {
-            "blocks": (2, 2, 2, 2),
-            "has_bottlenecks": False,
-            "name": "resnet18_imagenet",
-        },
+        {"blocks": (2, 2, 2, 2), "has_bottlenecks": False, "name": "resnet18_imagenet"},
         pretrained=_replace(_RESNET_WEIGHTS, timm="resnet18.tv_in1k"),
         num_params=11_181_642,
     ),

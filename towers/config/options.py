@@ -79,7 +79,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-# One that a resumed run may change.
+
 # Options of what is only read.
 MAY_BE_URLS = "data_dir", "image_dir", "init_from"
 

@@ -51,9 +51,7 @@ class Augment:
 
 
 def none(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Augment:
     """Mean and standard deviation of the training set only."""
     evaluate = functools.partial(standardize, mean=mean, std=std)
@@ -61,9 +59,7 @@ def none(
 
 
 def tutorial(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Augment:
     """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
     standardized by itself; evaluation takes the center crop."""
@@ -95,9 +91,7 @@ def tutorial(
 
 
 def pad_crop_flip(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Augment:
     """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
     (He et al. 2015, section 4.2)."""

@@ -22,13 +22,7 @@ from towers.data.augment.crops import random_box
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.files.paths import shown
-from towers.data.sources import (
-    Source,
-    Subset,
-    blocks_of,
-    channel_counts,
-    moments,
-)
+from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 # Images whose stored sizes are compared at the start.
@@ -394,9 +388,7 @@ def _are_read(labels):
 
 
 def progress(
-    total: int,
-    say: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
+    total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
     """A function that takes the number of images of each batch that was read, and says
     every PROGRESS_SECS how many of all that were."""

@@ -5,14 +5,7 @@ import functools
 import os
 import re
 
-from towers.data.files import (
-    parquet,
-    remote,
-    splits,
-    tables,
-    tar_shards,
-    tf_records,
-)
+from towers.data.files import parquet, remote, splits, tables, tar_shards, tf_records
 from towers.data.files.class_folders import LAYOUT, is_split, split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, read_shards

@@ -13,9 +13,7 @@ import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import containers, splits
-from towers.data.files.cached import (
-    CachedSource,
-)
+from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
     LAYOUT,
     entries,
@@ -41,12 +39,7 @@ from towers.data.files.paths import (
     shown,
 )
 from towers.data.files.reading import is_url
-from towers.data.sources import (
-    DataSet,
-    Source,
-    Trained,
-    split_off_test,
-)
+from towers.data.sources import DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
 
 

@@ -144,28 +144,24 @@ class Index:
         """
         numbers = {name: number for number, name in enumerate(class_names)}
         new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
+        is_known = new >= 0
         if self.labels.ndim == 2:
             labels = np.zeros([len(self), len(class_names)], np.uint8)
-            labels[:, new[new >= 0]] = self.labels[:, new >= 0]
-            for number in np.flatnonzero(self.labels.any(0) & (new < 0))[:1]:
-                name = self.class_names[number]
-                index = int(self.labels[:, number].argmax())
-                raise self._unknown_class(index, name, class_names, where)
-            return dataclasses.replace(
-                self, labels=labels, class_names=tuple(class_names)
+            labels[:, new[is_known]] = self.labels[:, is_known]
+            is_wrong = self.labels[:, ~is_known].any(1)
+        else:
+            labels = np.where(self.labels < 0, -1, new[self.labels])
+            is_wrong = (labels < 0) & (self.labels >= 0)
+        for index in np.flatnonzero(is_wrong)[:1]:
+            own = self.labels[index]
+            number = own if own.ndim == 0 else (own * ~is_known).argmax()
+            name = self.class_names[number]
+            raise DataError(
+                f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
+                f"there is no such class in {where}; {nearest(name, class_names)}"
+                f"it has {shown(', '.join(class_names[:20]), 100)}"
             )
-        labels = np.where(self.labels < 0, -1, new[self.labels])
-        for index in np.flatnonzero((labels < 0) & (self.labels >= 0))[:1]:
-            name = self.class_names[self.labels[index]]
-            raise self._unknown_class(index, name, class_names, where)
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
-
-    def _unknown_class(self, index, name, class_names, where):
-        return DataError(
-            f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
-            f"there is no such class in {where}; {nearest(name, class_names)}"
-            f"it has {shown(', '.join(class_names[:20]), 100)}"
-        )
 
     def as_label_sets(self) -> Self:
         """The same images with label sets: labels become sets of one."""

@@ -1,13 +1,15 @@
 """TFRecord files of `tf.train.Example`, one image each."""
 
-from collections.abc import Mapping
+import os
+import struct
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from towers.data.files import remote
-from towers.data.files.index import Shard
-from towers.data.streams import without_tuning
+from towers.data.files.index import Index, Shard
+from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
 
 ROLES = ("image", "label", "text")
@@ -74,3 +76,45 @@ def _label(text, number):
         if len(values) and values[0] not in (b"", b"-1"):
             return values[0].decode()
     return None
+
+
+def open_records(paths: Sequence[str]) -> Index:
+    """The records of some files, one file after the other, without labels.
+
+    The lengths lead from one record to the next, so that all offsets are known after
+    reading 8 bytes for each. The checksums of the contents are not compared: TensorFlow
+    offers their kind (CRC-32C) to its own readers alone.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: one breaks off, or is no TFRecord file.
+    """
+    spans = [None] * len(paths)
+
+    def read_spans(number):
+        spans[number] = _spans(paths[number])
+
+    call_in_readers(read_spans, len(paths))
+    offsets, lengths = np.concatenate([np.zeros((2, 0), np.int64), *spans], 1)
+    counts = [x.shape[1] for x in spans]
+    numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+    labels = np.zeros(len(numbers), np.int32)
+    return Index(paths, numbers, labels, (), offsets, lengths)
+
+
+def _spans(path):
+    """int64 [2, n]: the offset and the length of each record."""
+    place, spans = 0, []
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        while place < size:
+            header = os.pread(file.fileno(), 8, place).ljust(8, b"\xff")
+            [length] = struct.unpack("<Q", header)
+            if place + _BEFORE + length + _AFTER > size:
+                raise ValueError(
+                    f"{path}: record {len(spans)} (counted from 0) breaks off, or it "
+                    "is no TFRecord file"
+                )
+            spans.append((place + _BEFORE, length))
+            place += _BEFORE + length + _AFTER
+    return np.array(spans, np.int64).reshape(-1, 2).T

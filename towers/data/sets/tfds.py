@@ -11,7 +11,6 @@ reading a prepared folder needs no network.
 import contextlib
 import os
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,15 +23,12 @@ from towers.data.files import splits
 from towers.data.files.image import read_image
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.paths import class_name, data_folder, reason, shown
+from towers.data.files.tf_records import open_records
 from towers.data.sources import DataSet
 from towers.errors import DataError, TowersError, one_line
 
 PREFIX = "tfds:"
 TEST_SPLITS = ("test", "validation")
-
-# Of a record in a TFRecord file: its length and a checksum of that come before the
-# content, and the checksum of the content after it.
-LENGTH_BYTES, BEFORE, AFTER = 8, 12, 4
 
 # uint8 images [n, height, width, channels] and integer labels [n].
 Examples = tuple[np.ndarray, np.ndarray]
@@ -321,10 +317,10 @@ def _open_split(folder, builder, split, keys):
             f"{folder}: is prepared as {info.file_format.value}, and only array_record "
             "and tfrecord are read: tfds build --file_format=array_record"
         )
-    records = Records([os.fspath(x) for x in info.splits[split].filepaths])
+    records = open_records([os.fspath(x) for x in info.splits[split].filepaths])
 
     def values(index):
-        content = records.read(index)
+        content, _ = records.read(index)
         try:
             features = tf.train.Example.FromString(content).features.feature
             lists = (
@@ -336,67 +332,6 @@ def _open_split(folder, builder, split, keys):
             raise ValueError(f"is no record of an image: {one_line(error)}") from error
 
     return len(records), values
-
-
-class Records:
-    """The records of some TFRecord files, one file after the other, read in any order
-    from where they are.
-
-    The lengths lead from one record to the next, so that all offsets are known after
-    reading 8 bytes for each. The checksums of the contents are not compared: TensorFlow
-    offers their kind (CRC-32C) to its own readers alone.
-
-    Args:
-        paths: of the files.
-
-    Raises:
-        OSError: one cannot be read.
-        ValueError: one breaks off, or is no TFRecord file.
-    """
-
-    def __init__(self, paths: Sequence[str]):
-        self._paths = list(paths)
-        ends = [None] * len(self._paths)
-
-        def read_ends(number):
-            ends[number] = _record_ends(self._paths[number])
-
-        streams.call_in_readers(read_ends, len(self._paths))
-        self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
-        self._firsts = np.cumsum([0, *map(len, ends)])
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def read(self, index: int) -> bytes:
-        """The content of a record; OSError or ValueError where it cannot be read."""
-        file = np.searchsorted(self._firsts, index, side="right") - 1
-        is_first = index == self._firsts[file]
-        begin = BEFORE + (0 if is_first else int(self._ends[index - 1]))
-        length = int(self._ends[index]) - AFTER - begin
-        with open(self._paths[file], "rb", buffering=0) as opened:
-            content = os.pread(opened.fileno(), length, begin)
-        if len(content) < length:
-            raise ValueError(f"{self._paths[file]} has become shorter")
-        return content
-
-
-def _record_ends(path):
-    """int64: where each record of a file ends."""
-    place, ends = 0, []
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        while place < size:
-            header = os.pread(file.fileno(), LENGTH_BYTES, place)
-            if len(header) == LENGTH_BYTES:
-                place += BEFORE + struct.unpack("<Q", header)[0] + AFTER
-            if len(header) < LENGTH_BYTES or place > size:
-                raise ValueError(
-                    f"{path}: record {len(ends)} (counted from 0) breaks off, or it is "
-                    "no TFRecord file"
-                )
-            ends.append(place)
-    return np.array(ends, np.int64)
 
 
 def read_arrays(
