@@ -79,10 +79,10 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-
 # Options of what is only read.
 MAY_BE_URLS = "data_dir", "image_dir", "init_from"
 
+# An option that a resumed run may change.
 resumable_option = functools.partial(option, resumable=True)
 
 
