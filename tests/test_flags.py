@@ -1,5 +1,6 @@
 """The command line: three layers of options, and one line per mistake."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -16,7 +17,7 @@ import towers
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
 from towers.cli.help import COMMON
-from towers.config import FIELDS, Config, synonyms
+from towers.config import FIELDS, Config, synonyms, to_json
 from towers.config.choices import TABLES
 from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags, load_recipe
@@ -173,6 +174,38 @@ def test_without_a_recipe_flags_stand_on_the_run_in_the_folder(recipes):
 # Recipes.
 
 
+@pytest.mark.parametrize("name", ["", "config.json"])
+def test_a_run_gives_its_options_to_another(recipes, tmp_path, name):
+    stored = Config(dataset="shapes", seed=3, image_size="32x48")
+    (tmp_path / "a.b").mkdir()
+    (tmp_path / "a.b/config.json").write_text(to_json(stored))
+    path = str(tmp_path / "a.b" / name)
+    command = config_of_flags(path, recipes, given("--batch_size=7"), "new")
+    assert command.config == dataclasses.replace(stored, batch_size=7)
+    assert command.workdir == pathlib.Path("new")
+    with pytest.raises(ConfigError, match="--workdir"):
+        config_of_flags(path, recipes, {})
+
+
+def test_a_json_file_has_some_of_the_options(recipes, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"dataset": "shapes", "learning_rate": 1}')
+    command = config_of_flags(str(path), recipes, {})
+    assert command.config == Config(dataset="shapes", learning_rate=1.0)
+    assert command.workdir == pathlib.Path("runs/mine")
+    for text in ('{"bach_size": 3}', "[]", "dataset: shapes"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"^{path}: "):
+            load_recipe(str(path), recipes)
+
+
+def test_a_recipe_is_meant_where_a_folder_has_its_name(recipes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("quickstart").mkdir()
+    pathlib.Path("quickstart/config.json").write_text(to_json(Config(seed=9)))
+    assert load_recipe("quickstart", recipes).seed == 0
+
+
 def test_an_unknown_recipe_names_the_nearest_and_lists_all(recipes):
     write_recipe(recipes, "other", "Config()")
     write_recipe(recipes, "_shared", "Config()")
@@ -221,6 +254,9 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
         ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
         ("run_export.py", ["--output_dir=x"], "Did you mean: output \\?"),
         ("run_eval.py", [], "--workdir"),
+        ("run_train.py", ["docs"], "'docs' is no flag; .* --data_dir=docs\\?"),
+        ("run_train.py", ["doc"], "'doc' is no flag; flags begin with --"),
+        ("run_train.py", ["--help=x"], "--help=x: there is no such section; .*Network"),
     ],
 )
 @pytest.mark.row(17)
@@ -280,6 +316,12 @@ def test_each_program_has_its_own_flags_in_a_short_help(program, names):
     assert max(map(len, help_text.stdout.splitlines())) <= 80
     for name in names:
         assert re.search(rf"^  --(\[no\])?{name}\b", help_text.stdout, re.M), name
+
+
+def test_one_section_of_the_help_has_its_flags_alone():
+    names = re.findall(r"^  --(\w+)", run("run_train.py", "--help=data").stdout, re.M)
+    of_fields = list(FIELDS)
+    assert names == of_fields[: of_fields.index("model")]
 
 
 def test_the_help_of_a_training_has_each_flag_once_with_its_default():

@@ -118,7 +118,12 @@ def parse(
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{name}={value}: must be finite")
     if len(rest) > 1 and not takes_paths:
-        raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
+        meant = "flags begin with --"
+        if os.path.exists(rest[1]):
+            is_run = os.path.isfile(os.path.join(rest[1], "config.json"))
+            name = "workdir" if is_run else "data_dir"
+            meant = f"did you mean --{name}={rest[1]}?" if name in values else meant
+        raise ConfigError(f"{rest[1]!r} is no flag; {meant}")
     return rest
 
 
@@ -145,11 +150,13 @@ def run(
     def parse_or_end(argv):
         end = argv.index("--") if "--" in argv else len(argv)  # of another program
         text = None
-        if {"-h", "--help", "--helpfull", "--helpshort"} & {*argv[:end]}:
-            text = help_text(module)
-        elif "--version" in argv[:end]:
-            text = version_line()
+        sections = [x.partition("=")[2] for x in argv[:end] if x.startswith("--help=")]
+        is_asked = {"-h", "--help", "--helpfull", "--helpshort"} & {*argv[:end]}
         try:
+            if is_asked or sections:
+                text = help_text(module, "" if is_asked else sections[0])
+            elif "--version" in argv[:end]:
+                text = version_line()
             rest = None if text else parse(argv)
             if rest and "list" in flags.FLAGS and flags.FLAGS.list:
                 text = list_text(RECIPES)

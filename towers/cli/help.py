@@ -12,6 +12,7 @@ from absl import flags
 from towers.config import choices
 from towers.config.config import FIELDS
 from towers.config.installation import with_programs
+from towers.errors import ConfigError, one_line
 
 # Stand first, in this order.
 COMMON = (
@@ -45,12 +46,19 @@ _TITLES = {
 }
 
 
-def help_text(module: types.ModuleType, values: flags.FlagValues = flags.FLAGS) -> str:
+def help_text(
+    module: types.ModuleType, section: str = "", values: flags.FlagValues = flags.FLAGS
+) -> str:
     """Text of `--help`: the usage, and a program's own flags by subject.
 
     Args:
         module: that defines the flags; its docstring is the usage.
+        section: how a word of the title of a subject begins, such as data, to print its
+            flags alone; empty for all.
         values: that hold the flags.
+
+    Raises:
+        ConfigError: there is no such section.
     """
     own = {flag.name: flag for flag in values.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
@@ -64,6 +72,16 @@ def help_text(module: types.ModuleType, values: flags.FlagValues = flags.FLAGS) 
     paragraphs = with_programs(module.__doc__ or "").strip().split("\n\n")
     filled = [p if p[0] == " " else textwrap.fill(p, _WIDTH) for p in paragraphs]
     lines, printed = ["\n\n".join(filled)], set()
+    if section:
+        titles = [t for t in groups if f" {section}".lower() in f" {t}".lower()]
+        if not titles:
+            raise ConfigError(
+                f"--help={one_line(section, 60)}: there is no such section; give a "
+                f"word of one of: {'; '.join(groups)}"
+            )
+        lines, groups = [], {titles[0]: groups[titles[0]]}
+    elif len(groups) > 1:
+        lines += ["", "--help=WORD prints one section, such as --help=data."]
     for title, names in groups.items():
         names = [n for n in names if n in own and n not in printed]
         printed |= set(names)
@@ -71,7 +89,7 @@ def help_text(module: types.ModuleType, values: flags.FlagValues = flags.FLAGS) 
             lines += ["", f"{title}:", ""]
             for name in names:
                 lines += _flag_lines(own[name])
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
 
 
 def _flag_lines(flag):

@@ -17,7 +17,13 @@ flags.disclaim_key_flags()  # they are of the program that defines them
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags that name a run."""
     where = {"flag_values": values}
-    flags.DEFINE_string("config", None, "Recipe: a name of --list, or a path.", **where)
+    flags.DEFINE_string(
+        "config",
+        None,
+        "Recipe: a name of --list, a Python file, a run folder, or a JSON file of "
+        "options.",
+        **where,
+    )
     flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.", **where)
     flags.DEFINE_bool(
         "overwrite", False, "Remove the earlier run and restart.", **where

@@ -11,6 +11,7 @@ from towers.config.config import FIELDS, Config, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
+from towers.config.storage import from_json
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
@@ -18,6 +19,9 @@ from towers.errors import ConfigError, nearest, one_line
 DEFAULT_RECIPE = "quickstart"
 PHOTO_SETS = "image_folder", "table", "parquet", "webdataset", "tfrecord"
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
+
+# The file of a run's options in its folder.
+CONFIG_JSON = "config.json"
 
 
 class CommandLine(NamedTuple):
@@ -86,6 +90,12 @@ def config_of_flags(
             default = for_photos
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"
+    if recipe and not workdir and _options_file(recipe, folder).name == CONFIG_JSON:
+        raise ConfigError(
+            f"--config={recipe} is a run, whose options a new one takes: give the "
+            f"folder of the new run as --workdir; without --config, --workdir={recipe} "
+            "continues that run"
+        )
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
     if not (recipe or workdir):
         stored = stored_config(path)
@@ -137,15 +147,22 @@ def _remark(name, folder):
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
-    """The Config of a recipe: a name in `folder`, or the path of a Python file.
+    """The Config of a recipe: a name in `folder`, or the path of a Python file, of a
+    JSON file of options, or of a run folder, unless a recipe has its name.
 
     Raises:
         ConfigError: there is no such recipe, or it gives no Config.
     """
-    check_path("config", name)
-    path = pathlib.Path(os.path.expanduser(name))
-    if not name.endswith(".py"):
-        path = folder / f"{name}.py"
+    path = _options_file(name, folder)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise ConfigError(f"--config={one_line(name, 100)}: write the options as JSON")
+    if path.suffix == ".json" and path.is_file():
+        try:
+            return from_json(path.read_bytes())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}") from None
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
         raise ConfigError(
@@ -157,6 +174,17 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         shown = one_line(config, 100)
         raise ConfigError(f"{path}: get_config() gave {shown}, not a Config")
     return config
+
+
+def _options_file(name, folder):
+    """The path of a recipe: the Python file of a name, the config.json of a run folder,
+    or the named file."""
+    check_path("config", name)
+    path = pathlib.Path(os.path.expanduser(name))
+    if path.suffix in (".py", ".json", ".yaml", ".yml"):
+        return path
+    recipe, stored = folder / f"{name}.py", path / CONFIG_JSON
+    return stored if os.path.isfile(stored) and not recipe.is_file() else recipe
 
 
 def recipe_names(folder: pathlib.Path) -> list[str]:
