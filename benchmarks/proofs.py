@@ -22,7 +22,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from benchmarks import measure, trainers
 from benchmarks.graphs import executed, optimized, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
-from towers import build
+from towers import build, build_trainer
 from towers.config import Config
 from towers.config.choices import POLICIES
 from towers.data.batches import EvalBatches
@@ -528,7 +528,7 @@ def prove_smoke(setting: Setting) -> bool:
         config, parts, trainer = setting.made("resnet20", fields, devices)
         rows[kind] = [trainer.train(count // 6)["loss"] for _ in range(6)]
         batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
-        feed = build.create_eval_feed(batches, trainer)
+        feed = build_trainer.create_eval_feed(batches, trainer)
         counts = trainer.evaluate(feed, 2 if tiny else len(batches)).reported
         evaluated[kind] = counts["correct"] / counts["images"]
     setting.write(measure.table_head("step | loss, " + " | loss, ".join(on)))

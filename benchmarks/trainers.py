@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
-from towers import build
+from towers import build, build_trainer
 from towers.cluster.connect import connect
 from towers.cluster.workers import ALONE
 from towers.config import Config
@@ -51,11 +51,11 @@ def create_trainer(
     """The trainer of a config on the first `num_towers` of the devices.
 
     Args:
-        **options: others of `build.create_trainer`.
+        **options: others of `build_trainer.create_trainer`.
     """
     first = chosen.towers[: config.num_towers or None]
     chosen = dataclasses.replace(chosen, towers=first)
-    return build.create_trainer(config, parts, chosen, **options)
+    return build_trainer.create_trainer(config, parts, chosen, **options)
 
 
 def create_on_constant_batch(
@@ -203,7 +203,7 @@ def serve() -> None:
             communication="auto",
             wait_secs=120,
         )
-    share = build.share_of(config, chosen, workers)
+    share = build_trainer.share_of(config, chosen, workers)
     parts = build.build(config, device_kind=chosen.kind, share=share)
     trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
     started = time.perf_counter()

@@ -355,7 +355,7 @@ def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
 
     small_runs.use(monkeypatch)
     cls = before_computing(fail)
-    monkeypatch.setattr("towers.build.AsynchronousTrainer", cls)
+    monkeypatch.setattr("towers.build_trainer.AsynchronousTrainer", cls)
     settings = small_runs.small_config(strategy="async_towers", num_towers=2)
     with pytest.raises(NumericError, match="in tower 1"):
         train(tmp_path, settings)

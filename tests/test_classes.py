@@ -8,9 +8,9 @@ import small_runs
 import tensorflow as tf
 from small_runs import small_config
 
-from towers import Config, build
+from towers import Config, build, build_trainer
 from towers.data.augment.augmentation import none
-from towers.data.batches import TrainBatches
+from towers.data.batches import EvalBatches, TrainBatches
 from towers.data.classes import (
     BalancedOrder,
     class_weights,
@@ -90,7 +90,7 @@ def test_weights_offsets_and_the_sampler_reach_the_training_alone(
         augment="none",
     )
     parts = build.build(config)
-    trainer = build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
+    trainer = build_trainer.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
     source, test = parts.data.train, parts.data.test
     step = tf.constant(0, tf.int64)
     order = BalancedOrder(source.labels)
@@ -105,7 +105,7 @@ def test_weights_offsets_and_the_sampler_reach_the_training_alone(
     )
     images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
     logits = parts.model(parts.augment.evaluate(images))
-    feed = build.create_eval_feed(build.EvalBatches(test, parts.augment, 10), trainer)
+    feed = build_trainer.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
     counts = trainer.evaluate(feed, 3, heartbeat=lambda: None).reported
     plain = tf.reduce_sum(cross_entropy(logits, labels))
     assert counts["loss"] == pytest.approx(float(plain), rel=1e-5)

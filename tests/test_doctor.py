@@ -9,7 +9,7 @@ import tensorflow as tf
 from marks import slow
 from small_runs import small_config
 
-from towers import build
+from towers import build, build_trainer
 from towers.config import Config
 from towers.doctor import measure
 from towers.doctor.diagnosis import diagnose
@@ -155,8 +155,8 @@ def test_asynchronous_towers_have_no_synchronization():
 def test_steps_are_taken_and_neither_gradients_nor_parameters_move(options):
     config = small_config(num_towers=2, batch_size=6, ema_decay=0.0, **options)
     config = measure.without_learning(config)
-    devices, parts = build.configure_devices(config), build.build(config)
-    trainer = build.create_trainer(config, parts, devices)
+    devices, parts = build_trainer.configure_devices(config), build.build(config)
+    trainer = build_trainer.create_trainer(config, parts, devices)
     batch = parts.train_batches(tf.constant(0, tf.int64))
     runs = measure.create_runs(config, parts, devices, trainer, batch)
     before = trainer.state()

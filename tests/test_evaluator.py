@@ -8,7 +8,7 @@ import small_runs
 from marks import slow
 from recipes import Recipe, create_trainer
 
-from towers import build
+from towers import build_trainer
 from towers.data.augment.augmentation import create_augment
 from towers.data.batches import EvalBatches
 from towers.data.resident import Resident
@@ -67,7 +67,7 @@ def test_every_image_counts_once_for_both_kinds(create, num_devices, options, si
         eval_batches = EvalBatches(TEST, AUGMENT, size)
         of_towers = eval_batches.split(len(lead_devices))
         for feed in (
-            build.create_eval_feed(eval_batches, trainer),
+            build_trainer.create_eval_feed(eval_batches, trainer),
             Resident(of_towers, lead_devices[: len(of_towers)]),
         ):
             for _ in range(2):  # the second time without tracing

@@ -14,7 +14,7 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 
-from towers import build
+from towers import build_trainer
 from towers.data.augment.augmentation import create_augment
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches
@@ -212,7 +212,7 @@ def test_what_is_read_from_files_is_not_resident():
     batches = dataclasses.replace(batches, source=FromFiles(batches.source))
     config = small_runs.small_config(input="resident")
     with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
-        build.create_feed(config, batches, ["/CPU:0"], [MICRO_BATCH_SIZE])
+        build_trainer.create_feed(config, batches, ["/CPU:0"], [MICRO_BATCH_SIZE])
 
 
 def test_a_device_without_a_kernel_is_found_out_by_trying():
@@ -221,6 +221,6 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
 
     batches = create_batches()
     elements = batches.stored_stream(0).element_spec
-    assert build.runs_on("/CPU:0", batches.process, elements)
-    assert not build.runs_on("/CPU:0", only_for_tpus, elements)
+    assert build_trainer.runs_on("/CPU:0", batches.process, elements)
+    assert not build_trainer.runs_on("/CPU:0", only_for_tpus, elements)
     assert tf.config.get_soft_device_placement()

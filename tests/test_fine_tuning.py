@@ -18,7 +18,7 @@ from small_runs import (
     use,
 )
 
-from towers import build
+from towers import build, build_trainer
 from towers.data.sources import ArraySource
 from towers.models.layers.normalization import BatchNormalization
 from towers.training import linear_probe
@@ -142,7 +142,7 @@ def test_frozen_normalization_keeps_all_its_values(tmp_path, monkeypatch):
 def test_the_time_of_a_probe_is_estimated_for_all_images(is_new, monkeypatch):
     use(monkeypatch, create_network)
     config = small_config(init_from="first", linear_probe=True, batch_size=4)
-    devices = build.configure_devices(config)
+    devices = build_trainer.configure_devices(config)
     parts, trainer = build_run(config, devices)
     secs = 0.0
 

@@ -17,7 +17,7 @@ from recipes import Recipe, create_trainer
 from sklearn import metrics
 
 import towers
-from towers import Config, build, data
+from towers import Config, build_trainer, data
 from towers.data import classes
 from towers.data.augment.augmentation import create_augment
 from towers.data.augment.mixing import create_mix
@@ -305,7 +305,7 @@ def test_two_workers_count_every_image_once():
             Peer(index, shared),
         )
         eval_batches = EvalBatches(source, augment, 7, share)
-        feed = build.create_eval_feed(eval_batches, trainer)
+        feed = build_trainer.create_eval_feed(eval_batches, trainer)
         return evaluator.counts(feed, len(eval_batches)).reported
 
     with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from marks import slow
 from small_runs import small_config
 
-from towers import build, load_run, train
+from towers import build, build_trainer, load_run, train
 from towers.config.choices import LOSSES
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError
@@ -162,13 +162,13 @@ def test_training_and_evaluations_have_the_chosen_loss(monkeypatch, name):
         loss=name, **options, logit_adjustment=2.0, weight_decay=0.0, augment="none"
     )
     parts = build.build(config)
-    trainer = build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
+    trainer = build_trainer.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
     source, test = parts.data.train, parts.data.test
     shares = np.log(np.bincount(source.labels) / source.num_examples)
     batch = parts.train_batches(tf.constant(0, tf.int64))
     of_name = losses.create_loss(name, **options)
     expected = of_name(parts.model(batch["images"]) + 2 * shares, batch["labels"])
-    feed = build.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
+    feed = build_trainer.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
     counts = trainer.evaluate(feed, 3, heartbeat=lambda: None).reported
     images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
     plain = of_name(parts.model(parts.augment.evaluate(images)), labels)
@@ -235,7 +235,7 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     config = small_config(
         teacher=teacher, weight_decay=0.0, device="cpu", **weight, **options
     )
-    parts, trainer = build_run(config, build.configure_devices(config))
+    parts, trainer = build_run(config, build_trainer.configure_devices(config))
     run = load_run(teacher)
     batch = parts.train_batches(tf.constant(0, tf.int64))
     model, images = parts.model, batch["images"]

@@ -2,7 +2,7 @@
 
 from benchmarks.graphs import placement, traced
 from benchmarks.graphs.operations import called
-from towers import build
+from towers import build, build_trainer
 from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.parallel.copies import Weights
@@ -22,7 +22,7 @@ def evaluation(trained: traced.Traced) -> placement.Call:
     config, trainer = trained.config, trained.trainer
     parts = build.build(config, for_training=False)
     batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
-    feed = build.create_eval_feed(batches, trainer)
+    feed = build_trainer.create_eval_feed(batches, trainer)
     return placement.Call(trainer.evaluator._calls(feed, (Weights.RAW,)).graph)
 
 

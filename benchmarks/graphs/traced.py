@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from benchmarks.graphs.crossings import Crossing, crossings
 from benchmarks.graphs.placement import Call
-from towers import build
+from towers import build, build_trainer
 from towers.config import Config
 from towers.data.resident import Resident
 from towers.parallel.asynchronous import AsynchronousTrainer
@@ -78,7 +78,7 @@ def on_gpus(config: Config) -> Traced:
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
     # Which tries the augmentation on the device; the registry of kernels tells as much.
     with mock.patch.object(build, "runs_on", lambda *_: True):
-        trainer = build.create_trainer(
+        trainer = build_trainer.create_trainer(
             config, build.build(config, device_kind="GPU"), Devices("GPU", names)
         )
     return Traced(config, trainer)

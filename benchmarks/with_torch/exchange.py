@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import trainers
-from towers import build
+from towers import build, build_trainer
 from towers.config.recipes import load_recipe
 
 RECIPES = pathlib.Path(__file__).resolve().parents[2] / "configs"
@@ -32,7 +32,7 @@ def main(data_dir: str, path: str) -> None:
         num_epochs=STEPS * epochs_per_step,
         warmup_epochs=WARMUP_STEPS * epochs_per_step,
     )
-    chosen = build.configure_devices(config)
+    chosen = build_trainer.configure_devices(config)
     parts = build.build(config, device_kind=chosen.kind)
     arrays = {x.path: x.numpy() for x in parts.model.trainable_variables}
     batches = [parts.train_batches(tf.constant(i, tf.int64)) for i in range(STEPS)]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.config import Config
 from towers.config.checks import check_environment
 from towers.doctor.measure import MEASURE_SECS, measure, without_learning
@@ -48,13 +48,13 @@ def diagnose(
     """
     check_environment()
     folder, timed = RunFolder(workdir), without_learning(config)
-    devices = build.configure_devices(config)
+    devices = build_trainer.configure_devices(config)
     if config.choice_of("strategy").processes:
         images = -(-config.batch_size // num_workers)
         repeats = min(config.repeats, images)
         timed = dataclasses.replace(timed, batch_size=images, repeats=repeats)
     parts = build.build(timed, device_kind=devices.kind)
-    trainer = build.create_trainer(timed, parts, devices)
+    trainer = build_trainer.create_trainer(timed, parts, devices)
     print_banner(config, folder, devices, parts, trainer, origins)
     if config.choice_of("strategy").processes:
         share = f"{timed.batch_size} of the {config.batch_size} images"

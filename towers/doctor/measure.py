@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.config import Config
 from towers.data import streams
 from towers.data.batches import Batch
@@ -158,10 +158,10 @@ def create_runs(
         first, in_memory = _steps(trainer, trainer.loop), trainer.create_loop(constant)
         runs = {INPUT: first, CONSTANT: _steps(trainer, in_memory)}
     else:
-        in_memory = build.create_trainer(config, parts, devices, feed=constant)
+        in_memory = build_trainer.create_trainer(config, parts, devices, feed=constant)
         runs = {INPUT: trainer.train, CONSTANT: in_memory.train}
         config = dataclasses.replace(config, strategy="towers")
-        trainer = build.create_trainer(config, parts, devices, feed=constant)
+        trainer = build_trainer.create_trainer(config, parts, devices, feed=constant)
     gradients, double = _gradients(trainer, constant), _gradients(trainer, twice)
     return runs | {GRADIENTS: gradients, DOUBLE: double}
 
@@ -234,7 +234,7 @@ def _input(config, parts):
     return {
         "data_mb": data_mb,
         "in_memory": in_memory,
-        "is_resident": config.input == "auto" and build.fits_on_gpus(source),
+        "is_resident": config.input == "auto" and build_trainer.fits_on_gpus(source),
         "is_cached": is_cached and not in_memory,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
 from towers.data.sets import arrays
@@ -107,7 +107,7 @@ def evaluate(
         test_only=not eval_interval_secs,
     )
     _warn_of_difference(info, parts.data)
-    trainer = build.create_trainer(config, parts, devices)
+    trainer = build_trainer.create_trainer(config, parts, devices)
     test, class_names = parts.data.test, parts.data.class_names
     stream = EvalBatches(test, parts.augment, config.batch_size).stream()
 

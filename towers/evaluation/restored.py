@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.config import Config, checks, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
@@ -187,7 +187,7 @@ def evaluation_devices(
     """The devices of an evaluation or a prediction. ConfigError where the machine lacks
     the devices of the options."""
     device = _free_device(config.device, folder, log)
-    chosen = build.configure_devices(config, device=device, for_training=False)
+    chosen = build_trainer.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:
         log(remark)
     return chosen

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
 from towers.data.files.paths import shown
@@ -117,7 +117,7 @@ def predict_split(
             "--validation_fraction=0.1, or choose another --split"
         )
     source = sources[split]
-    trainer = build.create_trainer(config, parts, devices)
+    trainer = build_trainer.create_trainer(config, parts, devices)
     checkpoint = read_checkpoint(folder, step)
     trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
     stream = EvalBatches(source, parts.augment, config.batch_size).stream()

@@ -195,7 +195,7 @@ def replicated(
 
     Args:
         all_reduce: a key of `reduce.ALGORITHMS`; auto is star, but see
-            `build.automatic_all_reduce`.
+            `build_trainer.automatic_all_reduce`.
         all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce

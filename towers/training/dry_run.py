@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
@@ -72,7 +72,7 @@ def dry_run(
     checkpoint = checkpointer.restore() if not overwrite else None
     validate_changes(config, folder, checkpoint, allow_change)
     config = with_resize_of_weights(config, checkpoint)
-    devices = build.configure_devices(config)
+    devices = build_trainer.configure_devices(config)
     parts, trainer = build_run(
         config, devices, checkpoint=checkpoint, allow_change=allow_change
     )
@@ -246,7 +246,7 @@ def evaluation_secs(
     """
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
-    feed = build.create_eval_feed(batches, trainer)
+    feed = build_trainer.create_eval_feed(batches, trainer)
     weights = evaluated_weights(config)
 
     def evaluate(num_batches):

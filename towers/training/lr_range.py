@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console, store
+from towers import build_trainer, console, store
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.sets.arrays import Data
@@ -163,7 +163,7 @@ def lr_range_test(
     config = with_resize_of_weights(config, None)
     # A step that is not finite is the end of the test, and no error.
     tested = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
-    devices = build.configure_devices(tested)
+    devices = build_trainer.configure_devices(tested)
     parts, trainer = build_run(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.callbacks import Callback
 from towers.config import Config
 from towers.data.batches import EvalBatches
@@ -333,7 +333,7 @@ class Run:
             source, self.parts.augment, self.config.batch_size, self.parts.share
         )
         if self._eval_feed is None:
-            self._eval_feed = build.create_eval_feed(batches, self.trainer)
+            self._eval_feed = build_trainer.create_eval_feed(batches, self.trainer)
         weights, started = evaluated_weights(self.config), time.monotonic()
         with self.watchdog.activity("evaluating") as heartbeat:
             counts = self.trainer.evaluate(

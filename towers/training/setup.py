@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
@@ -75,7 +75,7 @@ def build_run(
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
-    share = build.share_of(config, devices, workers)
+    share = build_trainer.share_of(config, devices, workers)
     continued = None
     if checkpoint is not None and not {"init_from", "standardize"} & set(allow_change):
         continued = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -92,7 +92,9 @@ def build_run(
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples)
     teacher = read_teacher(config, parts) if config.teacher else None
-    trainer = build.create_trainer(config, parts, devices, workers, teacher=teacher)
+    trainer = build_trainer.create_trainer(
+        config, parts, devices, workers, teacher=teacher
+    )
     if checkpoint is not None and "teacher" not in allow_change:
         validate_teacher(trainer, config, checkpoint)
     if config.device_memory_mb:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from towers import build, console
+from towers import build, build_trainer, console
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
@@ -122,7 +122,7 @@ def train(
 
         # Build.
         config = with_resize_of_weights(config, checkpoint)
-        devices = build.configure_devices(config)
+        devices = build_trainer.configure_devices(config)
         store.describe(device=devices.kind)
         workers = join(cluster, config, devices)
         parts, trainer = build_run(
