@@ -14,7 +14,8 @@ from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
 from towers.keras_internals import layers_of
 from towers.models.keras.applications import ReverseChannels
-from towers.models.keras.networks import IMAGES, WithNoise
+from towers.models.keras.networks import IMAGES
+from towers.models.keras.noise import WithNoise
 from towers.models.layers.attention import Attention, Tokens, attention
 from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands

@@ -3,7 +3,8 @@
 import keras
 
 from towers.errors import ConfigError, nearest
-from towers.models.keras.networks import IMAGES, WithNoise
+from towers.models.keras.networks import IMAGES
+from towers.models.keras.noise import WithNoise
 from towers.models.layers.core import Dropout
 
 

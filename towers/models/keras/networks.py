@@ -1,4 +1,4 @@
-"""Networks as people write them with Keras, such that any strategy trains them.
+"""Adapts user-written Keras models to the trainer.
 
 `rebuild` calls the layers of a network once more, in one flat graph. Names and
 variables stay, where names are unique. What breaks a rule is replaced: random layers,
@@ -7,11 +7,9 @@ normalization, and what has no gradient on a CPU.
 """
 
 import re
-import threading
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
@@ -22,17 +20,20 @@ from towers.keras_internals import (
     layers_of,
     rename,
     run_through_graph,
-    spatial_noise_shape,
 )
-from towers.models.layers.core import Dropout, GroupedConv2D, dropped
+from towers.models.keras.noise import (
+    DROPOUTS,
+    NOISY,
+    Noisy,
+    WithNoise,
+    is_stochastic_depth,
+    noise_rate,
+    noise_shape,
+)
+from towers.models.layers.core import Dropout, GroupedConv2D
 from towers.models.layers.normalization import BatchNormalization, Normalization
 
 IMAGES = "images"
-
-# Number of images of a trial call, unlike the length of other axes.
-_NUM_TRIAL_IMAGES = 3
-
-_local = threading.local()  # `draw`: (layer, its inputs) -> noise
 
 
 def rebuild(
@@ -81,119 +82,6 @@ def is_network(operation: object) -> bool:
     """True for Functional and Sequential models; others show no operations."""
     names = {cls.__name__ for cls in type(operation).__mro__}
     return not names.isdisjoint(("Functional", "Sequential"))
-
-
-class WithNoise(layers.Layer):
-    """A layer with random layers in it, whose noise is an input.
-
-    It is called with the tensors that the layer was called with, and one of noise for
-    each time that a random layer in it is called.
-
-    Args:
-        layer: the layer.
-        args, kwargs: with which it is called, with symbolic tensors in them.
-
-    Attributes:
-        noise_shapes: filled by a call without noise; None where a random layer does not
-            see one image beside the other.
-    """
-
-    def __init__(self, layer: layers.Layer, args: tuple, kwargs: dict, **settings):
-        super().__init__(autocast=False, **settings)
-        self.layer = layer
-        flat = tree.flatten((args, kwargs))
-        self.tensors = tuple(x for x in flat if isinstance(x, keras.KerasTensor))
-        self._arguments = lambda fill: tree.map_structure(fill, (args, kwargs))
-        self.noise_shapes = []
-
-    def call(self, tensors, training=False):
-        noises = list(tensors[len(self.tensors) :])
-
-        def draw(layer, x):
-            if noises:
-                return noises.pop(0)
-            is_apart = x.shape[0] == _NUM_TRIAL_IMAGES
-            self.noise_shapes.append(noise_shape(layer, x) if is_apart else None)
-            return tf.zeros_like(x, tf.float32)
-
-        _local.draw = draw
-        try:
-            return self.call_of(self.layer, tensors)
-        finally:
-            _local.draw = None
-
-    def call_of(self, layer, tensors):
-        """Calls a layer with the arguments of this one."""
-        values = dict(zip(map(id, self.tensors), tensors, strict=False))
-        args, kwargs = self._arguments(lambda x: values.get(id(x), x))
-        return layer(*args, **kwargs)
-
-    def find_noise_shapes(self) -> list:
-        """The shapes of noise for one image, by a call that is traced only."""
-
-        @tf.function(autograph=False)
-        def call():
-            shapes = [[_NUM_TRIAL_IMAGES, *x.shape[1:]] for x in self.tensors]
-            pairs = zip(shapes, self.tensors, strict=True)
-            self([tf.zeros(shape, x.dtype) for shape, x in pairs], training=True)
-
-        with keras.StatelessScope():
-            call.get_concrete_function()
-        return self.noise_shapes
-
-
-def noise_shape(layer: layers.Layer, x) -> tuple[int, ...]:
-    """The shape of the noise of a random layer of Keras for one image."""
-    shape = tuple(x.shape)[1:]
-    if _is_stochastic_depth(layer):
-        return (1,) * len(shape)
-    if spatial := spatial_noise_shape(layer, x):
-        return spatial[1:]
-    if getattr(layer, "noise_shape", None):
-        pairs = zip(layer.noise_shape[1:], shape, strict=True)
-        return tuple(size or whole for size, whole in pairs)
-    return shape
-
-
-class _Noisy:
-    """A random layer inside of a `WithNoise`, without its generator."""
-
-    variables = ()
-
-    def call(self, inputs, training=False):
-        if not training or not _draws(self):
-            return inputs
-        return self.change(inputs, _local.draw(self, inputs))
-
-
-class _Dropout(_Noisy, layers.Dropout):
-    def change(self, x, noise):
-        return dropped(x, noise, self.rate)
-
-
-class _GaussianNoise(_Noisy, layers.GaussianNoise):
-    def change(self, x, noise):
-        return x + tf.cast(self.stddev * _normal(noise), x.dtype)
-
-
-class _GaussianDropout(_Noisy, layers.GaussianDropout):
-    def change(self, x, noise):
-        stddev = (self.rate / (1 - self.rate)) ** 0.5
-        return x * tf.cast(1 + stddev * _normal(noise), x.dtype)
-
-
-def _normal(noise):
-    return tf.math.ndtri(noise + 2**-24)  # noise is a multiple of 2**-23, also 0
-
-
-_SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
-_DROPOUTS = {layers.Dropout: _Dropout} | {
-    kind: type(f"_{kind.__name__}", (_Dropout, kind), {}) for kind in _SPATIAL
-}
-_NOISY = _DROPOUTS | {
-    layers.GaussianNoise: _GaussianNoise,
-    layers.GaussianDropout: _GaussianDropout,
-}
 
 
 class _Rebuilding:
@@ -258,7 +146,7 @@ class _Rebuilding:
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
         inner = layers_of(operation)
-        if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
+        if type(operation) in DROPOUTS or is_stochastic_depth(operation):
             return self._drop(operation, args[0])
         if isinstance(operation, layers.Normalization) and not operation.variables:
             name, rank = self._name_of_call(operation), len(args[0].shape)
@@ -308,7 +196,7 @@ class _Rebuilding:
         return self.noises[-1]
 
     def _drop(self, layer, x):
-        rate = layer.drop_path_rate if _is_stochastic_depth(layer) else layer.rate
+        rate = layer.drop_path_rate if is_stochastic_depth(layer) else layer.rate
         if not rate:
             return x
         dropout = Dropout(rate, name=self._name_of_call(layer))
@@ -319,7 +207,7 @@ class _Rebuilding:
         """Complains of outputs that are no logits, and of random layers that stay."""
         for layer, name in self._called.values():
             variables = getattr(layer, "variables", ())
-            if type(layer) not in _DROPOUTS and any(
+            if type(layer) not in DROPOUTS and any(
                 "seed_generator" in variable.path for variable in variables
             ):
                 hint = "and --augment changes images"
@@ -358,12 +246,6 @@ class _Rebuilding:
                 rename(variable, f"{layer.name}/{rest}")
 
 
-def _is_stochastic_depth(layer):
-    return type(layer).__module__.startswith("keras.") and hasattr(
-        layer, "drop_path_rate"
-    )
-
-
 def _replace_inside(layer):
     """Replaces batch normalization, grouped convolutions and random layers in a layer,
     or the layer itself, by layers of towers; True where there are random ones.
@@ -381,16 +263,12 @@ def _replace_inside(layer):
         elif kind is layers.Conv2D and inner.groups > 1:
             if inner.data_format == "channels_last":
                 inner.__class__ = GroupedConv2D
-        elif kind in _NOISY:
-            inner.__class__ = _NOISY[kind]
+        elif kind in NOISY:
+            inner.__class__ = NOISY[kind]
         elif {getattr(inner, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
             drop_seed_generators(inner)  # recurrent cells always have one
-        has_noise |= isinstance(inner, _Noisy) and _draws(inner) > 0
+        has_noise |= isinstance(inner, Noisy) and noise_rate(inner) > 0
     return has_noise
-
-
-def _draws(layer):
-    return layer.stddev if isinstance(layer, layers.GaussianNoise) else layer.rate
 
 
 def _rescaling(layer, name, rank):
