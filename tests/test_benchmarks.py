@@ -20,6 +20,7 @@ PROGRAMS = {
     "gpu",
     "input",
     "peers",
+    "predict",
     "scaling",
     "step",
 }

@@ -312,6 +312,20 @@ def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
         next(files)
 
 
+def test_the_next_batch_is_read_while_one_is_used():
+    images = np.zeros((100, 8, 8, 3), np.uint8)
+    read = []
+    files = read_files(
+        ((i, read.append(i) or x) for i, x in enumerate(images)),
+        (8, 8, 3),
+        MAX_IMAGE_PIXELS,
+        ahead=60,
+    )
+    assert next(files).path == "0"
+    assert len(read) > 60
+    assert [int(file.path) for file in files] == list(range(1, 100))
+
+
 def test_the_label_is_the_class_whose_name_the_folder_has():
     labels, paths = Labels(["cat", "dog"]), ("dog/1.png", "/x/cat/y.jpg", "x.png")
     assert [labels(path) for path in (*paths, "dogs/dog")] == [1, 0, -1, -1]

@@ -13,7 +13,7 @@ import towers
 from towers.cli import flags as config_flags
 from towers.data.files.paths import check_paths
 from towers.run.folder import RunFolder
-from towers.run.stored_config import EVALUATION_BATCH_SIZE, prediction_config
+from towers.run.stored_config import PREDICTION_BATCH_SIZE, prediction_config
 
 
 def define_flags() -> None:
@@ -32,7 +32,7 @@ def define_flags() -> None:
     )
     config_flags.define_config_flags(
         ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],
-        batch_size=EVALUATION_BATCH_SIZE,
+        batch_size=PREDICTION_BATCH_SIZE,
     )
 
 

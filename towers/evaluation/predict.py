@@ -249,8 +249,8 @@ class _Prediction:
             files = image_paths.walk(self._paths, self._fail)
         trained = self.run.config
         options = trained.center_crop, trained.interpolation
-        max_pixels = self._config.max_image_pixels
-        for file in read_files(files, self.run.image_shape, max_pixels, *options):
+        options = self._config.max_image_pixels, *options, self._config.batch_size
+        for file in read_files(files, self.run.image_shape, *options):
             if file.image is None:
                 self._fail(file.path, file.fault)
             else:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
+# Of a prediction: the activations of more do not fit into the caches of a processor.
+PREDICTION_BATCH_SIZE = 64
 
 
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
@@ -167,4 +169,5 @@ def prediction_config(
 ) -> Config:
     """As `evaluation_config`, for predictions: every device has the whole network,
     whatever the strategy of the training."""
-    return evaluation_config(folder, step, **{"group_size": 1} | changes)
+    settings = {"group_size": 1, "batch_size": PREDICTION_BATCH_SIZE}
+    return evaluation_config(folder, step, **settings | changes)

@@ -1,7 +1,7 @@
 """Images of any size for a trained network, in files or in memory.
 
-Of a million files only the batch that is computed and a few dozen images that are read
-ahead are in memory.
+Of a million files only the batch that is computed and the images that are read ahead,
+the next batch or a few dozen, are in memory.
 """
 
 import collections
@@ -52,6 +52,7 @@ def read_files(
     max_pixels: int,
     center_crop: float = 0.0,
     interpolation: str = "auto",
+    ahead: int = 0,
 ) -> Iterator[ImageFile]:
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
@@ -61,6 +62,7 @@ def read_files(
             on; see `image.read_image`.
         max_pixels: limits pixels and bytes.
         center_crop, interpolation: see `image.read_image`.
+        ahead: images that are read ahead; at least AHEAD for each reader.
 
     Raises:
         ConfigError: the network takes images of other than 1 or 3 channels.
@@ -94,7 +96,7 @@ def read_files(
                     "image files are read with 1 or 3; give arrays in Python"
                 )
             pending.append(pool.submit(read, file))
-            if len(pending) > AHEAD * streams.NUM_READERS:
+            if len(pending) > max(ahead, AHEAD * streams.NUM_READERS):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
