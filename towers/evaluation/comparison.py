@@ -232,10 +232,9 @@ def _page(runs):
 
 
 def _curves(runs):
-    """The section of curves; runs that differ in the seed alone have one color."""
-    groups, panels = _groups(runs), []
-    colors = [list(dict.fromkeys(groups)).index(group) for group in groups]
-    keys = [Series(run.name, [], [], c) for run, c in zip(runs, colors, strict=True)]
+    """The section of curves, a color per run."""
+    panels = []
+    keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
     for title, names in (
         ("Accuracy", lambda run: [_evaluated(run, "accuracy")]),
         ("Loss", lambda run: [_evaluated(run, "loss")]),
@@ -243,11 +242,12 @@ def _curves(runs):
         ("Learning rate", lambda run: ["learning_rate"]),
     ):
         series: list[Series] = []
-        for run, color in zip(runs, colors, strict=True):
+        for color, run in enumerate(runs):
             each = (metric_series(run.curves, x, run.name, color) for x in names(run))
             series += next(filter(None, each), [])
         if series:
-            panels.append(page.chart(title, charts.curves(title, series)))
+            svg = charts.curves(title, series, title == "Accuracy")
+            panels.append(page.chart(title, svg))
     if panels:
         legend = f"<p>{page.legend(keys)}</p>"
         yield page.section("Curves", legend, page.grid(*panels))

@@ -215,10 +215,12 @@ def _write_result(reports, folder, evaluation, checkpoint, progress):
 
 
 def _report(folder, config, class_names, evaluated, checkpoint, progress):
+    run = read_run(folder.path, step=checkpoint.step, log=console.remark)
     page = write_report(
         folder,
         config,
         class_names,
+        run.image_shape,
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
@@ -226,7 +228,7 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
         stopwatch=progress.stopwatch,
         versions=checkpoint.trainer_state.get("versions", {}),
         is_training=False,
-        run=read_run(folder.path, step=checkpoint.step, log=console.remark),
+        run=run,
     )
     console.line(f"report: {page}")
 

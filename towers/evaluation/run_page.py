@@ -70,6 +70,9 @@ def _head(content):
     """The reported accuracy, and other figures."""
     result = content["result"]
     title = f"<h1>{page.text(content['run'])}</h1>"
+    height, width, *_ = content["image_shape"]
+    subject = f"{content['model']} on {content['dataset']}, {height}x{width} pixels"
+    title += page.paragraph(f"{subject}; {content['written']}")
     accuracy = reported_figure(result, "accuracy")
     if accuracy is None:
         return title + page.paragraph("The run was not evaluated.") + _tiles(content)
@@ -160,9 +163,9 @@ def _curves(content):
 
 def curve_chart(title: str, series: Sequence[Series]) -> str:
     """A chart of curves, with a legend where there are several."""
-    return page.chart(
-        title, charts.curves(title, series), series if len(series) > 1 else ()
-    )
+    is_share = title.removesuffix("_tta") in ("Accuracy", "Map", "Macro_f1")
+    chart = charts.curves(title, series, is_share)
+    return page.chart(title, chart, series if len(series) > 1 else ())
 
 
 def _confusion(result, classes):

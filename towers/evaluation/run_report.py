@@ -83,6 +83,7 @@ def write_report(
     folder: RunFolder,
     config: Config,
     class_names: Sequence[str],
+    image_shape: Sequence[int],
     records: Sequence[Mapping[str, Any]],
     evaluated: Evaluated | None,
     *,
@@ -99,6 +100,7 @@ def write_report(
         folder: of the run.
         config: of the run.
         class_names: in the order of the logits.
+        image_shape: of the data set: height, width, channels.
         records: of `metrics.jsonl`.
         evaluated: the last evaluation; None where there was none.
         step, images: steps taken, and images trained on, until the evaluation.
@@ -129,6 +131,9 @@ def write_report(
     content = {
         "run": os.path.normpath(folder.path),
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "model": config.model,
+        "dataset": config.dataset,
+        "image_shape": list(image_shape),
         "result": result,
         "curves": curves_of(records),
         **_predictions(evaluated, class_names),

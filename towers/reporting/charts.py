@@ -28,6 +28,10 @@ MOST_CONFUSED, MOST_COUNTED = 120, 20
 # Classes of the chart of accuracies, and characters of their names.
 MOST_CLASSES, _MOST_CHARACTERS = 25, 22
 
+# From which accuracy on its axis is logarithmic, and the ticks of that.
+HIGH_SHARE = 0.9
+SHARE_TICKS = 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999
+
 # Pixels of an inch, and the width of a chart.
 _DPI, _WIDTH = 96, 380
 
@@ -93,8 +97,17 @@ def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
 
 
 @_chart
-def curves(title: str, series: Sequence[Series]) -> tuple[Figure, str]:
-    """Curves over the epochs, from zero up."""
+def curves(
+    title: str, series: Sequence[Series], is_share: bool = False
+) -> tuple[Figure, str]:
+    """Curves over the epochs, from zero up.
+
+    Args:
+        title, series: of the chart.
+        is_share: whether the values are shares of 1, such as accuracies. Where one
+            reaches HIGH_SHARE the axis is logarithmic in the distance from 1, so that
+            0.98 and 0.99 are as far apart as 0 and 0.5.
+    """
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -112,6 +125,14 @@ def curves(title: str, series: Sequence[Series]) -> tuple[Figure, str]:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=2))
     axes.set_ylim(bottom=0)
     axes.ticklabel_format(axis="y", scilimits=(-3, 5))
+    steady = [y for s in series if not s.is_faint for y in s.y if y < 1]
+    if is_share and max(steady, default=0) >= HIGH_SHARE:
+        top = (1 + min(max(steady), SHARE_TICKS[-1])) / 2
+        ends = lambda y: -np.log10(1 - np.minimum(y, top)), lambda z: 1 - 10.0**-z
+        axes.set_yscale("function", functions=ends)
+        axes.set_ylim(0, top)
+        ticks = [x for x in SHARE_TICKS if x <= top]
+        axes.set_yticks(ticks, [f"{x:g}" for x in ticks])
     axes.grid(axis="x", visible=False)
     return figure, f"{title}: {', '.join(s.name for s in series)}"
 

@@ -94,6 +94,7 @@ def report_run(run: Run) -> None:
             run.folder,
             run.config,
             run.parts.data.class_names,
+            run.parts.data.image_shape,
             run.reports.records(),
             evaluated,
             step=step,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,9 +14,10 @@ from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
+from towers.config.installation import command_of, program
 from towers.data.sets.arrays import Data
-from towers.evaluation.run_report import try_to_write
-from towers.reporting.display import Status, create_display
+from towers.evaluation.run_report import result_of_records, try_to_write
+from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.peers import LOCK_SECS, cluster_of, join
@@ -272,6 +274,16 @@ def finish(run: Run, report: bool) -> None:
         say(message.format(**best) + loss)
     if report:
         try_to_write(lambda: run.watchdog.run(report_run, run))
+    result = result_of_records(run.reports.records())
+    if name := result["reported"]:
+        weights = name.replace("_ema", " of the moving averages").replace("_", " ")
+        secs = duration(run.progress.stopwatch.train_secs)
+        place = f"at step {result['step']}, after {secs} in steps"
+        say(f"result: {result[name]:.4f} {weights}, {place}")
+    folder = shlex.quote(os.fspath(run.folder.path))
+    for name, rest in ("predict", "IMAGES"), ("export", "--format=saved_model"):
+        say(f"{name}: {' '.join(command_of(program(name)))} --workdir={folder} {rest}")
+    say(f"curves: tensorboard --logdir={folder}")
 
 
 def say_finished(run: Run) -> None:
