@@ -18,7 +18,7 @@ from small_runs import (
 from test_models import CIFAR10, build_model
 
 from towers import dry_run, lr_range_test
-from towers.errors import Preempted
+from towers.errors import ConfigError, Preempted
 from towers.models.summary import MOST_ROWS, parameter_table
 from towers.training import lr_range
 from towers.training.train import train
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "resnet50"])
 def test_the_table_adds_up_to_the_counts_of_keras(name):
-    model = build_model(name, *CIFAR10)
+    model = build_model.__wrapped__(name, *CIFAR10)  # some layers will be frozen
     total, status = total_of(parameter_table(model))
     assert (total, status) == (keras_count(model), "trained")
 
@@ -89,6 +89,14 @@ def test_a_dry_run_takes_the_steps_that_are_left_and_writes_nothing(
     # The run itself takes the same steps afterwards, and no others.
     state = train(workdir, small_config(), **options).state
     assert_equal_states(state, uninterrupted(small_config()).state)
+
+
+@pytest.mark.usefixtures("half_way")
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path):
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match="learning_rate was 0.1 and is 0.2"):
+        dry_run("half_way", small_config(learning_rate=0.2))
+    assert snapshot(tmp_path) == before
 
 
 # Learning-rate range tests.

@@ -64,7 +64,7 @@ LAUNCHERS = "".join(
 )
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-each_strategy = pytest.mark.parametrize("name", STRATEGIES.keys() - {"auto"})
+each_strategy = pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"auto"}))
 
 
 def flags_of(script):

@@ -11,7 +11,7 @@ from marks import slow
 from towers.data.augment.augmentation import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.resident import Resident
-from towers.data.sources import ArraySource
+from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.training.train import train
 
 
@@ -69,3 +69,16 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
     train(tmp_path / "resident", dataclasses.replace(config, max_steps=3))
     resident = train(tmp_path / "resident", config).state
     small_runs.assert_equal_states(resident, streamed)
+
+
+def test_sources_in_memory_know_their_size_and_are_copied_to_a_device():
+    images, labels = small_runs.arrays(6, 0)
+    weights = np.arange(6, dtype=np.float32)
+    subset = Subset(ArraySource(images, labels, weights), np.array([4, 1]))
+    assert num_bytes(subset) == 2 * 8 * 8 * 3
+    copy = DeviceSource(subset, "/CPU:2")
+    actual, of_classes = copy.read(tf.constant([1, 0, 1], tf.int64))
+    assert "CPU:2" in actual.device and "CPU:2" in of_classes.device
+    np.testing.assert_array_equal(actual, images[[1, 4, 1]])
+    np.testing.assert_array_equal(copy.sample_weights, [4, 1])
+    np.testing.assert_array_equal(of_classes, labels[[1, 4, 1]])

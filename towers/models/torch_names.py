@@ -132,10 +132,7 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
             if where is None:
                 raise KeyError(variable.path)
             if variable.path.endswith("/kernel"):
-                axes = (-1, -2, *range(values.ndim - 2))
-                if isinstance(layer, keras.layers.DepthwiseConv2D):
-                    axes = (2, 3, 0, 1)
-                values = values.transpose(axes)
+                values = values.transpose((-1, -2, *range(values.ndim - 2)))
             elif values.ndim == 2:  # of tokens, for all images of a batch
                 values = values[None]
             parts.setdefault(where.name, {})[where.part] = values
