@@ -40,6 +40,7 @@ def test_towers_fetch_all_variables_and_return_gradients_and_state(
     model, num_towers, accumulate_steps
 ):
     trained = traced.on_gpus(
+        strategy="towers",
         model=model,
         width=0.25,
         num_towers=num_towers,
