@@ -246,7 +246,7 @@ STRATEGIES = {
 }
 
 METRICS = {
-    "auto": Choice("evaluation.metrics:auto", "accuracy, of label sets map"),
+    "auto": Choice("evaluation.metrics:accuracy", "accuracy, of label sets map"),
     "accuracy": Choice("evaluation.metrics:accuracy", "correct predictions"),
     "loss": Choice("evaluation.metrics:negative_loss", "the lowest loss"),
     "macro_f1": Choice("evaluation.metrics:macro_f1", "mean F1 of the classes"),

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from towers.config import choices, factories
 from towers.errors import ConfigError
 from towers.evaluation.calibration import mean_f1
-from towers.evaluation.label_sets import mean_average_precision
 from towers.evaluation.predictions import LabelSets, Predictions
+from towers.evaluation.report import Figures
 
 
 class Metric(NamedTuple):
@@ -23,6 +23,15 @@ class Metric(NamedTuple):
     name: str
     function: Callable[[Predictions | LabelSets], float]
     is_recorded: bool
+
+    def score(self, figures: Figures) -> float:
+        """The metric of an evaluation whose figures a run records, see
+        `report.accuracies`: what is among them is not computed again."""
+        if self.is_recorded:
+            return figures[self.name]
+        if self.name in ("auto", "map") and "map" in figures:
+            return figures["map"]
+        return self.function(figures["predictions"])
 
 
 def create_metric(name: str) -> Metric:
@@ -45,12 +54,6 @@ def create_metric(name: str) -> Metric:
             raise ConfigError(f"best_by={name}: {reason}") from None
 
     return Metric(name.rpartition(":")[2], compute, True)
-
-
-def auto(predictions: Predictions | LabelSets) -> float:
-    """The accuracy, or of label sets the mean average precision."""
-    is_set = isinstance(predictions, LabelSets)
-    return (mean_average_precision if is_set else accuracy)(predictions)
 
 
 def accuracy(predictions: Predictions | LabelSets) -> float:

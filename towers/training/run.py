@@ -312,7 +312,7 @@ class Run:
         self.evaluated = self.step, evaluation
         if split != "validation":
             return False
-        score = self._metric.function(result["predictions"])
+        score = self._metric.score(result)
         is_best = progress.add_evaluation(
             result["accuracy"], result["loss"], score, config.best_by, config.min_delta
         )
