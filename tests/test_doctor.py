@@ -12,8 +12,8 @@ from small_runs import small_config
 from towers import build, build_trainer
 from towers.config import Config
 from towers.doctor import measure
-from towers.doctor.diagnosis import diagnose
-from towers.doctor.verdict import Measured, judge
+from towers.doctor.diagnosis import diagnose, judge
+from towers.doctor.measure import Measured
 
 # A run that is as fast as it can be: half a second for a step of 100 images.
 GOOD = Measured(

@@ -18,7 +18,6 @@ from towers.data import streams
 from towers.data.batches import Batch
 from towers.data.resident import Resident
 from towers.data.sources import num_bytes
-from towers.doctor.verdict import Measured
 from towers.errors import NumericError
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.loop import Loop
@@ -55,6 +54,28 @@ INPUT, CONSTANT, GRADIENTS, DOUBLE = (
 Run = Callable[[int], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Times in seconds, and what else the verdict depends on."""
+
+    kind: str  # of the devices, CPU or GPU
+    num_towers: int
+    images: int  # of a step, all towers together
+    step_secs: float  # on the run's own input
+    ready_secs: float  # a step on a batch in memory
+    gradients_secs: float  # the gradients of all towers, on a batch in memory
+    double_secs: float  # the same with twice the images; not less
+    eval_secs: float
+    checkpoint_secs: float  # how much longer steps take with a checkpoint
+    num_steps: int  # of the whole run
+    num_evaluations: int
+    error_secs: float = 0.0  # of the parts of a step
+    data_mb: float = 0.0  # of decoded training images; 0 where crops are decoded
+    in_memory: bool = True  # whether the images are in memory from the start
+    is_resident: bool = False  # whether GPUs hold them
+    is_cached: bool = False  # whether they are decoded in the first epoch alone
+
+
 def without_learning(config: Config) -> Config:
     """The config of the trainers that are timed."""
     return dataclasses.replace(config, learning_rate=LEARNING_RATE)
@@ -68,19 +89,10 @@ def measure(
     folder: pathlib.Path,
     secs: float = MEASURE_SECS,
 ) -> Measured:
-    """Times the parts of a run in turn, round by round, so that a machine that becomes
-    slower affects them alike.
+    """Times a trainer of a config `without_learning`, and checkpoints that are written
+    into `folder` and removed. The rounds take `secs`, and are at least LEAST_ROUNDS.
 
-    Args:
-        config: `without_learning`.
-        parts, devices, trainer: made of it.
-        folder: for checkpoints, which are removed.
-        secs: for all rounds, at least LEAST_ROUNDS, however long they take.
-
-    Raises:
-        NumericError: the first step is not finite.
-        DataError: an image cannot be read.
-        OSError, CheckpointError: the folder cannot be written.
+    The parts are timed in turn, so that a machine that slows down affects them alike.
     """
     with tf.device(HOST):
         batch = parts.train_batches(tf.constant(0, tf.int64))
@@ -121,6 +133,13 @@ def measure(
     )
     num_steps = build.last_step_of(config, parts)
     periods = build.create_periods(config, parts)
+    source = parts.train_batches.source
+    data_mb = float(parts.num_examples * np.prod(source.image_shape) / 1e6)
+    if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
+        data_mb = 0.0
+    in_memory = num_bytes(source) is not None
+    decodes = config.dataset == "image_folder" or config.dataset.startswith("tfds:")
+    is_cached = decodes and 0 < data_mb <= config.image_cache_mb
     return Measured(
         kind=devices.kind,
         num_towers=len(devices.towers) // config.devices_per_network,
@@ -134,7 +153,10 @@ def measure(
         num_steps=num_steps,
         num_evaluations=periods.num_evaluations(0, num_steps),
         error_secs=error_secs,
-        **_input(config, parts),
+        data_mb=data_mb,
+        in_memory=in_memory,
+        is_resident=config.input == "auto" and build_trainer.fits_on_gpus(source),
+        is_cached=is_cached and not in_memory,
     )
 
 
@@ -148,8 +170,8 @@ def timed(run: Run, num_steps: int) -> float:
 def create_runs(
     config: Config, parts: build.Parts, devices: Devices, trainer: Trainer, batch: Batch
 ) -> dict[str, Run]:
-    """INPUT, CONSTANT, GRADIENTS and DOUBLE -> takes steps of it. For the arguments see
-    `measure`; `batch` is one of a step."""
+    """What is timed, by INPUT, CONSTANT, GRADIENTS and DOUBLE; `batch` is one of a
+    step."""
     leads = devices.towers[:: config.devices_per_network]
     sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
     constant = ConstantFeed(batch, sizes, leads)
@@ -222,23 +244,6 @@ def _wait_for_reading() -> None:
             break
 
 
-def _input(config, parts):
-    """Location of the training images."""
-    source = parts.train_batches.source
-    data_mb = float(parts.num_examples * np.prod(source.image_shape) / 1e6)
-    if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
-        data_mb = 0.0
-    in_memory = num_bytes(source) is not None
-    decodes = config.dataset == "image_folder" or config.dataset.startswith("tfds:")
-    is_cached = decodes and 0 < data_mb <= config.image_cache_mb
-    return {
-        "data_mb": data_mb,
-        "in_memory": in_memory,
-        "is_resident": config.input == "auto" and build_trainer.fits_on_gpus(source),
-        "is_cached": is_cached and not in_memory,
-    }
-
-
 def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
     """Seconds by which a checkpoint, written in the background, delays the steps."""
     numbers = itertools.count()
@@ -250,38 +255,31 @@ def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
             pathlib.Path(inside, "checkpoints"), keep=config.keep_checkpoints
         )
 
-        def save():
+        def timed_save(num_steps):
+            started = time.perf_counter()
             tensors = trainer.state()
             for array in tensors.values():
                 np.isfinite(array.astype(np.float64, copy=False)).all()  # as a run does
             values = {"best": None, "config": dataclasses.asdict(config)}
             snapshot = Snapshot(next(numbers), tensors, values)
             background.submit(lambda: checkpointer.save(snapshot))
+            if num_steps:
+                run(num_steps)
+            background.wait()  # as the next checkpoint does
+            return time.perf_counter() - started
 
-        started = time.perf_counter()
-        save()
-        background.wait()
-        num_steps = math.ceil(2 * (time.perf_counter() - started) / step_secs)
+        num_steps = math.ceil(2 * timed_save(0) / step_secs)
         num_steps = min(num_steps, config.checkpoint_every_steps or num_steps)
         costs, until = [], time.perf_counter() + most_secs
         while len(costs) < LEAST_CHECKPOINTS or time.perf_counter() < until:
             without_secs = num_steps * timed(run, num_steps)
-            started = time.perf_counter()
-            save()
-            run(num_steps)
-            background.wait()  # as the next checkpoint does
-            costs.append(time.perf_counter() - started - without_secs)
+            costs.append(timed_save(num_steps) - without_secs)
     return max(0.0, statistics.mean(costs))
 
 
 class ConstantFeed(Resident):
-    """The same batch again and again, in the memory of the towers' devices.
-
-    Args:
-        batch: is repeated where it has too few images.
-        sizes: images of each tower, in all micro-batches together.
-        devices: per tower.
-    """
+    """The same batch again and again, in the memory of the towers' devices: `sizes` are
+    the images of each tower, in all micro-batches together."""
 
     def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
         self.devices, self._batches = devices, []
