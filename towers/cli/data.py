@@ -40,15 +40,7 @@ parse = functools.partial(config_flags.parse, takes_paths=True)
 
 
 def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
-    """Checks a data set.
-
-    Args:
-        argv: the program, and a folder where one is given.
-        values: of the flags.
-
-    Raises:
-        TowersError: a flag is wrong, or something with the data.
-    """
+    """Checks the data set of the flags, or of a folder after the program in `argv`."""
     given = config_flags.given_flags(values)
     folders = {*argv[1:], given.get("data_dir", "")} - {""}
     if len(folders) > 1:

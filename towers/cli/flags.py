@@ -41,13 +41,8 @@ def define_config_flags(
     values: flags.FlagValues = flags.FLAGS,
     **defaults: Any,
 ) -> None:
-    """Defines flags of options, with their help, choices and defaults.
-
-    Args:
-        names: of the fields of Config; all by default.
-        values: where the flags are defined; the program's own by default.
-        **defaults: where the program's default is not the field's.
-    """
+    """Defines flags of options, with their help, choices and defaults, or those of a
+    program."""
     for name in names:
         field = FIELDS[name]
         default = defaults.get(name, field.default)
@@ -90,16 +85,10 @@ def parse(
     *,
     takes_paths: bool = False,
 ) -> Sequence[str]:
-    """Gives flags the values of a command line.
-
-    Returns:
-        The program's name, and where it takes paths these, which may stand before,
-        between and after the flags.
-
-    Raises:
-        ConfigError: a flag is unknown or its value wrong, or there is something else.
-        OSError: standard output does not take the help.
-    """
+    """Gives flags the values of a command line; returns the program's name, and the
+    paths before, between and after the flags where it takes any. ConfigError where a
+    flag is unknown or its value wrong, OSError where standard output does not take the
+    help."""
     values.set_gnu_getopt(takes_paths)
     try:
         rest = values(argv)
@@ -133,13 +122,8 @@ def run(
     program: str = "",
 ) -> None:
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
-
-    Args:
-        main: gets what `parse` returns; its result is the exit code, None for 0. Its
-            module has the program's flags and usage.
-        parse: gives flags the values of a command line.
-        program: begins each line; by default the name of the file.
-    """
+    `main` gets what `parse` returns; its module has the program's flags and usage. The
+    name of the program begins each line."""
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])
     module = sys.modules[main.__module__]

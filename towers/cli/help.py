@@ -49,17 +49,9 @@ _TITLES = {
 def help_text(
     module: types.ModuleType, section: str = "", values: flags.FlagValues = flags.FLAGS
 ) -> str:
-    """Text of `--help`: the usage, and a program's own flags by subject.
-
-    Args:
-        module: that defines the flags; its docstring is the usage.
-        section: how a word of the title of a subject begins, such as data, to print its
-            flags alone; empty for all.
-        values: that hold the flags.
-
-    Raises:
-        ConfigError: there is no such section.
-    """
+    """Text of `--help`: the usage, which is the docstring of the module that defines
+    the flags, and these by subject; with a section, how a word of a title begins, its
+    flags alone."""
     own = {flag.name: flag for flag in values.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
     if len(own) <= len(COMMON):

@@ -228,11 +228,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """One line for each option that was set and has no effect in this configuration.
-
-    An option is read by a choice if the signature of its target names it. Imports the
-    targets, hence TensorFlow.
-    """
+    """One line for each option that was set and has no effect in this configuration:
+    the signatures of the targets, which are imported with TensorFlow, do not name
+    it."""
     lines = []
     for option in TABLES:
         choice = getattr(config, option)

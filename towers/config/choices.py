@@ -296,11 +296,7 @@ GIVEN = ("dataset", "model")
 
 
 def find(option: str, name: str) -> Choice:
-    """The choice of a name in the table of an option: a row of the table's type.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The choice of a name in the table of an option: a row of the table's type."""
     table = TABLES[option]
     if name in table and not name.endswith(f":{FAMILY}"):
         return table[name]

@@ -764,11 +764,8 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
 
 
 def check_names(names: Iterable[str], source: str = "") -> None:
-    """Refuses names that are no options; `source` begins the message.
-
-    Raises:
-        ConfigError: names the nearest option.
-    """
+    """Refuses names that are no options, and names the nearest; `source` begins the
+    message."""
     for name in names:
         if name not in FIELDS:
             raise ConfigError(

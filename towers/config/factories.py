@@ -1,9 +1,5 @@
-"""Import and call of the function, or class, behind a choice.
-
-The signature of the function says which options it reads: `call` passes the keyword
-arguments that it names and no others, and `checks.ignored_options` reports the options
-that it does not name.
-"""
+"""Import and call of the function, or class, behind a choice: the keyword arguments
+that its signature names are the options that it reads."""
 
 import contextlib
 import functools
@@ -36,22 +32,14 @@ _MOST_GIVEN = {"dataset": 2, "model": 4}
 
 
 def given_name(checksum: int) -> str:
-    """The value of an option that stands for an object of a Python program.
-
-    Args:
-        checksum: a CRC-32 of what decides about the training.
-    """
+    """The value of an option that stands for an object of a Python program, by a CRC-32
+    of what decides about the training."""
     return f"given:{checksum:08x}"
 
 
 def give(option: str, name: str, factory: Callable[..., Any]) -> None:
-    """Lets a value of an option stand for what a factory makes, in this process.
-
-    Args:
-        option: in `choices.GIVEN`.
-        name: of `given_name`.
-        factory: as a function in a file.
-    """
+    """Lets a value of an option, of `given_name`, stand for what a factory makes, in
+    this process."""
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
     keys = [key for key in _given if key[0] == option]
@@ -80,11 +68,7 @@ def create(option: str, name: str, /, **available: Any) -> Any:
 
 
 def resolve(option: str, name: str) -> Callable[..., Any]:
-    """The function of a choice, imported, with the fixed arguments of its row.
-
-    Raises:
-        ConfigError: as `function_in_file`, where it is one.
-    """
+    """The function of a choice, imported, with the fixed arguments of its row."""
     choice = find(option, name)
     if choice.is_given:
         if not is_given(option, name):
@@ -99,11 +83,7 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
 
 def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callable:
     """A function in a Python file of the user, whose errors become ConfigErrors of one
-    line; `option`, with its value, begins their messages.
-
-    Raises:
-        ConfigError: the file is missing, raises an error or has no such function.
-    """
+    line; `option`, with its value, begins their messages."""
     begin = f"{option}: " if option else ""
     if not os.path.isfile(path):  # also where the name is none of a file
         raise ConfigError(f"{begin}there is no file {path.absolute()}")
@@ -195,13 +175,9 @@ def _with_errors_in_one_line(begin, path, function):
 
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:
-    """The error as a ConfigError, where it came from a file of the user that `resolve`
-    has loaded, whose line is named, or where no memory is left; else unchanged.
-
-    Args:
-        error: that ends a program.
-        more_memory: the way out where no memory is left.
-    """
+    """The error as a ConfigError, where it came from a file of the user, whose line is
+    named, or where no memory is left, with the way out `more_memory`; else
+    unchanged."""
     if isinstance(error, TowersError):
         return error
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -7,26 +7,16 @@ from towers.errors import ConfigError
 
 
 class ParamRate(NamedTuple):
-    """The learning rate of some parameters.
+    """The learning rate of some parameters."""
 
-    Attributes:
-        pattern: of their names, such as `conv*/kernel`.
-        factor: on the learning rate; 0 freezes them from the start.
-        epochs: if set, the rate follows no schedule but falls linearly to zero over
-            this number of epochs.
-    """
-
-    pattern: str
-    factor: float
-    epochs: float | None = None
+    pattern: str  # of their names, such as `conv*/kernel`
+    factor: float  # on the learning rate; 0 freezes them from the start
+    epochs: float | None = None  # within which it falls to zero, without a schedule
 
 
 def parse(option: str, text: str) -> Any:
-    """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01)).
-
-    Raises:
-        ConfigError: a part between commas is wrong; it says what is right.
-    """
+    """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01)). ConfigError
+    where a part between commas is wrong."""
     read, kind, least, expected = LISTS[option]
     values = []
     for part in text.split(",") if text else []:

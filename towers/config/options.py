@@ -56,9 +56,7 @@ def option(
     """A field of Config.
 
     Args:
-        default: its value where neither a recipe nor a flag gives one.
         help: one sentence, with the unit; of one with a table how it begins.
-        range: bounds of a number.
         choices: the values of a text; empty where it takes any.
         table: in place of `choices`, the name of its table in `towers.config.choices`.
         read_by: the option, such as "optimizer", whose choice gets this one as a
@@ -124,11 +122,8 @@ def bind_arguments(
 ) -> inspect.BoundArguments:
     """The arguments of a call in the types that the function's annotations name:
     scalars of NumPy become Python's, lists and arrays tuples, and paths may be texts.
-
-    Raises:
-        ConfigError: an argument has another type; names it.
-        TypeError: of Python, where one is missing or unknown.
-    """
+    ConfigError where an argument has another type, TypeError where one is missing or
+    unknown."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     hints = typing.get_type_hints(function)
     for name, value in bound.arguments.items():
@@ -179,13 +174,8 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
-    """Refuses a text that can be no local path, and no part of one.
-
-    Raises:
-        ConfigError: it has a zero character, or one that the encoding of the names of
-            files lacks, is a URL, or begins with the home of an unknown user; names
-            the option.
-    """
+    """Refuses a text that can be no local path: with a zero character, or one that the
+    encoding of the names of files lacks, a URL, or the home of an unknown user."""
     try:
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

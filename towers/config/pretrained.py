@@ -28,11 +28,7 @@ def published_weights(config: "Config") -> Preprocessing | None:
 def weights_at_hand(model: str) -> str | None:
     """The path of a file with trained weights of a network: in its package, or in the
     caches of Hugging Face and PyTorch. None without one, and for networks of Keras,
-    which has a cache of its own. Names of files alone are read, nothing is imported.
-
-    Args:
-        model: value of --model.
-    """
+    which has a cache of its own. Nothing is imported."""
     trained = find("model", model).pretrained
     if trained is None:
         return None

@@ -25,20 +25,13 @@ CONFIG_JSON = "config.json"
 
 
 class CommandLine(NamedTuple):
-    """The config of a command line, and its origins.
-
-    Attributes:
-        config: of the run.
-        workdir: the run's folder.
-        origins: the layer of each option that is not a default: "flags", "run folder",
-            or "recipe" with its name.
-        remark: a line that names the recipe where the command did not; may be empty.
-    """
+    """The config of a command line, and its origins."""
 
     config: Config
     workdir: pathlib.Path
+    # Option that is not a default -> "flags", "run folder", or "recipe" with its name.
     origins: dict[str, str]
-    remark: str
+    remark: str  # names the recipe where the command did not; may be empty
 
 
 def config_of_flags(
@@ -58,18 +51,13 @@ def config_of_flags(
     named, what is in --data_dir decides.
 
     Args:
-        recipe: the value of --config, or None.
+        recipe, workdir: the values of --config and --workdir, or None.
         folder: where recipes lie.
         given: `flags.given_flags`.
-        workdir: the value of --workdir, or None.
-        stored_config: the run's folder -> the config of the run there, None without a
-            run.
+        stored_config: the run's folder -> the config of the run there, None without
+            one.
         photo_options: (the value of --data_dir, whether a folder of images is
             fine-tuned) -> options for what is there.
-
-    Raises:
-        ConfigError: there is no such recipe, or the options do not fit.
-        DataError: there is nothing in --data_dir to train on.
     """
     for name, value in given.items():
         check_option(FIELDS[name], value)  # before TensorFlow is imported
@@ -148,11 +136,7 @@ def _remark(name, folder):
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
     """The Config of a recipe: a name in `folder`, or the path of a Python file, of a
-    JSON file of options, or of a run folder, unless a recipe has its name.
-
-    Raises:
-        ConfigError: there is no such recipe, or it gives no Config.
-    """
+    JSON file of options, or of a run folder, unless a recipe has its name."""
     path = _options_file(name, folder)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         raise ConfigError(f"--config={one_line(name, 100)}: write the options as JSON")

@@ -13,11 +13,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str | bytes) -> Config:
-    """The Config of a stored `config.json`; fields that it lacks take their default.
-
-    Raises:
-        ConfigError: it is not such a file.
-    """
+    """The Config of a stored `config.json`; fields that it lacks take their default."""
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -34,11 +30,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def from_values(values: Any) -> Config:
-    """The Config of a stored object of options.
-
-    Raises:
-        ConfigError: it is no such object.
-    """
+    """The Config of a stored object of options."""
     if not isinstance(values, dict):
         raise ConfigError("not a config.json: an object of options is expected")
     return Config(**values)

@@ -26,12 +26,8 @@ def class_counts(
     labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
 ) -> np.ndarray:
     """int64 [3, classes]: correct predictions of each class, its images, and its
-    predictions.
-
-    Args:
-        labels, classes: integers [n], or of several labels bool [n, classes].
-        num_classes: of integers; by default as many as there are.
-    """
+    predictions. Labels and classes are integers [n], or of several labels bool [n,
+    classes]."""
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
@@ -40,8 +36,7 @@ def class_counts(
 
 
 def mean_f1(labels: np.ndarray, classes: np.ndarray) -> float:
-    """The mean F1 over the classes with images or predictions; 0 without any. Arguments
-    as of `class_counts`."""
+    """The mean F1 over the classes with images or predictions; 0 without any."""
     hits, labeled, taken = class_counts(labels, classes)
     total = labeled + taken
     each = 2 * hits[total > 0] / total[total > 0]
@@ -51,7 +46,7 @@ def mean_f1(labels: np.ndarray, classes: np.ndarray) -> float:
 def class_rows(
     class_names: Sequence[str], labels: np.ndarray, classes: np.ndarray
 ) -> list[dict[str, Any]]:
-    """The rows of "classes" in `figures`; arguments as of `class_counts`."""
+    """The rows of "classes" in `figures`."""
     counts = class_counts(labels, classes, len(class_names)).tolist()
     return [
         {"name": name, "images": labeled, "predictions": taken}
@@ -124,13 +119,8 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature that makes the cross-entropy of logits / temperature least, from
-    1/100 to 100 (Guo et al. 2017, arXiv:1706.04599).
-
-    Args:
-        logits: [n, classes].
-        labels: integers [n], of a softmax; or bool [n, classes], of sigmoids.
-    """
+    """The temperature, from 1/100 to 100, that minimizes the cross-entropy of logits /
+    temperature (Guo et al. 2017, arXiv:1706.04599); labels as of `class_counts`."""
     logits = logits.astype(np.float64)
     multi_label = labels.ndim == 2
     to_probabilities = sigmoid if multi_label else softmax

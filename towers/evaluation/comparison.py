@@ -23,30 +23,17 @@ from towers.run.stored_config import stored_config
 
 
 class Run(NamedTuple):
-    """A run in a comparison.
+    """A run in a comparison."""
 
-    Attributes:
-        name: of its folder.
-        config: of the run.
-        result: as in `result.json`.
-        curves: as in `report.json`.
-    """
-
-    name: str
+    name: str  # of its folder
     config: Config
-    result: Mapping[str, Any]
-    curves: Mapping[str, Any]
+    result: Mapping[str, Any]  # as in `result.json`
+    curves: Mapping[str, Any]  # as in `report.json`
 
 
 class Difference(NamedTuple):
-    """The difference in accuracy between two groups of runs with the same seeds.
-
-    Attributes:
-        first, second: the options in which the groups differ.
-        seeds: of both.
-        mean: of the second group minus the first one.
-        standard_error: of the mean; NaN of one seed.
-    """
+    """The mean difference in accuracy between two groups of runs with the same seeds,
+    second minus first, and its standard error; NaN for one seed."""
 
     first: str
     second: str

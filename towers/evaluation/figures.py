@@ -37,13 +37,9 @@ def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
 def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The part of the confusion matrix of the classes with the most mistakes: images of
-    a class, or predictions of it, that are wrong.
-
-    Returns:
-        The classes, int64 [k] in increasing order, k <= most; the counts of their
-        predictions as each other, int64 [k, k]; the numbers of their images, int64 [k].
-    """
+    """The confusion matrix, int64 [k, k], of the k <= `most` classes with the most
+    mistakes (images of a class, or predictions of it, that are wrong), after these
+    classes in increasing order and before the numbers of their images, int64 [k]."""
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)

@@ -10,18 +10,9 @@ from PIL import Image
 def activation_maps(
     model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
 ) -> np.ndarray | None:
-    """The activations of the last layer with height and width, weighted by the mean
-    gradients of a logit.
-
-    Args:
-        model: images -> logits, Functional.
-        inputs: [n, height, width, channels], preprocessed.
-        classes: integers [n], whose logits are explained.
-
-    Returns:
-        float32 [n, h, w] from 0 to 1; None where no layer before the logits has a
-        height and a width.
-    """
+    """float32 [n, h, w] from 0 to 1: the activations of the last layer of a Functional
+    model with height and width, weighted by the mean gradients of the logits `classes`
+    [n]. None where no layer before the logits has a height and a width."""
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:
         return None
@@ -45,12 +36,8 @@ def _is_spatial(layer):
 
 
 def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
-    """An image in gray with a map in red, uint8 [height, width, 3].
-
-    Args:
-        pixels: uint8 [height, width, channels].
-        activation_map: float32 [h, w] from 0 to 1.
-    """
+    """An image in gray with a map in red, uint8 [height, width, 3], from uint8 [height,
+    width, channels] and float32 [h, w] from 0 to 1."""
     height, width, _ = pixels.shape
     size = width, height
     heat = Image.fromarray(activation_map).resize(size, Image.Resampling.BILINEAR)

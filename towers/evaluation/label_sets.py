@@ -1,8 +1,4 @@
-"""The figures of an evaluation of images that may have several labels, or none.
-
-They are computed in NumPy, in float64, from the logits of all images, so that strategy,
-towers and workers change nothing but the rounding of the logits.
-"""
+"""Figures of images that may have several labels, or none; computed as `figures`."""
 
 import json
 import pathlib
@@ -20,17 +16,9 @@ from towers.evaluation.predictions import LabelSets
 def precision_recall(
     labels: np.ndarray, scores: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The precision-recall curve of a class.
-
-    Args:
-        labels: bool [n].
-        scores: [n]; images of equal scores are predicted together.
-
-    Returns:
-        Precision and recall, float64, and the score from which on images are predicted,
-        for each of the m different scores, the highest first. Without labels the
-        recall is 0.
-    """
+    """The precision-recall curve of a class: precision and recall, float64 [m], and the
+    score from which on images are predicted, for each of the m different scores, the
+    highest first. Without labels the recall is 0. The labels are bool [n]."""
     order = np.argsort(-scores, kind="stable")
     scores = scores[order]
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
@@ -40,7 +28,7 @@ def precision_recall(
 
 def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
     """The area under the precision-recall curve as a sum of rectangles, as scikit-learn
-    has it; 0 without labels. Arguments as of `precision_recall`."""
+    has it; 0 without labels."""
     precision, recall, _ = precision_recall(labels, scores)
     return float(np.diff(recall, prepend=0) @ precision)
 
@@ -48,12 +36,7 @@ def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
 def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """float64 [classes]: per class the threshold with the highest F1, halfway between
     two probabilities; images with at least this probability are predicted to have the
-    class. 1/2 for a class without images.
-
-    Args:
-        labels: bool [n, classes].
-        probabilities: [n, classes].
-    """
+    class. 1/2 for a class without images. Both arguments are [n, classes]."""
     thresholds = np.full(labels.shape[1], 0.5)
     for number in np.flatnonzero(labels.any(0)):
         precision, recall, scores = precision_recall(
@@ -76,10 +59,7 @@ def read_thresholds(
     path: pathlib.Path, class_names: Sequence[str]
 ) -> np.ndarray | None:
     """float64 [classes]: the thresholds in a file; None where there is no file.
-
-    Raises:
-        ConfigError: it has no probability for each class.
-    """
+    ConfigError where it has no probability for each class."""
     try:
         values = parse_json(path.read_bytes())
         thresholds = np.array([values[name] for name in class_names], np.float64)
@@ -114,20 +94,13 @@ def label_set_figures(
     class_names: Sequence[str],
     thresholds: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The figures of `result.json`, of Python's types; ratios of nothing are 0.
+    """The figures of label sets in `result.json`, of Python's types; ratios of nothing
+    are 0.
 
-    Args:
-        predictions: of all images.
-        class_names: in the order of the logits.
-        thresholds: per class, which other images have chosen.
-
-    Returns:
-        "map", the mean of the average precisions of classes with images, and
-        "map_micro", of all pairs of an image and a class; "accuracy", the fraction
-        of images whose labels are all predicted, and no others (subset accuracy);
-        "macro_f1" and "micro_f1" at 1/2, and with thresholds "macro_f1_at_thresholds"
-        and "micro_f1_at_thresholds"; "calibration_error" over all pairs; "classes", a
-        row of each class; "accuracy_interval", "loss", "correct", "images".
+    "map" is the mean of the average precisions of classes with images, "map_micro" of
+    all pairs of an image and a class; "accuracy" the fraction of images whose labels
+    are all predicted, and no others; F1 at 1/2, and at the thresholds where they are
+    given.
     """
     labels, classes = predictions.labels, predictions.classes
     scores = np.nan_to_num(predictions.logits, nan=-np.inf)

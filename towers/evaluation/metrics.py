@@ -12,21 +12,15 @@ from towers.evaluation.report import Figures
 
 
 class Metric(NamedTuple):
-    """A metric of the predictions for all images.
+    """A metric of the predictions for all images; NaN is worse than any number."""
 
-    Attributes:
-        name: in records, after the split.
-        function: of the predictions; NaN is worse than any number.
-        is_recorded: whether a run records it next to the usual ones.
-    """
-
-    name: str
+    name: str  # in records, after the split
     function: Callable[[Predictions | LabelSets], float]
-    is_recorded: bool
+    is_recorded: bool  # whether a run records it next to the usual ones
 
     def score(self, figures: Figures) -> float:
-        """The metric of an evaluation whose figures a run records, see
-        `report.accuracies`: what is among them is not computed again."""
+        """The metric of an evaluation; what `report.accuracies` has is not computed
+        again."""
         if self.is_recorded:
             return figures[self.name]
         if self.name in ("auto", "map") and "map" in figures:
@@ -35,11 +29,8 @@ class Metric(NamedTuple):
 
 
 def create_metric(name: str) -> Metric:
-    """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION.
-
-    A function in a file takes labels, int64 [n] or bool [n, classes], and
-    probabilities, float64 [n, classes], and returns a number.
-    """
+    """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION of
+    labels, int64 [n] or bool [n, classes], and probabilities, float64 [n, classes]."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         usual = "auto", "accuracy", "loss", "map"

@@ -194,13 +194,8 @@ def write_predictions(
 
 
 class _Prediction:
-    """The network of a run and the images that it predicts. For the arguments see
-    `predict` and `write_predictions`.
-
-    Attributes:
-        run: with the network.
-        failed: path -> why an image cannot be read.
-    """
+    """The network of a run and the images that it predicts; `failed` are paths of files
+    that cannot be read, and why."""
 
     def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
         self._paths, self._images = paths_or_images(images)
@@ -277,14 +272,8 @@ class _Prediction:
         return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
     def report(self, may_fail: bool = False) -> None:
-        """Prints remarks about training images and labeled ones.
-
-        Args:
-            may_fail: whether some files need not be readable.
-
-        Raises:
-            DataError: there was no image, or some files cannot be read.
-        """
+        """Prints remarks about training images and labeled ones. DataError where there
+        was no image, or some files cannot be read, unless they may fail."""
         counts = self._counts
         if counts["trained"]:
             console.error(

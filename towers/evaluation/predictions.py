@@ -14,26 +14,15 @@ TOP = 5
 
 
 class Predictions(NamedTuple):
-    """The predictions for n images.
+    """The predictions for n images."""
 
-    Attributes:
-        labels: int64 [n].
-        classes: int64 [n], class of the largest logit, of equal ones the first.
-        probabilities: float64 [n], of these classes.
-        losses: float64 [n].
-        in_top: bool [n], see TOP; [0] where it is not known.
-        correct_tta: bool [n], whether test-time augmentation predicts the label; [0]
-            without it.
-        logits: [n, classes]; [0, 0] where they are not kept.
-    """
-
-    labels: np.ndarray
-    classes: np.ndarray
-    probabilities: np.ndarray
-    losses: np.ndarray
-    in_top: np.ndarray
-    correct_tta: np.ndarray
-    logits: np.ndarray = np.zeros((0, 0))
+    labels: np.ndarray  # int64 [n]
+    classes: np.ndarray  # int64 [n], of the largest logit, of equal ones the first
+    probabilities: np.ndarray  # float64 [n], of these classes
+    losses: np.ndarray  # float64 [n]
+    in_top: np.ndarray  # bool [n], see TOP; [0] where it is not known
+    correct_tta: np.ndarray  # bool [n], with test-time augmentation; [0] without it
+    logits: np.ndarray = np.zeros((0, 0))  # [n, classes], where they are kept
 
     @property
     def correct(self) -> np.ndarray:
@@ -61,20 +50,12 @@ class Predictions(NamedTuple):
 
 
 class LabelSets(NamedTuple):
-    """The predictions for n images that may have several labels.
+    """The predictions for n images that may have several labels."""
 
-    Attributes:
-        labels: bool [n, classes].
-        logits: float32 [n, classes]; NaN counts as the lowest.
-        losses: float64 [n].
-        correct_tta: bool [n], whether test-time augmentation predicts all labels and no
-            other; [0] without it.
-    """
-
-    labels: np.ndarray
-    logits: np.ndarray
-    losses: np.ndarray
-    correct_tta: np.ndarray
+    labels: np.ndarray  # bool [n, classes]
+    logits: np.ndarray  # float32 [n, classes]; NaN counts as the lowest
+    losses: np.ndarray  # float64 [n]
+    correct_tta: np.ndarray  # bool [n], all labels and no other; [0] without it
 
     @property
     def classes(self) -> np.ndarray:

@@ -95,12 +95,8 @@ def accuracy_line(
     config: Config,
     metrics: Sequence[str] = (),
 ) -> str:
-    """A line about accuracies, beginning with the reported one.
-
-    Args:
-        at: begins it, such as "step 100".
-        metrics: names of further figures.
-    """
+    """A line that begins with `at`, such as "step 100": the reported accuracy, and the
+    figures of further metrics."""
     figures = evaluation.reported
     name, line = "accuracy", f"{at}: {split} accuracy "
     line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
@@ -172,14 +168,7 @@ def result_of(
     images: int,
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
-    """The content of `result.json`.
-
-    Args:
-        evaluation: its figures.
-        split: whose images were predicted.
-        step, images: steps taken, and images trained on.
-        stopwatch: of the run.
-    """
+    """The content of `result.json` after `step` steps on `images` images."""
     speed = None
     if stopwatch.timed_secs:
         steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs

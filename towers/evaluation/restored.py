@@ -212,16 +212,9 @@ def read_run(
     calibrated: bool = False,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
-    """The trained network of a run, on devices that were chosen before.
-
-    Args:
-        step: of the checkpoint, "best" or "last".
-        calibrated: with the temperature in `calibration.json`.
-        log: takes a line for each checkpoint that is rejected.
-
-    Raises:
-        ConfigError: there is no such file, or no temperature in it.
-    """
+    """The trained network of a run, on devices that were chosen before. ConfigError
+    where the temperature in `calibration.json` is asked for and missing. `log` takes a
+    line for each checkpoint that is rejected."""
     checks.check_environment()
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)

@@ -25,14 +25,8 @@ def report_page(
     pixels: Mapping[int, np.ndarray],
     maps: Mapping[int, np.ndarray] = MappingProxyType({}),
 ) -> str:
-    """The page, as text.
-
-    Args:
-        content: of `report.json`.
-        pixels: index of an image -> uint8 [height, width, channels].
-        maps: index of a mistake -> the image with its activation map, uint8 [height,
-            width, 3].
-    """
+    """The page, from the content of `report.json`, the images by index, uint8 [height,
+    width, channels], and those of the mistakes with their activation maps."""
     result = content["result"]
     classes = reported_figure(result, "classes")
     parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]

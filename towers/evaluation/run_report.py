@@ -42,19 +42,12 @@ _SPEED = ("images_per_sec", "input_wait_percent")
 
 
 class Evaluated(NamedTuple):
-    """An evaluation of all images of a source.
+    """An evaluation of all images of a source."""
 
-    Attributes:
-        split: "test" or "validation".
-        source: the images.
-        predictions: of the images.
-        accuracy_tta: the accuracy with test-time augmentation, where it is not in the
-            predictions.
-    """
-
-    split: str
+    split: str  # "test" or "validation"
     source: Source
     predictions: Evaluation[Predictions | LabelSets]
+    # With test-time augmentation, where it is not in the predictions.
     accuracy_tta: Mapping[Weights, float] = {}
 
     @classmethod
@@ -94,28 +87,17 @@ def write_report(
     is_training: bool,
     run: RestoredRun | None = None,
 ) -> pathlib.Path:
-    """Writes `report/index.html` and `report.json` in a run's folder.
+    """Writes `report/index.html` and `report.json` in a run's folder; the path of the
+    page.
 
     Args:
-        folder: of the run.
-        config: of the run.
-        class_names: in the order of the logits.
-        image_shape: of the data set: height, width, channels.
         records: of `metrics.jsonl`.
         evaluated: the last evaluation; None where there was none.
         step, images: steps taken, and images trained on, until the evaluation.
-        stopwatch: of the run.
-        versions: that trained it.
         is_training: whether this process trained it: the report then has its command
             and machine, otherwise the previous report's.
         run: the network that was evaluated, for the activation maps of the worst
             mistakes, which a report without it lacks.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        DataError, OSError: an image cannot be read, a file not be written.
     """
     from towers.evaluation.run_page import report_page  # Matplotlib takes a while
 

@@ -41,19 +41,12 @@ SPLITS = ("test", "validation", "train")
 
 
 class SplitPredictions(NamedTuple):
-    """The predictions of a run for all images of a split.
-
-    Attributes:
-        source: the images.
-        class_names: in the order of the logits.
-        labels: integers [n], or of label sets bool [n, classes].
-        logits: float32 [n, classes].
-    """
+    """The predictions of a run for all images of a split."""
 
     source: Source
     class_names: tuple[str, ...]
-    labels: np.ndarray
-    logits: np.ndarray
+    labels: np.ndarray  # integers [n], or of label sets bool [n, classes]
+    logits: np.ndarray  # float32 [n, classes]
 
     def predictions(self, temperature: float = 1.0) -> Predictions | LabelSets:
         """The predictions from the logits over a temperature."""
@@ -268,19 +261,13 @@ def evaluate_ensemble(
 def label_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The images that a network confidently assigns to another class than their label
-    (Northcutt et al. 2021, "Confident learning", arXiv:1911.00068).
+    """The images that a network confidently assigns to another class than their label,
+    and these classes, int64 [m] each, the least probable labels first (Northcutt et al.
+    2021, "Confident learning", arXiv:1911.00068).
 
     It is confident of a class where its probability is at least the mean over the
-    images that are labeled so.
-
-    Args:
-        labels: integers [n].
-        probabilities: [n, classes], of a network that was not trained on these images.
-
-    Returns:
-        Indices of the images, int64 [m], and the classes that they rather have, int64
-        [m]; first those whose label is the least probable next to this class.
+    images that are labeled so. The labels are integers [n], the probabilities [n,
+    classes].
     """
     images = np.arange(len(labels))
     counts = np.bincount(labels, minlength=probabilities.shape[1])
@@ -298,16 +285,9 @@ def label_errors(
 def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`label_errors` of label sets: each class is a question with two answers.
-
-    Args:
-        labels: bool [n, classes].
-        probabilities: [n, classes].
-
-    Returns:
-        Indices of images, int64 [m], and of classes, int64 [m], that they have and
-        should not, or lack; the least probable first.
-    """
+    """`label_errors` of label sets, bool [n, classes], each class a question with two
+    answers: indices of images, and of classes that they have and should not, or
+    lack."""
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]

@@ -36,18 +36,12 @@ def create_table(
     probabilities_fn: Callable[[np.ndarray], np.ndarray] = softmax,
     thresholds: np.ndarray | None = None,
 ) -> Iterator[Write]:
-    """The function that writes a line for each image, from logits [n, num_classes].
+    """The function that writes a line for each image, from logits [n, num_classes], to
+    a file, or to standard output where the path is empty.
 
-    Args:
-        path: of the file; empty for standard output.
-        form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
-            where a probability that is not a number is null.
-        class_names: in the order of the logits.
-        top: how many classes of an image, those with the largest logits; 0 for all, in
-            the order of `class_names`, which are then the columns of "csv".
-        probabilities_fn: logits [n, classes] -> probabilities.
-        thresholds: of several labels an image, [classes]; "json" then has "present",
-            the classes that reach them.
+    With `top=0` all classes are written in the order of `class_names`, which are then
+    the columns of "csv". "json" has null for a probability that is not a number and,
+    with thresholds, "present", the classes that reach them.
     """
     digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
     in_order, top = not top, min(top or len(class_names), len(class_names))
@@ -115,16 +109,12 @@ def _open_output(path):
 
 @contextlib.contextmanager
 def create_features_file(path: str) -> Iterator[Write]:
-    """The function that adds a row for each image to an `.npz` file, from activations
-    [n, ...].
+    """The function that adds a row for each image to an `.npz` file with "features",
+    "labels" (int64) and "names", from activations [n, ...].
 
-    The file, or that which a link leads to, has "features", "labels" (int64) and
-    "names" (texts). It is written at the end; until then a nameless temporary file has
-    the activations.
-
-    Raises:
-        OSError: the file cannot be written, or something else stands there, such as
-            /dev/null, which a rename would replace.
+    It is written at the end; until then a nameless temporary file has the activations.
+    OSError where something else stands there, such as /dev/null, which a rename would
+    replace.
     """
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):

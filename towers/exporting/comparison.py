@@ -48,18 +48,9 @@ def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.
 def predict_in_new_process(
     format: str, path: pathlib.Path, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Loads an export by its own runtime in a new process that imports no towers.
-
-    Args:
-        path: of the export, next to which images and logits are stored.
-        images: uint8 [n, height, width, channels].
-
-    Returns:
-        Float logits [n, classes], and the names of the classes, `printable`.
-
-    Raises:
-        ExportError: it cannot be loaded there.
-    """
+    """Logits [n, classes] and names of classes, `printable`, of an export that its own
+    runtime loads in a new process without towers. Images and logits are stored next to
+    it. ExportError where it cannot be loaded there."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)

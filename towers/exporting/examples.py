@@ -18,22 +18,13 @@ NUM_COMPARED, NUM_CALIBRATION = 64, 256
 def images_of(
     run: RestoredRun, *, data_dir: str = "", paths: Paths = (), calibrate: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Images to compare with, images to calibrate with, and their description.
+    """Images to compare with, images to calibrate with, uint8 [n, *run.image_shape],
+    and a description: from image files, or else test and training images of the run's
+    data set, at equal distances. Where the data set cannot be read, or is another one,
+    images are drawn, and there are none to calibrate with.
 
-    They are from the files, or else test and training images of the run's data set,
-    at equal distances. Where the data set cannot be read, or is another one, images are
-    drawn, and there are none to calibrate with.
-
-    Args:
-        data_dir: of the data set, if it is not where it was.
-        paths: image files, and folders of them; none for the data set.
-        calibrate: whether training images of the data set are read.
-
-    Returns:
-        Both uint8 [n, *run.image_shape], the second may be None; the description.
-
-    Raises:
-        DataError: the run's data set is not in `data_dir`, or a file is no image.
+    DataError where the data set is not in the `data_dir` that is named, or a file is no
+    image.
     """
     if paths:
         images = _read_files(run, paths)

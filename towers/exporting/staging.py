@@ -71,14 +71,10 @@ def _is_export(output, suffix):
 def staged(
     output: pathlib.Path, suffix: str, overwrite: bool
 ) -> Iterator[pathlib.Path]:
-    """A temporary path next to the output, see `store.aside`. What is written there
-    gets the name of the output at the end, if there was no error and it still may. Of
-    a folder that it replaces, what no export wrote stays at its place, and is printed.
-
-    Raises:
-        ConfigError: its folder cannot be made; or see `validate_output`.
-        ExportError: of an error of the disk.
-    """
+    """A temporary path next to the output, which gets the name of the output at the
+    end, if there was no error and it still may. Of a folder that it replaces, what no
+    export wrote stays at its place, and is printed. ExportError where the disk
+    fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:

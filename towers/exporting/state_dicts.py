@@ -14,15 +14,10 @@ from towers.run.initial import read_variables
 
 
 def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
-    """Writes the variables of a `comparison.trained_network` under the first of its
-    `TORCH_NAMES`, timm's names, in float32.
-
-    The metadata has the names of the classes, the sides of images, and their mean and
-    standard deviation in units of 0..1, each in JSON.
-
-    Raises:
-        ConfigError: there are no such names for the network.
-    """
+    """Writes the variables of a `comparison.trained_network` under timm's names, in
+    float32; the metadata has class names, sides of images, mean and standard deviation
+    in units of 0..1, in JSON. ConfigError where there are no such names for the
+    network."""
     model = run.config.model
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}
@@ -49,12 +44,8 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
 def predict(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Float32 logits of a new network with the variables of a file, and the names of
-    the classes in it, `printable`.
-
-    Raises:
-        ExportError: a variable is missing.
-    """
+    """Logits of a new network with the variables of a file, and the names of the
+    classes in it, `printable`. ExportError where a variable is missing."""
     from safetensors import safe_open
 
     network = comparison.trained_network(run)

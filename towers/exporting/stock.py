@@ -25,12 +25,12 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
-    """A `RestoredRun.network` in float32, its layers of towers replaced by stock ones.
+    """A `RestoredRun.network` in float32, its layers of towers replaced by stock ones,
+    with their names, regularizers, values and `trainable`.
 
-    Dropout draws its own noise, so that images are the only input. Names, regularizers,
-    trained values, and whether a layer is `trainable`, stay. Whitening, and the sums of
-    a local response normalization, are convolutions that are not trained. Layers of the
-    user do not change.
+    Dropout draws its own noise, so that images are the only input. Whitening, and the
+    sums of a local response normalization, are convolutions that are not trained.
+    Layers of the user do not change.
     """
 
     @functools.cache  # a layer may be called several times
@@ -197,13 +197,8 @@ _REPLACEMENTS = {
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     """A network of stock layers only, from uint8 images [n, *run.image_shape] to
-    logits.
-
-    The network is one layer of it under its own name.
-
-    Raises:
-        ConfigError: a layer, or the preprocessing, is in a file of the user.
-    """
+    logits; the network is one layer of it. ConfigError where a layer, or the
+    preprocessing, is in a file of the user."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"

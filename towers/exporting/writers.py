@@ -47,13 +47,10 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
 
 
 def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Writes the folder of a SavedModel with three signatures.
-
-    "serving_default" takes images as `predict_fn`; "encoded_images" the content of
-    image files, strings [n], whose center crops it resizes, and gives the name of the
-    likeliest "class", too, strings [n]; "class_names" takes nothing and gives the
-    names, strings [classes].
-    """
+    """Writes the folder of a SavedModel with three signatures: "serving_default" takes
+    images as `predict_fn`; "encoded_images" the content of image files, strings [n],
+    whose center crops it resizes, and also gives the name of the likeliest "class";
+    "class_names" takes nothing and gives the names, strings [classes]."""
     predict = predict_fn(network, run)
 
     def predict_encoded(encoded_images):
@@ -89,16 +86,9 @@ def decode_image(
     center_crop: float = 0.0,
     interpolation: str = "auto",
 ) -> tf.Tensor:
-    """The middle of an image file, by TensorFlow's decoder, which does not turn photos
-    as EXIF says; resized as by `towers.data.files.image`.
-
-    Args:
-        content: a string; PNG or JPEG; for three channels also BMP without a palette,
-            and the first frame of a GIF.
-        image_shape: height, width, channels of the result, uint8.
-        center_crop: part of height and width of the middle that is taken; 0 is 1.
-        interpolation: auto, bilinear or bicubic; auto is bilinear.
-    """
+    """The middle of a PNG or JPEG (of three channels also BMP without a palette, and a
+    GIF's first frame), uint8 `image_shape`, by TensorFlow's decoder, which does not
+    turn photos as EXIF says; resized as by `towers.data.files.image`."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -121,11 +111,8 @@ def decode_image(
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes a .keras file, which Keras loads and goes on training: from uint8 images
-    to logits, of stock layers alone.
-
-    Keras has no field for the names of classes. They are one more file of the archive,
-    `class_names.json`, which `keras.saving.load_model` does not read.
-    """
+    to logits, of stock layers alone; with one more file in the archive,
+    `class_names.json`, as Keras has no field for these."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
@@ -138,17 +125,12 @@ def write_tflite(
     precision: str = "float32",
     calibration: np.ndarray | None = None,
 ):
-    """Writes a .tflite file for LiteRT (TensorFlow Lite): the function of `predict_fn`,
-    its signature "serving_default".
+    """Writes a .tflite file for LiteRT (TensorFlow Lite) with the function of
+    `predict_fn`. "float16" stores parameters in 16 bits; "int8" quantizes the network
+    and its activations, whose ranges it learns from the calibration images.
 
     The names of the classes are `labels.txt`, a line each, in a zip archive at the end
     of the file, where the metadata tools of TensorFlow Lite put associated files.
-
-    Args:
-        precision: "float16" stores parameters in 16 bits; "int8" quantizes the network
-            and its activations, except in operations without a kernel for that.
-        calibration: uint8 images [n, *run.image_shape], from which "int8" learns the
-            ranges of activations.
     """
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:

@@ -83,16 +83,11 @@ def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
 
 class Board:
     """A TensorBoard event file of one writer: "train", or "test", "validation" or
-    "eval" for evaluations, so that curves of the same tag share a chart.
+    "eval" for evaluations, so that curves of the same tag share a chart. OSError where
+    an event cannot be written; then nothing of it is.
 
-    All methods raise an OSError where an event cannot be written; then nothing of it
-    is.
-
-    Args:
-        folder: TensorBoard's `--logdir`, in a run's folder.
-        kind: the name of the writer.
-        first_step: from which on earlier events of this writer are dropped by readers:
-            a run that is continued writes these steps again. By default none are.
+    Readers drop earlier events of this writer from `first_step` on: a run that is
+    continued writes these steps again.
     """
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
@@ -206,15 +201,8 @@ def _buckets(values):
 def mistakes_picture(
     images: np.ndarray, texts: Sequence[tuple[str, str]]
 ) -> np.ndarray:
-    """Images with their classes and what is predicted for them.
-
-    Args:
-        images: [n, height, width, channels].
-        texts: the label of each and what is predicted, by name.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
+    """Images with their labels and what is predicted for them, as uint8 [height, width,
+    3]."""
     captions = [[label, f"as {other}"] for label, other in texts]
     return captioned_images(images, captions)
 
@@ -222,15 +210,8 @@ def mistakes_picture(
 def batch_picture(
     images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
-    """The first images of a batch, as the network gets them, with their classes.
-
-    Args:
-        images: floats [n, height, width, channels], each stretched to the whole range.
-        labels: int [n], or shares of the classes [n, classes], of mixed images.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
+    """The first images of a batch, as the network gets them, with their classes, int
+    [n], or shares of classes [n, classes] of mixed images; uint8 [height, width, 3]."""
     images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
     captions = []
     for label in labels:
@@ -251,17 +232,9 @@ _WIDTH, _GAP, _LINE = 350, 4, 14
 def captioned_images(
     images: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> np.ndarray:
-    """Images next to each other, each over its caption.
-
-    Args:
-        images: [n, height, width, channels]; uint8, or floats; each image of floats is
-            stretched to the whole range. Of more than three channels the first three
-            are shown as colors, of two the first one is gray.
-        captions: lines of each image, equally many.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
+    """Images [n, height, width, channels] next to each other, each over its caption, as
+    uint8 [height, width, 3]. Floats are stretched to the whole range; of more than
+    three channels the first three are colors, of two the first one is gray."""
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)

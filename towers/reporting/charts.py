@@ -56,20 +56,13 @@ _STYLE = {
 
 
 class Series(NamedTuple):
-    """A curve: its points, and how it is drawn.
+    """A curve: its points, and how it is drawn."""
 
-    Attributes:
-        name: in the legend.
-        x, y: floats [n]; NaN leaves a gap.
-        color: number of a color; from len(COLORS) on the curve is dashed.
-        is_faint: for values of single steps.
-    """
-
-    name: str
+    name: str  # in the legend
     x: Sequence[float]
-    y: Sequence[float]
-    color: int = 0
-    is_faint: bool = False
+    y: Sequence[float]  # NaN leaves a gap
+    color: int = 0  # from len(COLORS) on the curve is dashed
+    is_faint: bool = False  # for values of single steps
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
@@ -100,14 +93,9 @@ def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
 def curves(
     title: str, series: Sequence[Series], is_share: bool = False
 ) -> tuple[Figure, str]:
-    """Curves over the epochs, from zero up.
-
-    Args:
-        title, series: of the chart.
-        is_share: whether the values are shares of 1, such as accuracies. Where one
-            reaches HIGH_SHARE the axis is logarithmic in the distance from 1, so that
-            0.98 and 0.99 are as far apart as 0 and 0.5.
-    """
+    """Curves over the epochs, from zero up. Where a share of 1, such as an accuracy,
+    reaches HIGH_SHARE the axis is logarithmic in the distance from 1, so that 0.98 and
+    0.99 are as far apart as 0 and 0.5."""
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -141,14 +129,9 @@ def curves(
 def confusion(
     counts: np.ndarray, images: np.ndarray, names: Sequence[str]
 ) -> tuple[Figure, str]:
-    """A confusion matrix, a row per label: the larger the share of the label's images
-    the darker, on the diagonal and off it in two colors.
-
-    Args:
-        counts: int [n, n], n at most MOST_CONFUSED.
-        images: int [n], of the labels.
-        names: of the classes.
-    """
+    """A confusion matrix, int [n, n] with n at most MOST_CONFUSED, a row per label: the
+    larger the share of the label's images the darker, on the diagonal and off it in two
+    colors."""
     count = len(counts)
     is_counted = count <= MOST_COUNTED
     shares = counts / np.maximum(images[:, np.newaxis], 1)
@@ -191,11 +174,8 @@ def confusion(
 def class_accuracies(
     rows: Sequence[Mapping[str, Any]], accuracy: float
 ) -> tuple[Figure, str]:
-    """The accuracy of each class with its interval, and of all images as a line.
-
-    Args:
-        rows: of `figures`, those to be drawn, from the top.
-    """
+    """The accuracy of each class with its interval, by rows of `figures`, and of all
+    images as a line."""
     figure, axes = _figure(height=70 + 20 * len(rows))
     places = np.arange(len(rows))
     values = np.array([row["recall"] for row in rows])
@@ -216,11 +196,7 @@ def class_accuracies(
 
 @_chart
 def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
-    """The reliability diagram, over the numbers of images in its bins.
-
-    Args:
-        rows: of `figures.reliability`.
-    """
+    """The reliability diagram, over the numbers of images in its bins."""
     figure, (axes, below) = _figure(
         height=360, nrows=2, sharex=True, height_ratios=[4, 1]
     )

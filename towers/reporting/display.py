@@ -25,40 +25,24 @@ _WIDEST = 120
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Progress of a training after a call of several steps.
-
-    Attributes:
-        step, last_step: steps taken, and in the whole run.
-        epoch, num_epochs: passes over the training images so far and in the run.
-        epochs_per_step: the fraction of an epoch that a step is.
-        loss, accuracy: running means over the epoch; None before the first step.
-        learning_rate: of the last step.
-        images_per_sec, input_wait_percent: None until they are known.
-        skipped_steps: that were not finite.
-        secs_left: of the run; None until it is known.
-    """
+    """Progress of a training after a call of several steps; None is not known yet."""
 
     last_step: int
     num_epochs: float
     step: int = 0
-    epoch: float = 0.0
+    epoch: float = 0.0  # passes over the training images so far
     epochs_per_step: float = 0.0
-    loss: float | None = None
-    accuracy: float | None = None
-    learning_rate: float | None = None
+    loss: float | None = None  # running mean over the epoch
+    accuracy: float | None = None  # the same
+    learning_rate: float | None = None  # of the last step
     images_per_sec: float | None = None
     input_wait_percent: float | None = None
-    skipped_steps: int = 0
+    skipped_steps: int = 0  # that were not finite
     secs_left: float | None = None
 
 
 class Display:
-    """Shows nothing; a context manager.
-
-    Args:
-        status: at the beginning.
-        clock: seconds.
-    """
+    """Shows nothing; a context manager."""
 
     def __init__(self, status: Status, clock: Callable[[], float] = time.monotonic):
         self.status, self._clock = status, clock
@@ -70,12 +54,8 @@ class Display:
         self._updated_at = self._clock()
 
     def tick(self, step: int, activity: str) -> None:
-        """Shows how far the training is; called often, by another thread.
-
-        Args:
-            step: steps taken, which may be more than in the status.
-            activity: such as "computing".
-        """
+        """Shows the step and what the training does; called often, by another thread,
+        also between changes of the status."""
 
     def __enter__(self) -> "Display":
         return self
