@@ -9,7 +9,7 @@ from marks import slow
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, augment, random_images
 
-from towers.config.choices import POLICIES
+from towers.config.choices import POLICIES, target_of
 from towers.data.augment import operations, policies
 from towers.data.augment.crops import crop_resize_flip
 from towers.data.augment.operations import OPERATIONS
@@ -307,7 +307,7 @@ def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
     if name == "random_resized_crop":  # has pixels in the middle of two values
         whole = crop_resize_flip(images, drawn)
     row = POLICIES[policy]
-    function = getattr(policies, row.target.partition(":")[2])
+    function = getattr(policies, target_of("policy", policy).partition(":")[2])
     expected = whole
     if policy != "none":
         expected = function(tf.round(whole), drawn, **row.options)

@@ -71,7 +71,7 @@ def made_up(data_dir, name):
 
 def train_two_steps(recipe, workdir, monkeypatch, **changes):
     for name in DATA_SETS:
-        place, _, function = choices.DATASETS[name].target.rpartition(":")
+        place, _, function = choices.target_of("dataset", name).rpartition(":")
         monkeypatch.setattr(
             importlib.import_module(f"towers.{place}"), function, made_up
         )

@@ -25,149 +25,106 @@ from towers.errors import ConfigError
 FAMILY = "NAME"
 IN_A_FILE = "FILE.py:FUNCTION"
 
+_PUBLISHED = "data.sets.published:load"
+_CONTAINERS = "data.files.containers:load"
 DATASETS = {
     "cifar10": Choice(
-        "data.sets.published:load",
-        "60,000 color images, 10 classes",
-        {"name": "cifar10"},
+        "60,000 color images, 10 classes", {"name": "cifar10"}, _PUBLISHED
     ),
-    "cifar100": Choice(
-        "data.sets.published:load", "the same, 100 classes", {"name": "cifar100"}
-    ),
-    "mnist": Choice(
-        "data.sets.published:load", "70,000 gray digits", {"name": "mnist"}
-    ),
+    "cifar100": Choice("the same, 100 classes", {"name": "cifar100"}, _PUBLISHED),
+    "mnist": Choice("70,000 gray digits", {"name": "mnist"}, _PUBLISHED),
     "fashion_mnist": Choice(
-        "data.sets.published:load", "70,000 gray clothes", {"name": "fashion_mnist"}
+        "70,000 gray clothes", {"name": "fashion_mnist"}, _PUBLISHED
     ),
     "image_folder": Choice(
-        "data.files.image_folder:load", "a folder of image files per class"
+        "a folder of image files per class", target="data.files.image_folder:load"
     ),
     "table": Choice(
-        "data.files.containers:load",
         "a table of image files and labels: CSV, TSV, JSON Lines, Parquet",
         {"container": "table"},
+        _CONTAINERS,
     ),
     "parquet": Choice(
-        "data.files.containers:load",
         "Parquet files with images, of Hugging Face",
         {"container": "parquet"},
+        _CONTAINERS,
     ),
     "webdataset": Choice(
-        "data.files.containers:load",
-        "tar files of images and labels",
-        {"container": "webdataset"},
+        "tar files of images and labels", {"container": "webdataset"}, _CONTAINERS
     ),
     "tfrecord": Choice(
-        "data.files.containers:load",
-        "TFRecord files of tf.train.Example",
-        {"container": "tfrecord"},
+        "TFRecord files of tf.train.Example", {"container": "tfrecord"}, _CONTAINERS
     ),
     "shapes": Choice(
-        "data.sets.shapes:load", "12,000 drawn images, 10,000 for training", {"seed": 0}
+        "12,000 drawn images, 10,000 for training", {"seed": 0}, "data.sets.shapes:load"
     ),
-    "synthetic": Choice("data.sets.synthetic:load", "noise, for timing"),
+    "synthetic": Choice("noise, for timing", target="data.sets.synthetic:load"),
     "tfds:NAME": Choice(
-        "data.sets.tfds:load", "any that tensorflow-datasets has prepared"
+        "any that tensorflow-datasets has prepared", target="data.sets.tfds:load"
     ),
 }
 
 AUGMENTS = {
     "auto": AugmentRow(
-        "data.augment.crops:by_size",
         "pad_crop_flip of images below 64x64, otherwise random_resized_crop",
+        target="data.augment.crops:by_size",
     ),
-    "none": AugmentRow(
-        "data.augment.augmentation:none", "standardized by the training set only"
-    ),
+    "none": AugmentRow("standardized by the training set only"),
     "tutorial": AugmentRow(
-        "data.augment.augmentation:tutorial",
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
         standardizes_images=True,
     ),
-    "pad_crop_flip": AugmentRow(
-        "data.augment.augmentation:pad_crop_flip", "pad by 4 pixels, crop, flip"
-    ),
+    "pad_crop_flip": AugmentRow("pad by 4 pixels, crop, flip"),
     "translate_flip": AugmentRow(
-        "data.augment.augmentation:translate_flip",
-        "2 pixels, mirrored edges, alternating flips",
-        {"pixels": 2},
+        "2 pixels, mirrored edges, alternating flips", {"pixels": 2}
     ),
     "translate_4_flip": AugmentRow(
-        "data.augment.augmentation:translate_flip",
-        "the same by 4 pixels",
-        {"pixels": 4},
+        "the same by 4 pixels", {"pixels": 4}, target="translate_flip"
     ),
     "random_resized_crop": AugmentRow(
-        "data.augment.crops:random_resized_crop",
         "crop of random size and shape, resized; flip",
+        target="data.augment.crops:random_resized_crop",
     ),
     "rand_augment": AugmentRow(
-        "data.augment.policies:crop_rand_augment",
         "the same, then two random operations on colors or places of pixels",
+        target="data.augment.policies:crop_rand_augment",
     ),
 }
 
 POLICIES = {
-    "none": Choice("data.augment.policies:none", "no more"),
-    "rand_augment": Choice(
-        "data.augment.policies:rand_augment", "random operations at a fixed magnitude"
-    ),
-    "trivial_augment": Choice(
-        "data.augment.policies:trivial_augment", "one operation at a random magnitude"
-    ),
+    "none": Choice("no more"),
+    "rand_augment": Choice("random operations at a fixed magnitude"),
+    "trivial_augment": Choice("one operation at a random magnitude"),
     "auto_augment_cifar10": Choice(
-        "data.augment.policies:auto_augment",
         "one of 25 pairs of operations, learned on CIFAR-10",
         {"learned_on": "cifar10"},
+        "auto_augment",
     ),
     "auto_augment_imagenet": Choice(
-        "data.augment.policies:auto_augment",
-        "the same, learned on ImageNet",
-        {"learned_on": "imagenet"},
+        "the same, learned on ImageNet", {"learned_on": "imagenet"}, "auto_augment"
     ),
-    "augmix": Choice(
-        "data.augment.policies:augmix", "three chains of operations, mixed"
-    ),
+    "augmix": Choice("three chains of operations, mixed"),
     "three_augment": Choice(
-        "data.augment.policies:three_augment",
-        "gray, solarized or blurred, then color jitter, as DeiT III",
+        "gray, solarized or blurred, then color jitter, as DeiT III"
     ),
 }
 
 OPTIMIZERS = {
-    "sgd": OptimizerRow(
-        "optim.optimizers:sgd", "gradient descent, with --momentum a heavy ball"
-    ),
-    "nesterov": OptimizerRow("optim.optimizers:nesterov", "Nesterov's momentum"),
+    "sgd": OptimizerRow("gradient descent, with --momentum a heavy ball"),
+    "nesterov": OptimizerRow("Nesterov's momentum"),
     "rmsprop": OptimizerRow(
-        "optim.optimizers:rmsprop",
-        "over the root mean square of the gradients",
-        scale_free=True,
+        "over the root mean square of the gradients", scale_free=True
     ),
-    "adam": OptimizerRow(
-        "optim.optimizers:adam", "Adam, weight decay in the loss", scale_free=True
-    ),
-    "adamw": OptimizerRow(
-        "optim.optimizers:adamw", "Adam with decoupled weight decay", scale_free=True
-    ),
+    "adam": OptimizerRow("Adam, weight decay in the loss", scale_free=True),
+    "adamw": OptimizerRow("Adam with decoupled weight decay", scale_free=True),
     "lars": OptimizerRow(
-        "optim.optimizers:lars",
-        "layer-wise rates, for large batches",
-        scale_free=True,
-        sums=True,
+        "layer-wise rates, for large batches", scale_free=True, sums=True
     ),
     "lamb": OptimizerRow(
-        "optim.optimizers:lamb",
-        "layer-wise rates for Adam, for large batches",
-        scale_free=True,
-        sums=True,
+        "layer-wise rates for Adam, for large batches", scale_free=True, sums=True
     ),
-    "lion": OptimizerRow(
-        "optim.optimizers:lion", "signs of a momentum", scale_free=True
-    ),
+    "lion": OptimizerRow("signs of a momentum", scale_free=True),
     "muon": OptimizerRow(
-        "optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
         scale_free=True,
         sums=True,
@@ -177,94 +134,70 @@ OPTIMIZERS = {
 
 LOSSES = {
     "cross_entropy": Choice(
-        "optim.losses:cross_entropy",
-        "of the softmax; of images with several labels binary_cross_entropy",
+        "of the softmax; of images with several labels binary_cross_entropy"
     ),
-    "focal": Choice("optim.losses:focal", "less of images that are classified well"),
-    "binary_cross_entropy": Choice(
-        "optim.losses:binary_cross_entropy", "of a sigmoid per class, their mean"
-    ),
+    "focal": Choice("less of images that are classified well"),
+    "binary_cross_entropy": Choice("of a sigmoid per class, their mean"),
 }
 
 SCHEDULES = {
-    "constant": ScheduleRow("optim.schedules:constant", "the same rate throughout"),
-    "exponential": ScheduleRow("optim.schedules:exponential", "a falling staircase"),
+    "constant": ScheduleRow("the same rate throughout"),
+    "exponential": ScheduleRow("a falling staircase"),
     "smooth_exponential": ScheduleRow(
-        "optim.schedules:exponential", "its smooth form", {"is_smooth": True}
+        "its smooth form", {"is_smooth": True}, "exponential"
     ),
-    "piecewise": ScheduleRow("optim.schedules:piecewise", "by --epoch_factors"),
+    "piecewise": ScheduleRow("by --epoch_factors"),
     "cosine": ScheduleRow(
-        "optim.schedules:cosine",
-        "half a cosine to zero at --num_epochs",
-        by_length=True,
-        warms_up=True,
+        "half a cosine to zero at --num_epochs", by_length=True, warms_up=True
     ),
     "linear": ScheduleRow(
-        "optim.schedules:linear",
-        "a line to zero at --num_epochs",
-        by_length=True,
-        warms_up=True,
+        "a line to zero at --num_epochs", by_length=True, warms_up=True
     ),
     "one_cycle": ScheduleRow(
-        "optim.schedules:one_cycle",
-        "a line up and a line down to zero at --num_epochs",
-        by_length=True,
+        "a line up and a line down to zero at --num_epochs", by_length=True
     ),
     "plateau": ScheduleRow(
-        "optim.schedules:plateau",
         "lowered where evaluations on held-out images are no longer better",
         by_accuracy=True,
     ),
 }
 
 STRATEGIES = {
-    "auto": StrategyRow(
-        "parallel.strategies:auto", "replicated on several GPUs, otherwise towers"
-    ),
-    "towers": StrategyRow(
-        "parallel.strategies:towers", "one set of variables, which all towers fetch"
-    ),
+    "auto": StrategyRow("replicated on several GPUs, otherwise towers"),
+    "towers": StrategyRow("one set of variables, which all towers fetch"),
     "async_towers": StrategyRow(
-        "parallel.strategies:towers",
         "the same variables, updated by each tower at once",
+        target="towers",
         asynchronous=True,
         trainer_options=("async_scale_gradients", "max_staleness"),
     ),
-    "replicated": StrategyRow(
-        "parallel.strategies:replicated", "a copy per device, gradients all-reduced"
-    ),
+    "replicated": StrategyRow("a copy per device, gradients all-reduced"),
     "multi_worker": StrategyRow(
-        "parallel.strategies:multi_worker",
-        "the same on several machines, one process or more on each",
-        processes=True,
+        "the same on several machines, one process or more on each", processes=True
     ),
     "model_parallel": StrategyRow(
-        "parallel.strategies:model_parallel",
-        "channels split over a group of devices",
-        sharded=True,
+        "channels split over a group of devices", sharded=True
     ),
 }
 
 METRICS = {
-    "auto": Choice("evaluation.metrics:accuracy", "accuracy, of label sets map"),
-    "accuracy": Choice("evaluation.metrics:accuracy", "correct predictions"),
-    "loss": Choice("evaluation.metrics:negative_loss", "the lowest loss"),
-    "macro_f1": Choice("evaluation.metrics:macro_f1", "mean F1 of the classes"),
+    "auto": Choice("accuracy, of label sets map", target="accuracy"),
+    "accuracy": Choice("correct predictions"),
+    "loss": Choice("the lowest loss", target="negative_loss"),
+    "macro_f1": Choice("mean F1 of the classes"),
     "balanced_accuracy": Choice(
-        "evaluation.figures:balanced_accuracy", "mean recall of the classes"
+        "mean recall of the classes", target="evaluation.figures:balanced_accuracy"
     ),
     "map": Choice(
-        "evaluation.label_sets:mean_average_precision",
         "mean average precision of label sets",
+        target="evaluation.label_sets:mean_average_precision",
     ),
 }
 
 TTA = {
-    "none": Choice("data.augment.tta:none", "the images alone"),
-    "mirror": Choice("data.augment.tta:mirror", "with the mirrored image"),
-    "translate": Choice(
-        "data.augment.tta:translate", "with images moved by a pixel as well"
-    ),
+    "none": Choice("the images alone"),
+    "mirror": Choice("with the mirrored image"),
+    "translate": Choice("with images moved by a pixel as well"),
 }
 
 # Of the option precision.
@@ -288,6 +221,18 @@ TABLES: dict[str, Mapping[str, Choice]] = {
 }
 CLOSED = ("policy", "tta")
 
+# Option -> the module in towers of the functions of its choices, see `target_of`.
+_MODULES = {
+    "augment": "data.augment.augmentation",
+    "policy": "data.augment.policies",
+    "optimizer": "optim.optimizers",
+    "loss": "optim.losses",
+    "schedule": "optim.schedules",
+    "strategy": "parallel.strategies",
+    "best_by": "evaluation.metrics",
+    "tta": "data.augment.tta",
+}
+
 # Assumed of a function in a file, which is not read yet.
 _OF_A_FILE = {"optimizer": {"sums": True}, "schedule": {"by_length": True}}
 
@@ -301,11 +246,11 @@ def find(option: str, name: str) -> Choice:
     if name in table and not name.endswith(f":{FAMILY}"):
         return table[name]
     kind = type(next(iter(table.values())))
-    in_a_file = kind(name, "", **_OF_A_FILE.get(option, {}))
+    in_a_file = kind("", target=name, **_OF_A_FILE.get(option, {}))
     if option not in CLOSED and in_a_file.is_in_a_file:
         return in_a_file
     if option in GIVEN and re.fullmatch("given:[0-9a-f]{8}", name):
-        return kind(name, "", is_given=True)
+        return kind("", is_given=True)
     family, colon, member = name.partition(":")
     row = table.get(f"{family}:{FAMILY}") if colon and member else None
     if row:
@@ -313,6 +258,12 @@ def find(option: str, name: str) -> Choice:
     raise ConfigError(
         f"{option}={name!r}: {suggestion(name, table)}must be one of {listed(option)}"
     )
+
+
+def target_of(option: str, name: str) -> str:
+    """The target of a choice, as "module:function" in towers, or in a file."""
+    target = find(option, name).target or name
+    return target if ":" in target else f"{_MODULES[option]}:{target}"
 
 
 def listed(option: str) -> str:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from towers.config.choices import find
+from towers.config.choices import find, target_of
 from towers.errors import (
     ConfigError,
     TowersError,
@@ -74,7 +74,7 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
         if not is_given(option, name):
             raise asks_for(option, name)
         return _given[option, name]
-    place, _, attribute = choice.target.rpartition(":")
+    place, _, attribute = target_of(option, name).rpartition(":")
     if choice.is_in_a_file:
         return function_in_file(pathlib.Path(place), attribute, f"{option}={name}")
     target = getattr(importlib.import_module(f"towers.{place}"), attribute)

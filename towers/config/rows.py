@@ -10,20 +10,15 @@ from towers.config.preprocessing import Preprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One row of a table.
+    """One row of a table."""
 
-    Attributes:
-        target: "module:function", the module in towers, or "path/to/file.py:function".
-        help: one line, without a full stop.
-        options: keyword arguments that the row fixes.
-        is_given: an object of a Python program, see `factories.give`.
-    """
-
-    target: str
-    help: str
+    help: str  # one line, without a full stop
+    # Keyword arguments that the row fixes.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    _: dataclasses.KW_ONLY
-    is_given: bool = False
+    # "module:function" in towers, "path/to/file.py:function", or a function of the
+    # option's module, by default of the choice's own name; see `choices.target_of`.
+    target: str = ""
+    is_given: bool = False  # an object of a Python program, see `factories.give`
 
     @property
     def is_in_a_file(self) -> bool:
@@ -32,75 +27,48 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentRow(Choice):
-    """An augmentation.
+    """An augmentation."""
 
-    Attributes:
-        standardizes_images: each image by itself.
-    """
-
-    standardizes_images: bool = False
+    standardizes_images: bool = False  # each image by itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRow(Choice):
-    """A network.
+    """A network."""
 
-    Attributes:
-        own_moments: its images are standardized by its own mean and standard deviation.
-        pretrained: the preprocessing of trained weights that others publish for it,
-            None without such.
-        num_params: its parameters for images of 32x32x3, of 24x24x3 for `cnn`, in 10
-            classes.
-    """
-
+    # Its images are standardized by its own mean and standard deviation.
     own_moments: bool = False
+    # Of trained weights that others publish for it.
     pretrained: Preprocessing | None = None
+    # For 10 classes of images of 32x32x3, of 24x24x3 for `cnn`.
     num_params: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerRow(Choice):
-    """An optimizer.
+    """An optimizer."""
 
-    Attributes:
-        scale_free: a step is as long, however long the gradients are.
-        sums: its update adds up elements of a parameter; assumed of a function in a
-            file.
-        whole_parameters: its update needs all elements of a parameter.
-    """
-
-    scale_free: bool = False
+    scale_free: bool = False  # a step is as long, however long the gradients are
+    # Its update adds up elements of a parameter; assumed of a function in a file.
     sums: bool = False
-    whole_parameters: bool = False
+    whole_parameters: bool = False  # its update needs all elements of a parameter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleRow(Choice):
-    """A schedule of the learning rate.
+    """A schedule of the learning rate."""
 
-    Attributes:
-        by_length: its shape depends on --num_epochs; assumed of a function in a file.
-        by_accuracy: evaluations lower its rate.
-        warms_up: --warmup_epochs=-1 lets its rate rise first.
-    """
-
+    # Its shape depends on --num_epochs; assumed of a function in a file.
     by_length: bool = False
-    by_accuracy: bool = False
-    warms_up: bool = False
+    by_accuracy: bool = False  # evaluations lower its rate
+    warms_up: bool = False  # --warmup_epochs=-1 lets its rate rise first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyRow(Choice):
-    """A strategy.
+    """A strategy."""
 
-    Attributes:
-        asynchronous: each tower applies its own gradients at once.
-        trainer_options: the options that its trainer reads.
-        processes: several processes may train together.
-        sharded: no device holds a whole kernel.
-    """
-
-    asynchronous: bool = False
-    trainer_options: tuple[str, ...] = ()
-    processes: bool = False
-    sharded: bool = False
+    asynchronous: bool = False  # each tower applies its own gradients at once
+    trainer_options: tuple[str, ...] = ()  # the options that its trainer reads
+    processes: bool = False  # several processes may train together
+    sharded: bool = False  # no device holds a whole kernel
