@@ -6,8 +6,6 @@
 The same command continues a run that was stopped. See docs/runs.md.
 """
 
-import functools
-
 from absl import flags
 
 import towers
@@ -15,10 +13,7 @@ from towers import console
 from towers.callbacks import tracker
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.config.installation import RECIPES, print_versions
-from towers.config.recipes import config_of_flags
-from towers.data.sets.photos import photo_options
-from towers.run.stored_config import config_to_continue
+from towers.config.installation import print_versions
 
 
 def define_flags() -> None:
@@ -36,11 +31,8 @@ def main(_):
     say = print_versions if is_chief else lambda *lines: None
     if is_chief:
         trackers = [tracker(text) for text in values.track]
-    stored = functools.partial(config_to_continue, overwrite=values.overwrite, say=say)
-    given, recipe = config_flags.given_flags(), values.config
-    config, workdir, arguments["origins"], remark = config_of_flags(
-        recipe, RECIPES, given, values.workdir, stored, photo_options
-    )
+    command = train_flags.config_of_command(say=say)
+    config, workdir, arguments["origins"], remark = command
     say(remark or f"training {config.model} on {config.dataset}")
     if values.dry_run:
         towers.dry_run(workdir, config, **arguments)

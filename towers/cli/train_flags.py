@@ -1,5 +1,6 @@
 """Flags of a training that are no options of a run: how it is called."""
 
+import functools
 import shlex
 import sys
 from typing import Any
@@ -7,87 +8,64 @@ from typing import Any
 from absl import flags
 
 from towers import console
+from towers.cli.flags import given_flags
 from towers.cluster.cluster_spec import find_cluster
-from towers.config.installation import command_of
+from towers.config.installation import RECIPES, command_of
+from towers.config.recipes import CommandLine, config_of_flags
+from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
+from towers.run.stored_config import config_to_continue
 
 flags.disclaim_key_flags()  # they are of the program that defines them
 
 
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags that name a run."""
-    where = {"flag_values": values}
-    flags.DEFINE_string(
-        "config",
-        None,
-        "Recipe: a name of --list, a Python file, a run folder, or a JSON file of "
-        "options.",
-        **where,
-    )
-    flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.", **where)
-    flags.DEFINE_bool(
-        "overwrite", False, "Remove the earlier run and restart.", **where
-    )
+    about = "Recipe: a name of --list, a Python file, a run folder, or a JSON file of "
+    about += "options."
+    flags.DEFINE_string("config", None, about, flag_values=values)
+    about = "Run folder; default: runs/<recipe>."
+    flags.DEFINE_string("workdir", None, about, flag_values=values)
+    about = "Remove the earlier run and restart."
+    flags.DEFINE_bool("overwrite", False, about, flag_values=values)
 
 
 def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines all flags of the program."""
     define_run_flags(values)
-    where = {"flag_values": values}
-    flags.DEFINE_list(
-        "allow_change",
-        [],
-        "Options that may differ from the stored options of the run.",
-        **where,
-    )
-    flags.DEFINE_bool(
-        "dry_run",
-        False,
-        "Validate everything, run a few steps, write nothing.",
-        **where,
-    )
-    flags.DEFINE_bool(
-        "lr_range_test",
-        False,
-        "Increase the learning rate until the loss diverges, and suggest one.",
-        **where,
-    )
-    flags.DEFINE_integer(
-        "folds",
-        0,
-        "Number of folds of a cross-validation; trains a run for each.",
-        **where,
-    )
-    flags.DEFINE_enum(
-        "progress",
-        "auto",
-        console.MODES,
-        "Progress bar of a terminal (live), lines at intervals (plain) or none "
-        "(off); auto: live on a terminal, else plain.",
-        **where,
-    )
-    flags.DEFINE_list(
-        "profile_steps",
-        [],
-        "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
-        "summary.",
-        **where,
-    )
-    flags.DEFINE_list(
-        "track",
-        [],
-        "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT.",
-        **where,
-    )
-    flags.DEFINE_bool(
-        "report", True, "Write report/index.html in the run folder at the end.", **where
-    )
-    flags.DEFINE_bool(
-        "list",
-        False,
-        "Print networks, data sets, strategies, optimizers and recipes.",
-        **where,
-    )
+    for name, default, about in (
+        ("dry_run", False, "Validate everything, run a few steps, write nothing."),
+        (
+            "lr_range_test",
+            False,
+            "Increase the learning rate until the loss diverges, and suggest one.",
+        ),
+        ("report", True, "Write report/index.html in the run folder at the end."),
+        (
+            "list",
+            False,
+            "Print networks, data sets, strategies, optimizers and recipes.",
+        ),
+    ):
+        flags.DEFINE_bool(name, default, about, flag_values=values)
+    for name, about in (
+        (
+            "allow_change",
+            "Options that may differ from the stored options of the run.",
+        ),
+        (
+            "profile_steps",
+            "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
+            "summary.",
+        ),
+        ("track", "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT."),
+    ):
+        flags.DEFINE_list(name, [], about, flag_values=values)
+    about = "Number of folds of a cross-validation; trains a run for each."
+    flags.DEFINE_integer("folds", 0, about, flag_values=values)
+    about = "Progress bar of a terminal (live), lines at intervals (plain) or none "
+    about += "(off); auto: live on a terminal, else plain."
+    flags.DEFINE_enum("progress", "auto", console.MODES, about, flag_values=values)
 
 
 def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -141,6 +119,16 @@ def cluster_of_flags() -> dict[str, Any]:
         "cluster": find_cluster(values.cluster, values.task_index),
         "allow_public_address": values.allow_public_address,
     }
+
+
+def config_of_command(**options: Any) -> CommandLine:
+    """The config of the command line, with options of `config_to_continue`."""
+    values = flags.FLAGS
+    stored = functools.partial(
+        config_to_continue, overwrite=values.overwrite, **options
+    )
+    given = given_flags(), values.workdir, stored, photo_options
+    return config_of_flags(values.config, RECIPES, *given)
 
 
 def command_to_train(learning_rate: float, module: str) -> str:

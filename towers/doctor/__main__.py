@@ -8,43 +8,28 @@ the run folder. See docs/doctor.md.
 """
 
 from towers.run.signals import exit_on_signals
-from towers.run.stored_config import config_to_continue
 
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
-
-import functools
 
 from absl import flags
 
 from towers import console, quiet_imports
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.config.installation import RECIPES
-from towers.config.recipes import config_of_flags
-from towers.data.sets.photos import photo_options
 
 PROGRAM = "towers.doctor"
 
 
 def main(_):
-    values = flags.FLAGS
     cluster = train_flags.cluster_of_flags()["cluster"]
-    stored = functools.partial(config_to_continue, overwrite=values.overwrite)
-    config, workdir, origins, remark = config_of_flags(
-        values.config,
-        RECIPES,
-        config_flags.given_flags(),
-        values.workdir,
-        stored,
-        photo_options,
-    )
+    config, workdir, origins, remark = train_flags.config_of_command()
     if remark:
         console.line(remark)
     with quiet_imports():
         from towers.doctor.diagnosis import diagnose
     num_workers = cluster.size if cluster else 1
-    diagnose(workdir, config, values.measure_secs, num_workers, origins)
+    diagnose(workdir, config, flags.FLAGS.measure_secs, num_workers, origins)
 
 
 if __name__ == "__main__":
