@@ -12,9 +12,13 @@ from sklearn import metrics
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
-from towers.evaluation.calibration import wilson_interval
 from towers.evaluation.evaluate import evaluate
-from towers.evaluation.figures import confusion_entries, figures, worst_confusion
+from towers.evaluation.figures import (
+    confusion_entries,
+    figures,
+    wilson_interval,
+    worst_confusion,
+)
 from towers.evaluation.predictions import predictions_of
 from towers.evaluation.report import table
 from towers.parallel.copies import Weights

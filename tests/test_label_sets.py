@@ -25,8 +25,7 @@ from towers.data.batches import EvalBatches, hold_out
 from towers.data.share import Share
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
-from towers.evaluation.figures import figures
-from towers.evaluation.label_sets import average_precision, best_thresholds
+from towers.evaluation.figures import average_precision, best_thresholds, figures
 from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import accuracies
 from towers.optim.losses import create_loss

@@ -185,12 +185,9 @@ METRICS = {
     "accuracy": Choice("correct predictions"),
     "loss": Choice("the lowest loss", target="negative_loss"),
     "macro_f1": Choice("mean F1 of the classes"),
-    "balanced_accuracy": Choice(
-        "mean recall of the classes", target="evaluation.figures:balanced_accuracy"
-    ),
+    "balanced_accuracy": Choice("mean recall of the classes"),
     "map": Choice(
-        "mean average precision of label sets",
-        target="evaluation.label_sets:mean_average_precision",
+        "mean average precision of label sets", target="mean_average_precision"
     ),
 }
 
@@ -229,7 +226,7 @@ _MODULES = {
     "loss": "optim.losses",
     "schedule": "optim.schedules",
     "strategy": "parallel.strategies",
-    "best_by": "evaluation.metrics",
+    "best_by": "evaluation.figures",
     "tta": "data.augment.tta",
 }
 

@@ -15,8 +15,7 @@ from towers.data.batches import EvalBatches
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.evaluation.figures import figures
-from towers.evaluation.label_sets import read_thresholds
+from towers.evaluation.figures import figures, read_thresholds
 from towers.evaluation.predictions import Predictions, predictions_of
 from towers.evaluation.report import (
     accuracy_line,

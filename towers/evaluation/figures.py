@@ -4,19 +4,163 @@ They are computed in NumPy, in float64, from what the devices give for each imag
 that strategy, towers and batch size change nothing but the rounding of the logits.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers.evaluation.calibration import (
-    class_counts,
-    class_rows,
-    common_figures,
-    ratio,
+from towers.config import choices, factories, parse_json
+from towers.errors import ConfigError, one_line
+from towers.evaluation.predictions import (
+    TOP,
+    LabelSets,
+    Predictions,
+    sigmoid,
+    softmax,
 )
-from towers.evaluation.label_sets import label_set_figures
-from towers.evaluation.predictions import TOP, LabelSets, Predictions
+
+Figures = Mapping[str, Any]  # see `figures`
+
+# Of the intervals.
+CONFIDENCE = 0.95
+
+# Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599.
+NUM_BINS = 15
+
+
+def figures(
+    predictions: Predictions | LabelSets,
+    class_names: Sequence[str],
+    thresholds: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """The figures of `result.json`, of Python's types, at 1/2 and at the thresholds per
+    class of label sets.
+
+    A ratio of nothing, such as the precision of a class that is never predicted, is 0,
+    as in scikit-learn with `zero_division=0`. The mean F1 leaves out classes without
+    images and predictions, as scikit-learn does by default.
+
+    Returns:
+        "accuracy", "correct", "images", "loss" (the mean); "accuracy_interval";
+        "accuracy_tta" with test-time augmentation; "calibration_error"; "macro_f1", the
+        mean F1 over the classes; "classes", a row of each class. With one label an
+        image "balanced_accuracy", the mean recall over the classes with images;
+        "top5_accuracy" and its interval where there are more classes than TOP;
+        "confusion_matrix", see `confusion_entries`. Of label sets "accuracy" is the
+        fraction of images whose labels are all predicted, and no others; "map" the mean
+        of the average precisions of classes with images, "map_micro" of all pairs of an
+        image and a class; "micro_f1" of these pairs.
+    """
+    labels, classes = predictions.labels, predictions.classes
+    images, correct = len(labels), int(predictions.correct.sum())
+    counts = class_counts(labels, classes, len(class_names)).tolist()
+    rows = [
+        {"name": name, "images": labeled, "predictions": taken}
+        | {"f1": 2 * hits / max(labeled + taken, 1)}
+        | ratio("precision", hits, taken)
+        | ratio("recall", hits, labeled)
+        for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
+    ]
+    result = ratio("accuracy", correct, images) | {
+        "loss": float(predictions.losses.mean()),
+        "correct": correct,
+        "images": images,
+        "calibration_error": calibration_error(predictions),
+        "macro_f1": mean_f1(labels, classes),
+        "classes": rows,
+    }
+    if predictions.correct_tta.size:
+        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
+    if isinstance(predictions, LabelSets):
+        return result | _label_set_figures(predictions, rows, thresholds)
+    entries = confusion_entries(labels, classes, len(class_names))
+    result["confusion_matrix"] = entries.tolist()
+    result["balanced_accuracy"] = balanced_accuracy(predictions)
+    if len(class_names) > TOP and predictions.in_top.size:
+        result |= ratio("top5_accuracy", int(predictions.in_top.sum()), images)
+    return result
+
+
+def _label_set_figures(predictions, rows, thresholds):
+    """The figures of label sets alone; adds columns to the rows of the classes."""
+    labels, scores = predictions.labels, predictions.scores
+    for row, *columns in zip(rows, labels.T, scores.T, strict=True):
+        row["average_precision"] = average_precision(*columns)
+    each = [row["average_precision"] for row in rows if row["images"]]
+    result = {
+        "map": float(np.mean(each)) if each else 0.0,
+        "map_micro": average_precision(labels.ravel(), scores.ravel()),
+        "micro_f1": _micro_f1(labels, predictions.classes),
+    }
+    if thresholds is not None:
+        chosen = labels, predictions.probabilities >= thresholds
+        result["macro_f1_at_thresholds"] = mean_f1(*chosen)
+        result["micro_f1_at_thresholds"] = _micro_f1(*chosen)
+        for row, threshold in zip(rows, thresholds.tolist(), strict=True):
+            row["threshold"] = threshold
+    return result
+
+
+def _micro_f1(labels, classes):
+    """F1 over all pairs of an image and a class."""
+    total = labels.sum() + classes.sum()
+    return float(2 * (labels & classes).sum() / max(total, 1))
+
+
+def ratio(name: str, successes: int, trials: int) -> dict[str, Any]:
+    """A proportion under a name, and its interval under NAME_interval."""
+    interval = wilson_interval(successes, trials)
+    return {name: successes / max(trials, 1), f"{name}_interval": interval}
+
+
+def wilson_interval(successes: int, trials: int) -> list[float]:
+    """The score interval of a binomial proportion (Wilson 1927), [low, high]; of no
+    trials [0, 1]."""
+    if not trials:
+        return [0.0, 1.0]
+    z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    share, weight = successes / trials, z * z / trials
+    center = (share + weight / 2) / (1 + weight)
+    reach = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    # At the ends rounding would miss 0 and 1.
+    low = center - reach if successes else 0.0
+    return [low, center + reach if successes < trials else 1.0]
+
+
+def class_counts(
+    labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
+) -> np.ndarray:
+    """int64 [3, classes]: correct predictions of each class, its images, and its
+    predictions. Labels and classes are integers [n], or of several labels bool [n,
+    classes]."""
+    if labels.ndim == 2:
+        return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
+    num_classes = num_classes or 1 + max(labels.max(), classes.max())
+    each = labels[labels == classes], labels, classes
+    return np.array([np.bincount(x, minlength=num_classes) for x in each])
+
+
+def mean_f1(labels: np.ndarray, classes: np.ndarray) -> float:
+    """The mean F1 over the classes with images or predictions; 0 without any."""
+    hits, labeled, taken = class_counts(labels, classes)
+    total = labeled + taken
+    each = 2 * hits[total > 0] / total[total > 0]
+    return float(each.mean()) if each.size else 0.0
+
+
+def balanced_accuracy(predictions: Predictions) -> float:
+    """The mean recall over the classes with images."""
+    hits, images, _ = class_counts(predictions.labels, predictions.classes)
+    return float(np.mean(hits[images > 0] / images[images > 0]))
+
+
+def present(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of classes that have images or predictions."""
+    return [row for row in classes if row["images"] or row["predictions"]]
 
 
 def confusion_entries(
@@ -52,48 +196,184 @@ def worst_confusion(
     return classes, matrix[:-1, :-1], images[classes]
 
 
-def figures(
-    predictions: Predictions | LabelSets,
-    class_names: Sequence[str],
-    thresholds: np.ndarray | None = None,
-) -> dict[str, Any]:
-    """The figures of `result.json`, of Python's types; of label sets see
-    `label_set_figures`.
-
-    A ratio of nothing, such as the precision of a class that is never predicted, is 0,
-    as in scikit-learn with `zero_division=0`. The mean F1 leaves out classes without
-    images and predictions, as scikit-learn does by default.
-
-    Returns:
-        "accuracy", "correct", "images", "loss" (the mean); "accuracy_interval";
-        "top5_accuracy" and "top5_accuracy_interval" where there are more classes than
-        TOP; "accuracy_tta" with test-time augmentation; "calibration_error";
-        "macro_f1" and "balanced_accuracy", the mean F1 and recall over the classes
-        (with images); "classes", a row of each class;
-        "confusion_matrix", the entries that are not zero, see `confusion_entries`.
-    """
-    if isinstance(predictions, LabelSets):
-        return label_set_figures(predictions, class_names, thresholds)
-    labels, predicted = predictions.labels, predictions.classes
-    classes = class_rows(class_names, labels, predicted)
-    result = common_figures(predictions) | {
-        "balanced_accuracy": balanced_accuracy(predictions),
-        "classes": classes,
-        "confusion_matrix": confusion_entries(
-            labels, predicted, len(class_names)
-        ).tolist(),
-    }
-    if len(class_names) > TOP and predictions.in_top.size:
-        result |= ratio("top5_accuracy", int(predictions.in_top.sum()), len(labels))
-    return result
+# Calibration.
 
 
-def present(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of classes that have images or predictions."""
-    return [row for row in classes if row["images"] or row["predictions"]]
+def _bins(probabilities):
+    """int64 [n], the numbers of the bins: NUM_BINS equal ones (low, high]."""
+    bins = np.ceil(np.nan_to_num(probabilities) * NUM_BINS)
+    return np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
 
 
-def balanced_accuracy(predictions: Predictions) -> float:
-    """The mean recall over the classes with images."""
-    hits, images, _ = class_counts(predictions.labels, predictions.classes)
-    return float(np.mean(hits[images > 0] / images[images > 0]))
+def calibration_error(predictions: Predictions | LabelSets) -> float:
+    """The mean distance between probability and accuracy over the bins, weighted by
+    their images; of label sets by their pairs of an image and a class."""
+    probabilities, is_right = predictions.decisions
+    surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
+    return float(np.abs(surplus).sum() / len(is_right))
+
+
+def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
+    """The reliability diagram: of each bin of the calibration error its bounds "low"
+    and "high", "images" (of label sets pairs of an image and a class), and where it has
+    any their mean "probability", their "accuracy" and "accuracy_interval"."""
+    probabilities, is_right = predictions.decisions
+    bins, rows = _bins(probabilities), []
+    for number in range(NUM_BINS):
+        is_in = bins == number
+        images, correct = int(is_in.sum()), int(is_right[is_in].sum())
+        row = {"low": number / NUM_BINS, "high": (number + 1) / NUM_BINS}
+        row["images"] = images
+        if images:
+            row["probability"] = float(probabilities[is_in].mean())
+            row |= ratio("accuracy", correct, images)
+        rows.append(row)
+    return rows
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature, from 1/100 to 100, that minimizes the cross-entropy of logits /
+    temperature (Guo et al. 2017, arXiv:1706.04599); labels as of `class_counts`."""
+    logits = logits.astype(np.float64)
+    multi_label = labels.ndim == 2
+    to_probabilities = sigmoid if multi_label else softmax
+    targets = labels if multi_label else np.eye(logits.shape[1])[labels]
+
+    def slope(log_temperature):
+        """Sign of the derivative of the convex cross-entropy over 1 / temperature."""
+        probabilities = to_probabilities(logits * math.exp(-log_temperature))
+        return np.sum(logits * (probabilities - targets))
+
+    low, high = -math.log(100), math.log(100)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+# Label sets.
+
+
+def precision_recall(
+    labels: np.ndarray, scores: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The precision-recall curve of a class: precision and recall, float64 [m], and the
+    score from which on images are predicted, for each of the m different scores, the
+    highest first. Without labels the recall is 0. The labels are bool [n]."""
+    order = np.argsort(-scores, kind="stable")
+    scores = scores[order]
+    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
+    hits = np.cumsum(labels[order])[last]
+    return hits / (last + 1), hits / max(labels.sum(), 1), scores[last]
+
+
+def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The area under the precision-recall curve as a sum of rectangles, as scikit-learn
+    has it; 0 without labels."""
+    precision, recall, _ = precision_recall(labels, scores)
+    return float(np.diff(recall, prepend=0) @ precision)
+
+
+def mean_average_precision(predictions: LabelSets) -> float:
+    """The mean over the classes with images; 0 where there are none."""
+    labels, scores = predictions.labels, predictions.scores
+    each = [
+        average_precision(labels[:, c], scores[:, c])
+        for c in labels.any(0).nonzero()[0]
+    ]
+    return float(np.mean(each)) if each else 0.0
+
+
+def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """float64 [classes]: per class the threshold with the highest F1, halfway between
+    two probabilities; images with at least this probability are predicted to have the
+    class. 1/2 for a class without images. Both arguments are [n, classes]."""
+    thresholds = np.full(labels.shape[1], 0.5)
+    for number in np.flatnonzero(labels.any(0)):
+        precision, recall, scores = precision_recall(
+            labels[:, number], probabilities[:, number]
+        )
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+        best = int(f1.argmax())
+        lower = scores[best + 1] if best + 1 < len(scores) else 0.0
+        thresholds[number] = (scores[best] + lower) / 2
+    return thresholds
+
+
+def thresholds_json(predictions: LabelSets, class_names: Sequence[str]) -> str:
+    """The content of `thresholds.json`: `best_thresholds` by the names of classes."""
+    values = best_thresholds(predictions.labels, predictions.probabilities).tolist()
+    return json.dumps(dict(zip(class_names, values, strict=True)), indent=2) + "\n"
+
+
+def read_thresholds(
+    path: pathlib.Path, class_names: Sequence[str]
+) -> np.ndarray | None:
+    """float64 [classes]: the thresholds in a file; None where there is no file.
+    ConfigError where it has no probability for each class."""
+    try:
+        values = parse_json(path.read_bytes())
+        thresholds = np.array([values[name] for name in class_names], np.float64)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: has no threshold for each class ({one_line(error)}); remove it, "
+            "and the next best evaluation of the training writes it anew"
+        ) from None
+    return thresholds
+
+
+# Metrics of --best_by.
+
+
+class Metric(NamedTuple):
+    """A metric of the predictions for all images; NaN is worse than any number."""
+
+    name: str  # in records, after the split
+    function: Callable[[Predictions | LabelSets], float]
+    is_recorded: bool  # whether a run records it next to the usual ones
+
+    def score(self, figures: Figures) -> float:
+        """The metric of an evaluation; what `report.accuracies` has is not computed
+        again."""
+        if self.is_recorded:
+            return figures[self.name]
+        if self.name in ("auto", "map") and "map" in figures:
+            return figures["map"]
+        return self.function(figures["predictions"])
+
+
+def create_metric(name: str) -> Metric:
+    """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION of
+    labels, int64 [n] or bool [n, classes], and probabilities, float64 [n, classes]."""
+    function = factories.resolve("best_by", name)
+    if not choices.find("best_by", name).is_in_a_file:
+        usual = "auto", "accuracy", "loss", "map"
+        return Metric(name, function, name not in usual)
+
+    def compute(predictions):
+        number = function(predictions.labels, predictions.all_probabilities)
+        try:
+            return float(number)
+        except (TypeError, ValueError):
+            reason = f"gave {type(number).__name__}, and not a number"
+            raise ConfigError(f"best_by={name}: {reason}") from None
+
+    return Metric(name.rpartition(":")[2], compute, True)
+
+
+def accuracy(predictions: Predictions | LabelSets) -> float:
+    """The part of images that are predicted correctly."""
+    return float(predictions.correct.mean())
+
+
+def negative_loss(predictions: Predictions | LabelSets) -> float:
+    """The mean loss, negative."""
+    mean = float(predictions.losses.mean())
+    return -mean if math.isfinite(mean) else math.nan
+
+
+def macro_f1(predictions: Predictions | LabelSets) -> float:
+    """The mean F1 over the classes with images or predictions."""
+    return mean_f1(predictions.labels, predictions.classes)

@@ -75,6 +75,11 @@ class LabelSets(NamedTuple):
     all_probabilities = probabilities
 
     @property
+    def scores(self) -> np.ndarray:
+        """float32 [n, classes]: the logits in an order of all."""
+        return np.nan_to_num(self.logits, nan=-np.inf)
+
+    @property
     def confidences(self) -> np.ndarray:
         """float64 [n]: the probability of the least certain decision on a class."""
         return np.abs(self.probabilities - 0.5).min(1) + 0.5

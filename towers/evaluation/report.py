@@ -12,16 +12,18 @@ import numpy as np
 from towers.config import Config
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
-from towers.evaluation.calibration import mean_f1
-from towers.evaluation.figures import frequent_mistakes, present
-from towers.evaluation.label_sets import mean_average_precision
+from towers.evaluation.figures import (
+    Figures,
+    frequent_mistakes,
+    mean_average_precision,
+    mean_f1,
+    present,
+)
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.stopwatch import Stopwatch
-
-Figures = Mapping[str, Any]  # see `figures.figures`
 
 # The figures in `result.json`, in their order.
 NAMES = (
@@ -57,17 +59,14 @@ def accuracies(counts: Mapping[str, Any]) -> Figures:
     """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
     "accuracy_tta" where it uses test-time augmentation, and "predictions"; of label
     sets also "map" and "macro_f1"."""
+    predictions, images = predictions_of_counts(counts), int(counts["images"])
+    result = {"correct": int(counts["correct"]), "images": images}
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
-    predictions = predictions_of_counts(counts)
-    values = {"predictions": predictions}
+    result |= {k: counts[v] / images for k, v in means.items() if v in counts}
     if isinstance(predictions, LabelSets):
-        values["map"] = mean_average_precision(predictions)
-        values["macro_f1"] = mean_f1(predictions.labels, predictions.classes)
-    return (
-        {"correct": int(counts["correct"]), "images": int(counts["images"])}
-        | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
-        | values
-    )
+        result["map"] = mean_average_precision(predictions)
+        result["macro_f1"] = mean_f1(predictions.labels, predictions.classes)
+    return result | {"predictions": predictions}
 
 
 def record_of(
@@ -203,31 +202,22 @@ def to_json(result: Mapping[str, Any]) -> str:
             return [finite(x) for x in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    def dumps(value):
-        try:
-            return json.dumps(value, allow_nan=False)
-        except ValueError:
-            return json.dumps(finite(value))
-
     def text(value):
         if isinstance(value, list) and value and isinstance(value[0], list | dict):
-            rows = ",\n    ".join(map(dumps, value))
+            rows = ",\n    ".join(map(json.dumps, value))
             return f"[\n    {rows}\n  ]"
-        return dumps(value)
+        return json.dumps(value)
 
-    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in result.items())
+    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in finite(result).items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def mistakes_csv(
     predictions: Predictions | LabelSets, source: Source, class_names: Sequence[str]
 ) -> str:
-    """The text of `mistakes.csv`: every test image that is predicted wrongly.
-
-    Columns: index, the number of the image among those for testing; path, of the file
-    where the image has one, or its place in the data set; label and prediction, names
-    of classes; probability, of the prediction (label sets: of the least certain class).
-    """
+    """The text of `mistakes.csv`, a row of each image that is predicted wrongly: its
+    number in the source, path or place, label, prediction, and the probability of this
+    (label sets: of the least certain class)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "path", "label", "prediction", "probability"])
@@ -249,13 +239,9 @@ def image_rows(
     rows, confidences = [], predictions.confidences.tolist()
     for index in indices.tolist():
         label, prediction = predictions.texts(index, class_names)
-        row = {
-            "index": index,
-            "path": shown(place_of(source, index), most=4096),
-            "label": label,
-            "prediction": prediction,
-            "probability": confidences[index],
-            "loss": float(predictions.losses[index]),
-        }
+        row = {"index": index, "path": shown(place_of(source, index), most=4096)}
+        row |= {"label": label, "prediction": prediction}
+        row["probability"] = confidences[index]
+        row["loss"] = float(predictions.losses[index])
         rows.append(row)
     return rows

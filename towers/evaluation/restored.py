@@ -17,7 +17,7 @@ from towers.config import Config, checks, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.errors import CheckpointError, ConfigError, one_line
-from towers.evaluation.label_sets import read_thresholds
+from towers.evaluation.figures import read_thresholds
 from towers.evaluation.predictions import sigmoid, to_probabilities
 from towers.models.inference import without_noise
 from towers.models.keras import given

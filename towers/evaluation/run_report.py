@@ -15,10 +15,8 @@ from towers.config import Config, non_defaults, parse_json
 from towers.config.installation import command_of, program
 from towers.data.sources import Source
 from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.calibration import reliability
-from towers.evaluation.figures import figures
+from towers.evaluation.figures import figures, precision_recall, reliability
 from towers.evaluation.grad_cam import activation_maps, overlay
-from towers.evaluation.label_sets import average_precision, precision_recall
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun, reported_weights
@@ -36,9 +34,11 @@ MOST_CURVES, MOST_POINTS = 6, 200
 
 _OF_PREDICTIONS = ("reliability", "precision_recall", "mistakes", "most_confident")
 
-# Metrics of the curves; metrics of evaluations have a prefix, and perhaps a suffix.
-_TRAINING = ("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate")
-_SPEED = ("images_per_sec", "input_wait_percent")
+# Metrics of the curves, besides metrics of evaluations, which have a prefix.
+_METRICS = (
+    *("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate"),
+    *("images_per_sec", "input_wait_percent"),
+)
 
 
 class Evaluated(NamedTuple):
@@ -103,6 +103,7 @@ def write_report(
 
     path = folder.report / "report.json"
     result = {"step": step, "images": images} | result_of_records(records)
+    of_predictions = dict.fromkeys(_OF_PREDICTIONS, ())
     if evaluated is not None:
         evaluation = evaluated.predictions.map(lambda x: figures(x, class_names))
         for weights, accuracy in evaluated.accuracy_tta.items():
@@ -110,6 +111,8 @@ def write_report(
         result = result_of(
             evaluation, evaluated.split, step=step, images=images, stopwatch=stopwatch
         )
+        classes = evaluation.reported["classes"]
+        of_predictions = _predictions(evaluated, class_names, classes)
     content = {
         "run": os.path.normpath(folder.path),
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -118,7 +121,7 @@ def write_report(
         "image_shape": list(image_shape),
         "result": result,
         "curves": curves_of(records),
-        **_predictions(evaluated, class_names),
+        **of_predictions,
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
         **(_process() if is_training else _process_before(path)),
@@ -176,27 +179,20 @@ def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
     """Name of a metric in `metrics.jsonl` -> its "steps", "epochs" and "values"."""
-    names = [
-        name
-        for name in dict.fromkeys(k for record in records for k in record)
-        if name in (*_TRAINING, *_SPEED) or name.startswith(("test_", "validation_"))
-    ]
     curves = {}
-    for name in names:
-        points = [
-            (r["step"], r.get("epoch", r["step"]), r[name])
-            for r in records
-            if name in r
-        ]
-        steps, epochs, values = map(list, zip(*points, strict=True))
-        curves[name] = {"steps": steps, "epochs": epochs, "values": values}
+    for record in records:
+        for name, value in record.items():
+            if name in _METRICS or name.startswith(("test_", "validation_")):
+                new = {"steps": [], "epochs": [], "values": []}
+                curve = curves.setdefault(name, new)
+                curve["steps"].append(record["step"])
+                curve["epochs"].append(record.get("epoch", record["step"]))
+                curve["values"].append(value)
     return curves
 
 
-def _predictions(evaluated, class_names):
+def _predictions(evaluated, class_names, classes):
     """The calibration, and images with their predictions."""
-    if evaluated is None:
-        return dict.fromkeys(_OF_PREDICTIONS, ())
     predictions = evaluated.predictions.reported
     worst = worst_mistakes(predictions, MOST_MISTAKES)
     right = np.flatnonzero(predictions.correct)
@@ -204,36 +200,33 @@ def _predictions(evaluated, class_names):
     labels = [predictions.texts(index, class_names)[0] for index in right]
     _, first = np.unique(labels, return_index=True)
     confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
-    return {
-        "reliability": reliability(predictions),
-        "precision_recall": _precision_recall(predictions, class_names),
-        "mistakes": image_rows(predictions, worst, evaluated.source, class_names),
-        "most_confident": image_rows(
-            predictions, confident, evaluated.source, class_names
-        ),
-    }
+    mistakes, most_confident = (
+        image_rows(predictions, indices, evaluated.source, class_names)
+        for indices in (worst, confident)
+    )
+    curves = _precision_recall(predictions, classes)
+    values = reliability(predictions), curves, mistakes, most_confident
+    return dict(zip(_OF_PREDICTIONS, values, strict=True))
 
 
-def _precision_recall(predictions, class_names):
-    """Precision-recall curves of the classes of label sets with the lowest average
-    precision."""
+def _precision_recall(predictions, classes):
+    """Precision-recall curves of the classes with the lowest average precision."""
     if not isinstance(predictions, LabelSets):
         return []
+    numbers = [number for number, row in enumerate(classes) if row["images"]]
+    numbers.sort(key=lambda number: classes[number]["average_precision"])
     curves = []
-    for number in np.flatnonzero(predictions.labels.any(0)):
-        labels_and_logits = predictions.labels[:, number], predictions.logits[:, number]
-        precision, recall, _ = precision_recall(*labels_and_logits)
+    for number in numbers[:MOST_CURVES]:
+        precision, recall, _ = precision_recall(
+            predictions.labels[:, number], predictions.scores[:, number]
+        )
         chosen = np.linspace(0, len(recall) - 1, min(len(recall), MOST_POINTS))
         chosen = chosen.astype(int)
-        curve = {
-            "name": class_names[number],
-            "average_precision": average_precision(*labels_and_logits),
-            "recall": recall[chosen].tolist(),
-            "precision": precision[chosen].tolist(),
-        }
+        curve = {name: classes[number][name] for name in ("name", "average_precision")}
+        curve["recall"] = recall[chosen].tolist()
+        curve["precision"] = precision[chosen].tolist()
         curves.append(curve)
-    curves.sort(key=lambda curve: curve["average_precision"])
-    return curves[:MOST_CURVES]
+    return curves
 
 
 def _process():

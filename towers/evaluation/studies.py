@@ -16,8 +16,7 @@ from towers.data.batches import EvalBatches
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.evaluation.calibration import calibration_error, fit_temperature
-from towers.evaluation.figures import figures
+from towers.evaluation.figures import calibration_error, figures, fit_temperature
 from towers.evaluation.predictions import (
     LabelSets,
     Predictions,

@@ -19,8 +19,7 @@ from towers.errors import (
     RunFolderError,
     WorkerLostError,
 )
-from towers.evaluation.label_sets import thresholds_json
-from towers.evaluation.metrics import create_metric
+from towers.evaluation.figures import create_metric, thresholds_json
 from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import RECORDED, accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
