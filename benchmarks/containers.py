@@ -33,7 +33,7 @@ from benchmarks.with_torch import containers as peers
 from towers import data
 from towers.data.augment.augmentation import none
 from towers.data.batches import TrainBatches
-from towers.data.block_order import block_order
+from towers.data.orders import block_order
 
 SHARDS, CLASSES = 100, 10
 DIFFERENT = 4000  # images, which are repeated

@@ -11,11 +11,8 @@ from small_runs import small_config
 from towers import Config, build, build_trainer
 from towers.data.augment.augmentation import none
 from towers.data.batches import EvalBatches, TrainBatches
-from towers.data.classes import (
-    BalancedOrder,
-    class_weights,
-    logit_offsets,
-)
+from towers.data.classes import class_weights, logit_offsets
+from towers.data.orders import BalancedOrder
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource
 from towers.optim.losses import cross_entropy

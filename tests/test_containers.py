@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import re
+import signal
 import subprocess
 import tarfile
 
@@ -17,22 +18,25 @@ import pyarrow
 import pytest
 import tensorflow as tf
 from containers import CONTAINERS, examples, serving, write_images
+from marks import slow
 from pictures import png, random_pixels
 from prepared_sets import all_of, message
+from processes import run
 from pyarrow import parquet
-from small_runs import assert_equal_states, saved, small_config
+from small_runs import assert_equal_states, saved, saved_steps, small_config
 
 from towers import data
 from towers.data.augment.augmentation import pad_crop_flip
 from towers.data.batches import TrainBatches
-from towers.data.block_order import BlockOrder, block_order
-from towers.data.files import remote
+from towers.data.files import reading
 from towers.data.files.parquet import ParquetIndex
+from towers.data.orders import BlockOrder, block_order
 from towers.data.sources import checksum
 from towers.errors import DataError
 from towers.training.train import train
 
 COUNT = 45
+ALL_BUT_TAR = ("folder", "CSV", "Parquet", "TFRecord", "HTTP")
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +98,58 @@ def test_every_container_gives_the_batches_of_the_folder(written, folder):
     assert_equal_sets(with_faults, folder)
 
 
-def test_a_run_that_is_stopped_in_mid_epoch_is_the_run_of_the_folder(
-    written, tmp_path, folder
+# A run that kills itself after step 7, near the end of the second epoch; checkpoint 6
+# may not be written then.
+KILLED_RUN = """
+import json, os, signal, sys
+from towers.callbacks import Callback
+from towers.config import Config
+from towers.training.train import train
+
+class Kill(Callback):
+    def on_log(self, step, metrics):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(sys.argv[1], Config(**json.loads(sys.argv[2])), callbacks=[Kill()])
+"""
+
+
+def run_config(dataset, data_dir):
+    options = {"model": "lenet", "image_size": 14, "num_epochs": 3.0}
+    options |= {"log_every_steps": 1, "checkpoint_every_steps": 3}
+    return small_config(dataset=dataset, data_dir=data_dir, **options)
+
+
+@pytest.fixture(scope="module")
+def whole_run(folder, tmp_path_factory):
+    """The run of the folder, from its start to its end in one process."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    train(workdir, run_config("image_folder", folder.origin.split(" (")[0]))
+    return workdir
+
+
+@pytest.mark.row(1)
+@pytest.mark.parametrize("container", ["tar", *map(slow, ALL_BUT_TAR)])
+def test_a_run_that_is_killed_in_mid_epoch_continues_to_the_state_of_the_folder(
+    container, whole_run, tmp_path, cache
 ):
-    name, place = written
-    options = {"model": "lenet", "image_size": 14, "num_epochs": 2.0}
-    root = folder.origin.split(" (")[0]
-    whole = small_config(dataset="image_folder", data_dir=root, **options)
-    train(tmp_path / "whole", whole)
-    config = small_config(dataset=name, data_dir=place, **options)
-    for stop in (2, 5, 0):
-        changed = dataclasses.replace(config, max_steps=stop)
-        train(tmp_path / "run", changed)
-    assert_equal_states(
-        saved(tmp_path / "run").tensors, saved(tmp_path / "whole").tensors
-    )
+    folder = tmp_path / "container"
+    write, name, pattern = CONTAINERS.get(container, CONTAINERS["tar"])
+    if container == "folder":
+        write, name, pattern = write_images, "image_folder", ""
+    write(folder, examples(COUNT))
+    with serving(folder) as server:
+        place = server.url if container == "HTTP" else folder
+        config = run_config(name, f"{place}/{pattern}")
+        text = json.dumps(dataclasses.asdict(config))
+        environ = {"TOWERS_CACHE_DIR": str(cache)}
+        killed = run("-c", KILLED_RUN, str(tmp_path / "run"), text, **environ)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert saved_steps(tmp_path / "run") in ([3], [3, 6])
+        assert train(tmp_path / "run", config).step == 12
+    state = saved(tmp_path / "run").tensors
+    assert_equal_states(state, saved(whole_run).tensors)
 
 
 @pytest.mark.parametrize("scheme", ["http", "memory"])
@@ -149,30 +190,37 @@ def test_a_folder_of_images_at_a_url_is_read(tmp_path, folder):
     assert (data_set.train.num_examples, data_set.test.num_examples) == (COUNT, 6)
     images, _ = all_of(data_set.test)
     np.testing.assert_array_equal(images[2], random_pixels([1, 2]))
+    memory = fsspec.filesystem("memory")
+    for split, folder in itertools.product(("train", "Test"), ("b/c", "b/a/x", "d/a")):
+        source = str(tmp_path / "test/ant/00000.png")
+        memory.put(source, f"/{tmp_path.name}/nested/{split}/{folder}/1.png")
+    nested = data.load("image_folder", f"memory://{tmp_path.name}/nested")
+    assert nested.class_names == ("b/a", "b/c", "d/a")
+    assert sorted(all_of(nested.test)[1]) == [0, 1, 2]
 
 
 def test_the_cache_of_remote_files_is_bounded(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1000)
     monkeypatch.setenv("TOWERS_CACHE_GB", "2e-5")  # 20 blocks
     content = np.random.default_rng(0).bytes(100_500)
     (tmp_path / "file").write_bytes(content)
     with serving(tmp_path) as server:
         path = f"{server.url}/file"
         for first in (0, 99_000, 50_000, 700, 100_499):
-            assert remote.read_range(path, first, 1) == content[first : first + 1]
+            assert reading.read_range(path, first, 1) == content[first : first + 1]
         for first in range(0, 98_000, 1100):
-            read = remote.read_range(path, first, 2000)
+            read = reading.read_range(path, first, 2000)
             assert read == content[first : first + 2000]
             sizes = [x.stat().st_size for x in (cache / "remote").iterdir()]
             assert sum(sizes) <= 21_000
         with pytest.raises(ValueError, match="ends 500 bytes too early"):
-            remote.read_range(path, 100_000, 1000)
-        with open(remote.local_copy(path), "rb") as file:
+            reading.read_range(path, 100_000, 1000)
+        with open(reading.local_copy(path), "rb") as file:
             assert file.read() == content
         server.fail = 9
         with pytest.raises(OSError, match="cannot be fetched: .*503"):
-            monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
-            remote.read_range(f"{server.url}/other", 0, 1)
+            monkeypatch.setattr(reading, "PAUSES", (0.0, 0.0))
+            reading.read_range(f"{server.url}/other", 0, 1)
 
 
 # Files that are not what they should be.

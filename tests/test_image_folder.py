@@ -265,6 +265,34 @@ def test_folders_inside_a_class_are_read_and_flat_ones_keep_their_order(tmp_path
     np.testing.assert_array_equal(images, expected)
 
 
+NESTED = {"pets/cat": 3, "pets/dog/big": 2, "wild/cat": 2, "wild/fox": 2}
+
+
+@pytest.mark.parametrize("splits", [["."], ["train", "test"]])
+def test_folders_without_images_of_their_own_group_classes(tmp_path, splits):
+    root = tmp_path / "root"
+    for split in splits:
+        write_folder(root, split, NESTED)
+    data_set = load(root)
+    assert data_set.class_names == ("pets/cat", "pets/dog", "wild/cat", "wild/fox")
+    label_of = Labels(data_set.class_names, [str(root)])
+    for source in data_set.sources.values():
+        for index, label in enumerate(source.labels):
+            place = source.place(index)
+            assert f"/{data_set.class_names[label]}/" in place
+            assert label_of(place) == label
+    # A network that was trained on them names the classes of other folders.
+    write_folder(tmp_path, "new", {"pets/dog": 1, "pets/dog/more": 1}, seed=1)
+    new = image_folder.load(str(tmp_path / "new"), trained=DatasetInfo.of(data_set))
+    assert new.test.labels.tolist() == [1, 1]
+    # Not where a group has an image, or all groups have the same folders.
+    for split in splits:
+        shutil.copy(root / split / "wild/fox/00.png", root / split / "wild")
+    assert load(root).class_names == ("pets", "wild")
+    write_folder(tmp_path, "same", dict.fromkeys(["a/x", "b/x", "b/y", "a/y"], 1))
+    assert load(tmp_path / "same").class_names == ("a", "b")
+
+
 @pytest.mark.parametrize("split", ["test", "val"])
 def test_images_for_testing_without_labels_are_said_and_not_used(tmp_path, split):
     write_folder(tmp_path, "train", {"cat": 10, "dog": 10})

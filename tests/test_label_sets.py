@@ -22,6 +22,7 @@ from towers.data import classes
 from towers.data.augment.augmentation import create_augment
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, hold_out
+from towers.data.orders import BalancedOrder
 from towers.data.share import Share
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
@@ -204,7 +205,7 @@ def test_balanced_weights_equal_the_counts():
 def test_a_balanced_order_draws_every_class_alike():
     labels, _ = random_sets(400, 4, seed=1)
     labels[:, 3] &= labels[:, 2]
-    order = classes.BalancedOrder(labels.astype(np.uint8))
+    order = BalancedOrder(labels.astype(np.uint8))
     drawn = np.concatenate([order(7, tf.constant(e, tf.int64)) for e in range(100)])
     assert drawn.shape == (40_000,)
     # Of each class and of the images without any, the same number of draws.

@@ -335,6 +335,9 @@ def test_the_label_is_the_class_whose_name_the_folder_has():
     assert [labels(path) for path in paths] == [0, 1, 2]
     paths = "q/cat/1.png", "x/cat/new/1.png", "x/cat/new/more/1.png"
     assert [labels(path) for path in paths] == [0, 0, -1]
+    labels = Labels(["pets/cat", "wild/cat"], ["p", "q/wild", "r/pets/cat"])
+    paths = "p/pets/cat/x/1.png", "p/cat/1.png", "q/wild/cat/1.png", "r/pets/cat/1.png"
+    assert [labels(path) for path in paths] == [0, -1, 1, 0]
 
 
 # The program.

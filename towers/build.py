@@ -13,8 +13,8 @@ from towers.data.augment.augmentation import Augment, create_augment
 from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches, hold_out, some_images
-from towers.data.block_order import block_order
-from towers.data.classes import BalancedOrder, labels_for
+from towers.data.classes import labels_for
+from towers.data.orders import BalancedOrder, block_order
 from towers.data.share import Share
 from towers.data.sources import DataSet, Source
 from towers.errors import ConfigError

@@ -35,12 +35,8 @@ Batch = dict[str, tf.Tensor]
 
 
 class Orders(NamedTuple):
-    """The orders of some epochs, one after the other.
-
-    Attributes:
-        examples: int64 [n], of the positions that follow `begin`.
-        begin: int64 scalar, the first position.
-    """
+    """The orders of some epochs, one after the other: int64 [n], of the positions that
+    follow `begin`."""
 
     examples: tf.Tensor
     begin: tf.Tensor
@@ -125,12 +121,8 @@ class TrainBatches:
         self, first_step: int, split_fn: Callable[[Batch], list[Batch]] | None = None
     ) -> tf.data.Dataset:
         """The batches of all steps from `first_step` on, read ahead by `tf.data`:
-        reading, processing and the consumer of the stream overlap.
-
-        Args:
-            first_step: 0 for the first of all.
-            split_fn: splits a batch; the elements are then tuples of its pieces.
-        """
+        reading, processing and the consumer of the stream overlap. With `split_fn`,
+        which splits a batch, the elements are tuples of its pieces."""
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
 
@@ -148,16 +140,10 @@ class TrainBatches:
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
-        """Augments and mixes the examples of a step.
-
-        Args:
-            step: int64 scalar.
-            stored: "indices" int64 [n], "images" uint8 [n, height, width, channels],
-                "labels", integers [n], and perhaps "sample_weights" of the examples.
-
-        Returns:
-            The batch, as a call gives it; labels that are not mixed keep their dtype.
-        """
+        """Augments and mixes the stored examples of a step: "indices" int64 [n],
+        "images" uint8 [n, height, width, channels], "labels" and perhaps
+        "sample_weights". Returns the batch, as a call gives it; labels that are not
+        mixed keep their dtype."""
         batch = dict(stored)
         draw = self._draw(step, batch.pop("indices"))
         on_crops = self.augment.train_on_crops
@@ -283,17 +269,12 @@ def _read_ahead(batches):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """The batches of an evaluation: every example exactly once, in order.
+    """The batches of an evaluation, or a share of each: every example exactly once, in
+    order.
 
     All have one shape. The last one is filled up with example 0; "weights", float32
     [batch], is 1 for an example that counts and 0 for one that fills, and "positions",
     int64 [batch], are the numbers of the examples.
-
-    Attributes:
-        source: the examples.
-        augment: of their images.
-        batch_size: images of a batch.
-        share: of every batch; by default all of it.
     """
 
     source: Source
@@ -353,11 +334,7 @@ class EvalBatches:
 
 def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
     """Images at equal distances in the source, augmented as in an evaluation, in arrays
-    of at most 100.
-
-    Raises:
-        DataError: one cannot be read.
-    """
+    of at most 100; DataError where one cannot be read."""
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     batches = EvalBatches(Subset(source, places), augment, batch_size=100)
@@ -370,19 +347,12 @@ def hold_out(
     source: Source, fraction: float, fold: tuple[int, int] | None = None
 ) -> tuple[Source, Source]:
     """Splits a source into the rest and a held-out fraction of each class, or of all
-    where the labels are not known before the images are read.
-
-    Args:
-        source: the training images.
-        fraction: from 0 to 1.
-        fold: in place of the fraction the number of a fold, from 0 on, and the number
-            of folds, which are equal parts of the images.
+    where the labels are not known before the images are read; or fold (number, number
+    of folds) of equal parts.
 
     The choice goes by a hash of the names of the files (CLASS/NAME; without files of
-    the numbers of the images), and is the same for every seed of a run.
-
-    Raises:
-        ConfigError: nothing is left on one side.
+    the numbers of the images), and is the same for every seed of a run. ConfigError
+    where nothing is left on one side.
     """
     num_examples = source.num_examples
     option, count = f"validation_fraction={fraction:g}", round(fraction * num_examples)

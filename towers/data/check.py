@@ -34,15 +34,10 @@ LISTED_SIZES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of one split.
-
-    Attributes:
-        labels: int64 [num_classes], images of each class that can be read.
-        values: float64 [channels, 256], how often each value stands in each channel.
-        samples: label -> the first images of the class; of large ones every second,
-            third, ... pixel.
-        prints: fingerprints of all images.
-    """
+    """Statistics of one split: the images of each class that can be read, int64
+    [num_classes]; how often each value stands in each channel, [channels, 256]; the
+    first images of each class, of large ones every second, third, ... pixel; and the
+    fingerprints of all."""
 
     labels: np.ndarray
     values: np.ndarray
@@ -58,21 +53,14 @@ def check(
     say: Callable[[str], None] = console.line,
     **options: Any,
 ) -> None:
-    """Reads every image once, says what there is, and draws some.
+    """Reads every image once, says what there is, and draws some into the PNG file
+    `grid_path`, NAME.png by default. `say` takes the lines; `options` are those of
+    `data.load`.
 
     Memory is bounded, whatever the number of images, but for a line for each fault, and
-    76 bytes for each image, to detect duplicates.
-
-    Args:
-        name, data_dir: see `data.load`.
-        grid_path: PNG file for the picture; empty for NAME.png in the working folder.
-        say: takes lines of the progress, and then of the report.
-        options: of `data.load`.
-
-    Raises:
-        DataError: the data set cannot be loaded, or images cannot be read; those are
-            all named in the report.
-        ConfigError: the picture cannot be written.
+    76 bytes for each image, to detect duplicates. DataError where the data set cannot
+    be loaded, or images cannot be read, ConfigError where the picture cannot be
+    written.
     """
     refuse_url("grid", grid_path)
     grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path)
@@ -126,17 +114,9 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Reads every image of a source once.
-
-    Args:
-        source: the images.
-        num_classes: of the labels.
-        count_read: is called with the number of images of each batch that was read.
-
-    Raises:
-        DataError: one cannot be read, and there is no survey to record that, or has a
-            label outside of the classes.
-    """
+    """Reads every image of a source once, and calls `count_read` with the number of
+    images of each batch. DataError where one cannot be read, and there is no survey, or
+    has a label outside of the classes."""
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}

@@ -1,15 +1,13 @@
-"""Classes with few images: which they are, weights of the loss, balanced orders."""
+"""Classes with few images: which they are, and weights of the loss."""
 
 import json
 import math
 from unicodedata import normalize
 
 import numpy as np
-import tensorflow as tf
 
 from towers.data.files.paths import reason, shown
 from towers.data.files.reading import read_data_file
-from towers.data.randomness import random_bits
 from towers.data.sources import DataSet, Source, known_labels
 from towers.errors import ConfigError, with_nearest
 
@@ -59,24 +57,15 @@ def class_weights(
     class_names: tuple[str, ...],
     option: str = "class_weights",
 ) -> tuple[float, ...]:
-    """The weights of the classes in the loss.
+    """The weights of the classes in the loss, at least 0, for "class_weights" or
+    "pos_weights".
 
-    Args:
-        text: "balanced" for weights that are inverse to the number of images and whose
-            mean over the images (label sets: over their labels) is 1, or in
-            `pos_weights` for the images without a class over those with it, 1 where
-            there are no such; or a JSON file, an object of names of classes and
-            numbers, 1 for a class that it lacks; or pairs in JSON of a class, its name
-            or its number, and a weight.
-        source: the training images.
-        class_names: in the order of the labels.
-        option: "class_weights" or "pos_weights".
-
-    Returns:
-        A weight for each class, at least 0.
-
-    Raises:
-        ConfigError: the labels are not known, or the file is none of weights.
+    The text is "balanced" for weights that are inverse to the number of images and
+    whose mean over the images (label sets: over their labels) is 1, or in `pos_weights`
+    for the images without a class over those with it, 1 where there are no such; or a
+    JSON file, an object of names of classes and numbers, 1 for a class that it lacks;
+    or pairs in JSON of a class, its name or its number, and a weight. ConfigError where
+    the labels are not known, or the file is none of weights.
     """
     if text == BALANCED:
         labels = labels_for(source, f"{option}={BALANCED}")
@@ -144,34 +133,3 @@ def labels_for(source: Source, option: str) -> np.ndarray:
     if source.labels is None:
         return source.read_labels(np.arange(source.num_examples))
     return source.labels
-
-
-class BalancedOrder:
-    """Orders of an epoch in which all classes are equally likely: every place has a
-    class drawn at random, and an example of it, with replacement.
-
-    Args:
-        labels: of all examples, integers [n] or label sets [n, classes], where images
-            without a label are one more class; a class without any is left out.
-    """
-
-    def __init__(self, labels: np.ndarray):
-        self._num_examples = len(labels)
-        if labels.ndim == 2:
-            labels = np.column_stack([labels, ~labels.any(1)])
-            labels, by_class = np.nonzero(labels.T)
-        else:
-            by_class = np.argsort(labels, kind="stable")
-        _, counts = np.unique(labels, return_counts=True)
-        with tf.device("CPU:0"):
-            self._by_class = tf.constant(by_class, tf.int64)
-            self._firsts = tf.constant(np.cumsum(counts) - counts, tf.int64)
-            self._counts = tf.constant(counts, tf.int64)
-
-    def __call__(self, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-        """int64 [num_examples]: a function of the seed and the epoch."""
-        shape = [self._num_examples, 2]
-        bits = tf.cast(random_bits(seed, "balanced order", epoch, shape), tf.int64)
-        classes = bits[:, 0] % len(self._counts)
-        places = bits[:, 1] % tf.gather(self._counts, classes)
-        return tf.gather(self._by_class, tf.gather(self._firsts, classes) + places)

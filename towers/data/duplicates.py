@@ -43,18 +43,18 @@ def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
 def lines(
     prints: dict[str, Prints], place: Callable[[str, int], str]
 ) -> Iterator[tuple[str, str]]:
-    """(heading, text) on images that are in two splits, or in two classes of one.
-
-    Args:
-        prints: of all images of each split.
-        place: the location of an image, from its split and index.
-    """
+    """(heading, text) on images that are in two splits, or in two classes of one, from
+    the fingerprints of each split and a function (split, index) -> location."""
     names, sizes = list(prints), [len(x.labels) for x in prints.values()]
     begins = np.cumsum([0, *sizes])
     labels, digests, thumbnails = map(
         np.concatenate, zip(*prints.values(), strict=True)
     )
-    identical, similar = _identical(digests), _similar(thumbnails)
+    # The first of identical images, and each of the others.
+    _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
+    identical = np.stack([firsts[groups], np.arange(len(digests))], 1)
+    identical = identical[identical[:, 0] < identical[:, 1]]
+    similar = _similar(thumbnails)
     similar = similar[~np.isin(similar[:, 1], identical[:, 1])]
     for heading, pairs in (("identical", identical), ("similar", similar)):
         pairs = pairs[(labels[pairs] >= 0).all(1)]
@@ -71,13 +71,6 @@ def lines(
                 where = names[a] if a != b else "another class"
                 count = f"{len(chosen):,} {names[b]} image(s) also in {where}"
                 yield heading, f"{count}, such as {examples}"
-
-
-def _identical(digests):
-    """[m, 2]: the first of identical images, and each of the others."""
-    _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
-    pairs = np.stack([firsts[groups], np.arange(len(digests))], 1)
-    return pairs[pairs[:, 0] < pairs[:, 1]]
 
 
 def _similar(thumbnails):

@@ -70,17 +70,11 @@ def uniform_rows(
     shape: Sequence[int],
     rows: Sequence[range],
 ) -> tf.Tensor:
-    """Some rows of `uniform`; no others are drawn.
+    """Some rows of `uniform`, float32 [number of rows, *shape]; no others are drawn.
+    The shape is of a row, the rows are ranges without steps.
 
     Philox makes four numbers of each value of a counter that it counts up (Salmon et
     al. 2011), so that drawing can begin anywhere.
-
-    Args:
-        shape: of a row.
-        rows: ranges of the first axis, without steps.
-
-    Returns:
-        float32 [number of rows, *shape].
     """
     length = math.prod(shape)
     philox_key, high = _key_and_counter(key(seed, purpose, counter))
@@ -102,19 +96,12 @@ def uniform_rows(
 def hashed(
     seed: int, purpose: str, counters: Sequence[tf.Tensor], count: int
 ) -> tf.Tensor:
-    """Numbers that depend on each example's own counters, not on its place in a batch.
+    """float32 [n, count]: numbers that depend on each example's own counters, int64 [n]
+    each, below 2**32, and not on its place in a batch; uniform over the multiples of
+    2**-23 in [0, 1). The seed is below 2**63.
 
     The counters go one after the other through the finalizer of MurmurHash3 (Appleby
     2011, public domain), which is integer arithmetic alone.
-
-    Args:
-        seed: any, below 2**63.
-        purpose: separates draws of the same seed and counters.
-        counters: int64 [n] each, below 2**32.
-        count: of numbers for each example.
-
-    Returns:
-        float32 [n, count], uniform over the multiples of 2**-23 in [0, 1).
     """
     bits = tf.range(count, dtype=tf.int32)[None, :]
     purpose_key = zlib.crc32(purpose.encode())

@@ -14,15 +14,11 @@ from towers.data.sources import DeviceSource
 
 
 class Resident:
-    """Implements the protocol `towers.parallel.feed.Feed`.
+    """Implements the protocol `towers.parallel.feed.Feed`, with batches per tower from
+    a source in memory, made by a device per tower. Devices of a CPU share its memory.
 
     The host draws the orders of the epochs before the loop that needs them, and sends
     nothing in a step.
-
-    Args:
-        batches: per tower; their source is in memory.
-        devices: per tower, holds the images and makes the batches. Devices of a CPU
-            share its memory.
     """
 
     def __init__(

@@ -7,12 +7,8 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Images [first, first + size) of every (micro-)batch of `whole` images.
-
-    Attributes:
-        first, size: of the images.
-        whole: images of a (micro-)batch over all processes.
-    """
+    """Images [first, first + size) of every (micro-)batch of `whole` images over all
+    processes."""
 
     first: int
     size: int
@@ -36,16 +32,12 @@ class Share:
         return self.size == self.whole
 
     def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
-        """The share's images by their numbers in a step, in order.
+        """The share's images by their numbers in a step, in order: a range for each
+        micro-batch, or one of all images where it is the whole batch.
 
-        Args:
-            num_micro_batches: of a step; their images follow each other.
-            with_previous: add the image before each piece of the share, which is mixed
-                with its first one. The first image of a step is mixed with the last.
-
-        Returns:
-            Ranges: one for each micro-batch, or one of all images where it is the whole
-            batch. The last image is a range of its own where it is added.
+        `with_previous` adds the image before each piece of the share, which is mixed
+        with its first one; the first image of a step is mixed with the last, which is a
+        range of its own.
         """
         num_images = num_micro_batches * self.whole
         if self.is_whole:

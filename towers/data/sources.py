@@ -107,18 +107,9 @@ class ArraySource:
 
 
 class DeviceSource:
-    """A copy of a source in the memory of a device.
-
-    The images are a variable: on a GPU only the gather of variables takes uint8.
-        Integers of labels are int64: int32 tensors of a GPU are in host memory.
-
-    Args:
-        source: lies in host memory.
-        device: holds the copy.
-
-    Attributes:
-        variables: the images and the labels.
-    """
+    """A copy of a source in the memory of a device, in `variables`: on a GPU only the
+    gather of variables takes uint8. Integers of labels are int64: int32 tensors of a
+    GPU are in host memory."""
 
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
@@ -142,11 +133,7 @@ class DeviceSource:
 
 
 class Subset:
-    """The examples of another source whose indices are listed.
-
-    Attributes:
-        places: int64 [num_examples], the indices.
-    """
+    """Examples of another source; `places`, int64 [num_examples], are their indices."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
@@ -235,12 +222,8 @@ def label_shape(source: Source) -> tuple[int, ...]:
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Integers [n] of labels, by which images are held out; of a label set the class
-    that fewest images have, so that every class has its share.
-
-    Args:
-        labels: integers [n], or [n, classes] of 0 and 1.
-    """
+    """Integers [n] of labels, [n] or [n, classes], by which images are held out; of a
+    label set the class that fewest images have, so that every class has its share."""
     if labels.ndim == 1:
         return labels
     counts = np.where(labels, labels.sum(0, dtype=np.int64), len(labels) + 1)
@@ -311,19 +294,11 @@ class DataSet:
 def split_off_test(
     source: Source, labels: np.ndarray, place: str
 ) -> tuple[Subset, Subset]:
-    """Splits a source that has no images for testing, the same way every time.
+    """Splits a source that has no images for testing, the same way every time: what is
+    left for training, and TEST_FRACTION of each class, at least one image of it where
+    it has two, drawn at random; both in the order of the source.
 
-    Args:
-        source: all images.
-        labels: of all images; equal ones where they are not known.
-        place: their location, for messages.
-
-    Returns:
-        What is left for training, and TEST_FRACTION of each class, at least one image
-        of it where it has two, drawn at random; both in the order of the source.
-
-    Raises:
-        DataError: there are too few images.
+    Labels that are not known are equal ones. DataError where there are too few images.
     """
     rng, labels = np.random.Generator(np.random.Philox(0)), strata(labels)
     is_test = np.zeros(len(labels), bool)

@@ -45,11 +45,9 @@ _starting, _started = threading.Lock(), []
 
 
 def _start_readers():
-    """Starts the threads that read images, and one that deletes iterators.
-
-    To delete an iterator of `tf.data` is to wait for its reads. A reader that collects
-    garbage with an iterator in it would wait for itself, so it leaves that to a thread.
-    """
+    """Starts the threads that read images, and one that deletes iterators: that waits
+    for the reads of the iterator, so a reader that collects garbage would wait for
+    itself."""
     with _starting:
         if _started:
             return
@@ -72,12 +70,8 @@ def _delete_iterators():
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:
-    """Batches that are read at the same time: as many as keep all readers busy, in
-    MOST_BATCH_BYTES.
-
-    Args:
-        num_images, num_bytes: of a batch.
-    """
+    """Batches, of these images and bytes, that are read at the same time: as many as
+    keep all readers busy, in MOST_BATCH_BYTES."""
     busy = max(NUM_CALLS, 1 - (-NUM_READERS // num_images))
     return max(1, min(busy, MOST_BATCH_BYTES // num_bytes))
 
@@ -115,11 +109,8 @@ def call_in_readers(function: Callable[[int], None], count: int) -> None:
 
 
 class Memory:
-    """Bytes that threads take together.
-
-    Args:
-        num_bytes: of all; more are given to one thread while no other has any.
-    """
+    """Bytes that threads take together; more are given to one thread while no other has
+    any."""
 
     def __init__(self, num_bytes: int):
         self._all, self._taken = num_bytes, 0

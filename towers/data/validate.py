@@ -18,15 +18,9 @@ NUM_READ = 50
 
 
 def validate(data_set: DataSet, is_own: bool = False) -> None:
-    """Checks the parts of a data set against each other.
-
-    Args:
-        is_own: whether code of the user made it: then also the unit of the moments is
-            checked, and the first and the last image of each source are read.
-
-    Raises:
-        DataError: the first problem.
-    """
+    """Raises a DataError for the first problem of the parts of a data set. Of one that
+    code of the user made (`is_own`) also the unit of the moments is checked, and the
+    first and the last image of each source are read."""
     for problems in (_problems, _problems_of_own)[: 1 + is_own]:
         for problem in problems(data_set):
             raise DataError(f"{data_set.name}: {problem}")
@@ -100,15 +94,8 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
 
 
 def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
-    """Refuses labels outside of the classes.
-
-    Args:
-        known_alone: a source without `labels` is not checked; by default the labels of
-            NUM_SAMPLED examples, at equal distances, are read.
-
-    Raises:
-        DataError: names the first one and the number of classes.
-    """
+    """Refuses labels outside of the classes. Of a source without `labels` those of
+    NUM_SAMPLED examples, at equal distances, are read, unless `known_alone`."""
     num_classes = len(data_set.class_names)
     for split, source in data_set.sources.items():
         indices, labels = np.arange(source.num_examples), known_labels(source)

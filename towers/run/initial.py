@@ -16,7 +16,7 @@ from towers.config import Config
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.data.files.paths import reason
-from towers.data.files.remote import local_copy
+from towers.data.files.reading import local_copy
 from towers.errors import CheckpointError, DataError, one_line
 from towers.keras_internals import layers_of
 from towers.models import torch_names

@@ -146,22 +146,13 @@ def create_augment(
     on_gpu: bool = False,
     **policy_options: Any,
 ) -> Augment:
-    """An augmentation by its name in `towers.config.choices.AUGMENTS`.
+    """An augmentation by its name in `towers.config.choices.AUGMENTS`, or
+    FILE.py:FUNCTION, followed in training by a policy of `choices.POLICIES`.
 
-    Args:
-        name: in the table, or FILE.py:FUNCTION.
-        image_shape: of the stored images.
-        mean, std: of the training images, per channel.
-        crop_scale: bounds of the share of the area in random crops.
-        policy: in `towers.config.choices.POLICIES`, of the augmented images in
-            training; the augmentation standardizes with the given moments.
-        on_gpu: whether GPUs augment.
-        policy_options: of the policy; it gets those that it names.
-
-    Raises:
-        ValueError: it does not fit the images, or one in a file has a state: called
-            twice with the same arguments it gives different images; or it standardizes
-            by other moments, before a policy.
+    The moments are those of the training images, per channel; `crop_scale` bounds the
+    share of the area in random crops. A ValueError where it does not fit the images, or
+    one in a file has a state: called twice with the same arguments it gives different
+    images; or it standardizes by other moments, before a policy.
     """
     augment = factories.create(
         "augment",

@@ -75,15 +75,8 @@ def by_size(
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
-    """Every other image mirrored.
-
-    Args:
-        images: [n, height, width, channels], any dtype.
-        draw: gives "flip" [n, 1].
-
-    Returns:
-        float32 [n, height, width, channels].
-    """
+    """Every other image [n, height, width, channels] mirrored, by "flip" [n, 1];
+    float32."""
     images = tf.cast(images, tf.float32)
     is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
     return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
@@ -92,16 +85,8 @@ def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 def crop_resize_flip(
     images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
-    """A random crop of each image, resized, every other one mirrored.
-
-    Args:
-        images: [n, height, width, channels], any dtype.
-        draw: gives "flip" [n, 1], and what `draw_numbers` takes.
-        crop_scale: bounds of the share of the area.
-
-    Returns:
-        float32 [n, height, width, channels].
-    """
+    """A random crop of each image, resized, every other one mirrored by "flip" [n, 1];
+    float32. `crop_scale` bounds the share of the area."""
     n, height, width, _ = images.shape
     boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
@@ -112,11 +97,8 @@ def draw_numbers(
 ) -> tf.Tensor:
     """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. An
     attempt has two: the fraction of the area, uniform in `crop_scale`, and one for the
-    aspect; the last two are for the place; these are uniform in [0, 1).
-
-    Args:
-        draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
-    """
+    aspect; the last two are for the place; these are uniform in [0, 1). They are
+    "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2]."""
     low, high = crop_scale
     shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
     sizes = tf.stack([low + (high - low) * shares, aspects], 2)
@@ -124,14 +106,9 @@ def draw_numbers(
 
 
 def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
-    """Top, left, height and width of a rectangle as torchvision draws it: of ATTEMPTS
-    the first that fits into the image, else the middle of the image in the nearest
-    allowed ratio.
-
-    Args:
-        numbers: of `draw_numbers`, of one image, [ATTEMPTS + 1, 2].
-        height, width: of the image.
-    """
+    """Top, left, height and width of a rectangle as torchvision draws it, from the
+    numbers [ATTEMPTS + 1, 2] of an image: of ATTEMPTS the first that fits into the
+    image, else the middle of the image in the nearest allowed ratio."""
     *sizes, (row, column) = numbers.tolist()
     low, high = map(math.log, RATIO)
     for area_share, aspect in sizes:
@@ -149,12 +126,7 @@ def _middle_box(height, width):
 
 
 def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
-    """`random_box` of each image of a batch, in TensorFlow.
-
-    Args:
-        numbers: of `draw_numbers`, [n, ATTEMPTS + 1, 2].
-        height, width: of the images.
-    """
+    """`random_box` of a batch, in TensorFlow; the numbers are [n, ATTEMPTS + 1, 2]."""
     sizes, places = numbers[:, :-1], numbers[:, -1]
     area_share, aspect = tf.unstack(sizes, axis=2)
     areas = height * width * area_share
@@ -179,17 +151,9 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
 
 
 def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
-    """A part of each image, enlarged to the size of the image by bilinear
-    interpolation, which takes nothing from outside of the part.
-
-    Args:
-        images: [n, height, width, channels], any dtype.
-        boxes: of the parts, inside the images.
-        is_flipped: bool [n, 1], whether a part is mirrored.
-
-    Returns:
-        float32 [n, height, width, channels].
-    """
+    """The part of each image in a box, mirrored where `is_flipped` [n, 1], enlarged to
+    the size of the image by bilinear interpolation, which takes nothing from outside of
+    the part; float32 [n, height, width, channels]."""
     n, height, width, channels = images.shape
     images = tf.cast(images, tf.float32)
     counts = functools.partial(tf.range, dtype=tf.float32)
@@ -213,17 +177,9 @@ def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor
 
 
 def _between(places, lengths, size):
-    """The places in a part of the image between which places of the result lie.
-
-    Args:
-        places: float32 [n or 1, size], whole numbers.
-        lengths: of the parts, float32 [n].
-        size: of the result.
-
-    Returns:
-        int64 [n, size] of the first and of the second, and float32 [n, size], the share
-        of the second.
-    """
+    """The places in a part of the image between which places of the result lie, int64
+    [n, size] of the first and of the second, and float32 [n, size], the share of the
+    second. The places are float32 [n or 1, size], the lengths of the parts [n]."""
     # Not a division: see `augment.standardize`.
     centers = (places + 0.5) * (lengths * (1 / size))[:, None] - 0.5
     last = lengths[:, None] - 1

@@ -21,18 +21,9 @@ def extend(
     random_erasing: float = 0.0,
     cutout_size: int = 0,
 ) -> Augment:
-    """An augmentation with distortions in training; 0 adds nothing.
-
-    Args:
-        augment: the augmentation.
-        color_jitter: strength, see `jitter_colors`; before the augmentation.
-        random_gray: probability, see `gray_randomly`; then.
-        random_erasing: probability, see `erase_randomly`; after it.
-        cutout_size: side in pixels, see `cut_out`; the last.
-
-    Raises:
-        ValueError: the square is larger than the images.
-    """
+    """An augmentation with distortions in training, in this order, the augmentation
+    being in the middle: `jitter_colors`, `gray_randomly`; `erase_randomly`, `cut_out`.
+    0 adds nothing; ValueError where the square is larger than the images."""
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
         raise ValueError(
@@ -64,35 +55,20 @@ def extend(
 
 
 def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
-    """Some images without their colors: each pixel's gray in all channels, see
-    `jitter_colors`.
-
-    Args:
-        images: [n, height, width, 3 or 1], any dtype.
-        draw: gives "random_gray" [n, 1].
-        probability: of an image.
-
-    Returns:
-        float32.
-    """
+    """Some images [n, height, width, 3 or 1], with a probability, without their colors:
+    each pixel's gray in all channels; float32. Draws "random_gray" [n, 1]."""
     is_gray = draw("random_gray", [images.shape[0], 1]) < probability
     images = tf.cast(images, tf.float32)
     return tf.where(is_gray[..., None, None], _gray(images), images)
 
 
 def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
-    """Brightness, contrast and saturation of each image times random factors.
+    """Brightness, contrast and saturation of each image times random factors, which are
+    uniform in [max(0, 1 - strength), 1 + strength]; float32, cut off at 0 and 255.
+    Draws "color_jitter" [n, 3].
 
-    The factors are uniform in [max(0, 1 - strength), 1 + strength]. Contrast is the
-    distance from the image's mean gray, saturation that from each pixel's own gray
-    (0.299 R + 0.587 G + 0.114 B, ITU-R BT.601); gray images have none.
-
-    Args:
-        images: [n, height, width, 3 or 1], any dtype, in 0..255.
-        draw: gives "color_jitter" [n, 3].
-
-    Returns:
-        float32, cut off at 0 and 255.
+    Contrast is the distance from the image's mean gray, saturation that from each
+    pixel's own gray (0.299 R + 0.587 G + 0.114 B, ITU-R BT.601); gray images have none.
     """
     n, _, _, channels = images.shape
     low = max(0.0, 1 - strength)
@@ -120,16 +96,12 @@ def _gray(images):
 
 
 def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
-    """Erases a random rectangle of some images (Zhong et al. 2017, arXiv:1708.04896).
+    """Erases a random rectangle of some standardized images, with a probability (Zhong
+    et al. 2017, arXiv:1708.04896). Draws "random_erasing" [n, 5].
 
-    Its area is uniform in 2 % to 40 % of the image, its height over its width in 0.3
-    to 1 / 0.3, as theirs on CIFAR; it becomes 0, the mean color. One that is too long
-    is cut to the image, where they draw again.
-
-    Args:
-        images: standardized float32 [n, height, width, channels].
-        draw: gives "random_erasing" [n, 5].
-        probability: that an image is erased.
+    Its area is uniform in 2 % to 40 % of the image, its height over its width in 0.3 to
+    1 / 0.3, as theirs on CIFAR; it becomes 0, the mean color. One that is too long is
+    cut to the image, where they draw again.
     """
     n, height, width, _ = images.shape
     numbers = draw("random_erasing", [n, 5])
@@ -145,14 +117,9 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
 
 
 def cut_out(images: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
-    """Sets a square of each image to 0, the mean color (DeVries and Taylor 2017,
-    arXiv:1708.04552). Its center is any pixel, so parts of it may lie outside.
-
-    Args:
-        images: standardized float32 [n, height, width, channels].
-        draw: gives "cutout" [n, 2].
-        size: side of the square in pixels.
-    """
+    """Sets a square of each standardized image to 0, the mean color (DeVries and Taylor
+    2017, arXiv:1708.04552). Its center, "cutout" [n, 2], is any pixel, so parts of it
+    may lie outside."""
     n, height, width, _ = images.shape
     centers = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
     tops, lefts = tf.unstack(centers - size // 2, axis=1)
@@ -168,15 +135,8 @@ def rectangles(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """Masks with a rectangle each, which may reach beyond the image.
-
-    Args:
-        tops, lefts, heights, widths: whole numbers, float32 [n].
-        height, width: of the masks.
-
-    Returns:
-        float32 [n, height, width, 1], 1 inside the rectangle and 0 outside.
-    """
+    """Masks float32 [n, height, width, 1], 1 in a rectangle each and 0 outside; the
+    rectangles, whole numbers, float32 [n], may reach beyond the image."""
 
     def inside(first, length, count):
         places = tf.range(count, dtype=tf.float32)

@@ -22,17 +22,12 @@ NUM_QUANTILES = 4096
 
 
 def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
-    """Mixes each image with the one before it in the batch, which is in random order.
+    """Mixes each image with the one before it in the batch, which is in random order;
+    None where nothing is mixed.
 
-    Args:
-        mixup: parameter of the Beta distribution, see `mixup_shares`; 0 for none.
-        cutmix: the same, see `cutmix_shares`. With both, each image has one of the two
-            with equal chances.
-        num_classes: of the labels.
-
-    Returns:
-        A function of a batch; None where nothing is mixed. It draws "mixing" [n] where
-        there are both.
+    `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none, see
+    `mixup_shares` and `cutmix_shares`. With both, each image has one of the two with
+    equal chances, drawn by "mixing" [n].
     """
     ways = []
     if mixup:
@@ -67,12 +62,8 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
 
 
 def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-    """Each entry of the first axis with that before it, the first with the last.
-
-    Args:
-        values: float32 [n, ...].
-        shares: of the other one; float32 that broadcasts to `values`.
-    """
+    """Each entry of the first axis, float32, with the share of the one before it, the
+    first with the last."""
     return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
 
 
@@ -80,16 +71,8 @@ def mixup_shares(
     shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Shares of the other image drawn for each image (Zhang et al. 2017,
-    arXiv:1710.09412): the same for all pixels and for the label.
-
-    Args:
-        shape: of the images, [n, height, width, channels].
-        draw: gives "mixup" [n].
-        quantiles: of the distribution of the share, `beta_quantiles`.
-
-    Returns:
-        Shares of the pixels [n, 1, 1, 1], and of the labels [n].
-    """
+    arXiv:1710.09412), the same for all pixels, [n, 1, 1, 1], and for the label, [n].
+    Draws "mixup" [n]."""
     shares = at_quantiles(quantiles, draw("mixup", [shape[0]]))
     return shares[:, None, None, None], shares
 

@@ -48,19 +48,13 @@ def apply(
     bilinear: bool = False,
     on_gpu: bool = False,
 ) -> tf.Tensor:
-    """One operation on each image.
+    """One operation on each image, float32 [n, height, width, 1 or 3] of whole numbers
+    in 0..255.
 
-    Args:
-        images: float32 [n, height, width, 1 or 3], whole numbers in 0..255.
-        operations: int64 [n], places in OPERATIONS.
-        values: float64 [n], of the operations, see there.
-        possible: the operations that may occur; others are not computed.
-        bilinear: moved pixels are interpolated, else the nearest ones.
-        on_gpu: every operation is computed of all images: for a shape that depends on
-            values the host would wait. The result is the same.
-
-    Returns:
-        Images as the given ones.
+    Operations are places in OPERATIONS, int64 [n], values float64 [n]; those that are
+    not `possible` are not computed. Moved pixels are `bilinear`, else the nearest ones.
+    With `on_gpu` every operation is computed of all images: for a shape that depends on
+    values the host would wait. The result is the same.
     """
 
     def moved(images, operations, values):

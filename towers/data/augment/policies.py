@@ -90,16 +90,9 @@ JITTERED = "brightness", "contrast", "color"
 
 @dataclasses.dataclass(frozen=True)
 class Magnitudes:
-    """Values of operations at magnitudes from 0 on.
-
-    Attributes:
-        most: the highest magnitude. The others are the values there.
-        shear: in pixels a pixel.
-        translation: pixels, of the pixels of the side.
-        degrees: of a rotation.
-        enhancement: added to or taken from a factor of 1.
-        bits: that posterize loses.
-    """
+    """Values of operations at magnitudes from 0 to `most`: shear in pixels a pixel,
+    translation in pixels from the pixels of the side, degrees, what is added to or
+    taken from a factor of 1, and the bits that posterize loses."""
 
     most: int
     shear: float
@@ -155,12 +148,8 @@ def rand_augment(
     on_gpu: bool = False,
 ) -> tf.Tensor:
     """RandAugment (Cubuk et al. 2020, arXiv:1909.13719): operations drawn for each
-    image follow each other at a fixed magnitude.
-
-    Args:
-        draw: gives "rand_augment" [n, number of operations, 2]: operation and sign.
-        rand_augment: number of operations, and magnitude, of 0 to 30.
-    """
+    image follow each other at a fixed magnitude, of 0 to 30. Draws "rand_augment" [n,
+    number of operations, 2]: operation and sign."""
     n, height, width, _ = images.shape
     count, magnitude = rand_augment
     table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
@@ -174,11 +163,8 @@ def rand_augment(
 
 def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158), the wide ranges: one
-    operation for each image, at a random magnitude.
-
-    Args:
-        draw: gives "trivial_augment" [n, 3]: operation, magnitude and sign.
-    """
+    operation for each image, at a random magnitude. Draws "trivial_augment" [n, 3]:
+    operation, magnitude and sign."""
     n, height, width, _ = images.shape
     table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
     operations, *place = _chosen(draw("trivial_augment", [n, 3]), table.shape)
@@ -190,13 +176,9 @@ def auto_augment(
     images: tf.Tensor, draw: Draw, learned_on: str, on_gpu: bool = False
 ) -> tf.Tensor:
     """AutoAugment (Cubuk et al. 2018, arXiv:1805.09501): one of 25 learned pairs of
-    operations for each image, each operation with its probability and magnitude.
-
-    Args:
-        draw: gives "auto_augment" [n, 5]: the pair; of each operation whether it is
-            applied, and its sign.
-        learned_on: which policy.
-    """
+    operations for each image, each operation with its probability and magnitude. Draws
+    "auto_augment" [n, 5]: the pair; of each operation whether it is applied, and its
+    sign."""
     n, height, width, _ = images.shape
     pairs = SUB_POLICIES[learned_on]
     numbers = draw("auto_augment", [n, 5])
@@ -222,16 +204,13 @@ def auto_augment(
 
 def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """AugMix (Hendrycks et al. 2020, arXiv:1912.02781): the mean, with random weights,
-    of three chains of one to three random operations, and then of it and the image.
-    The loss is the usual one, without the paper's Jensen-Shannon divergence.
+    of three chains of one to three random operations, and then of it and the image,
+    whose values are not whole. The loss is the usual one, without the paper's
+    Jensen-Shannon divergence.
 
-    Args:
-        draw: gives "augmix" [n, WIDTH, DEPTH, 3], operation, level and sign;
-            "augmix_depth" [n, WIDTH]; "augmix_weights" [n, 3], where the weights of the
-            chains are cut, and the share of their mean.
-
-    Returns:
-        Images whose values are not whole.
+    Draws "augmix" [n, WIDTH, DEPTH, 3], operation, level and sign; "augmix_depth" [n,
+    WIDTH]; "augmix_weights" [n, 3], where the weights of the chains are cut, and the
+    share of their mean.
     """
     n, height, width, _ = images.shape
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
@@ -281,12 +260,9 @@ def _mixed_values(level, sign, height, width):
 
 def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """3-Augment (Touvron et al. 2022, arXiv:2204.07118): gray, solarized or blurred,
-    then brightness, contrast and saturation in random order, times 0.7 to 1.3.
-
-    Args:
-        draw: gives "three_augment" [n, 6]: which of the three, the radius of the blur,
-            the order, and the factors of brightness, contrast and saturation.
-    """
+    then brightness, contrast and saturation in random order, times 0.7 to 1.3. Draws
+    "three_augment" [n, 6]: which of the three, the radius of the blur, the order, and
+    the three factors."""
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])
     three = "color", "solarize", "blur"

@@ -51,10 +51,9 @@ PROGRESS_SECS = 30
 class _Reads:
     """Calls from `tf.data` into Python, which must be over before the interpreter ends.
 
-    A thread of `tf.data` that calls into an interpreter that is shutting down never
-    returns, and the owner of the iterator waits for it for ever. So at exit new calls
-    are refused, and the exit waits until there was none for a while, since a stream
-    reads only a few batches ahead.
+    A thread of `tf.data` that calls into an interpreter that shuts down never returns,
+    and the owner of the iterator waits for it. So the exit waits until there was no
+    call for a while: a stream reads only a few batches ahead.
     """
 
     QUIET_SECS = 0.5
@@ -83,16 +82,8 @@ atexit.register(_reads.close)
 
 
 class ImageCache:
-    """Room for decoded images, which the sources of a data set share: the images that
-    are read first are kept.
-
-    Args:
-        megabytes: of all images.
-
-    Attributes:
-        num_bytes: what is left.
-        lock: held by the thread that takes some.
-    """
+    """Room for decoded images, which the sources of a data set share: `num_bytes` are
+    left. The images that are read first are kept."""
 
     def __init__(self, megabytes: float):
         self.num_bytes = megabytes * MEGABYTE
@@ -100,18 +91,9 @@ class ImageCache:
 
 
 class CachedSource:
-    """Images that are decoded when they are read.
-
-    Args:
-        files: the images.
-        image_shape: height, width, channels of what is read. Channels are 1 or 3.
-        options: size and limits.
-        cache: keeps what was read, but no crops.
-
-    Attributes:
-        reads_crops: whether images are resized, so that a random crop of one can be of
-            the file's pixels, see `read`.
-    """
+    """Images that are decoded when they are read; `image_shape` has 1 or 3 channels.
+    What was read stays in the cache, but no crops. Where images are resized, a random
+    crop is of the file's pixels (`reads_crops`)."""
 
     def __init__(
         self,
@@ -136,11 +118,8 @@ class CachedSource:
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Source.read`; not under XLA.
-
-        An image that cannot be read raises an error of TensorFlow's in whose text
-        `data_errors_of_tensorflow` finds the DataError.
-        """
+        """As `Source.read`; not under XLA. A DataError is in the text of TensorFlow's
+        error, see `data_errors_of_tensorflow`."""
         numbers = [] if crop_numbers is None else [crop_numbers]
         with tf.device("CPU:0"):
             images, labels = tf.numpy_function(
@@ -160,11 +139,8 @@ class CachedSource:
         return getattr(self._files, "labels", None)
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
-        """int32 [n], of images that are not decoded.
-
-        Raises:
-            DataError: one cannot be read.
-        """
+        """int32 [n], of images that are not decoded; DataError where one cannot be
+        read."""
         labels = np.empty(len(indices), np.int32)
 
         def read(place):
@@ -285,18 +261,13 @@ class CachedSource:
 def settle_size(
     files: ImageFiles, channels: int, options: ImageOptions
 ) -> tuple[ImageOptions, tuple[int, int, int], str]:
-    """The shape to read images in.
-
-    That is `image_size`. Without one it is the size of the images, where
+    """The shape to read images in: `image_size`, or the size of the images where
     NUM_COMPARED of them, taken at equal distances, are alike, else the square of
     `default_size`.
 
-    Returns:
-        The options with the `image_size` that is used, the shape, and a note for the
-        user where nobody asked for it, or "".
-
-    Raises:
-        DataError: an image of those cannot be read, or with a survey none of them.
+    Returns the options with the `image_size` that is used, the shape, and a note for
+    the user, or "". DataError where an image of those cannot be read, or with a survey
+    none of them.
     """
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
@@ -349,13 +320,8 @@ def read_in_batches(
 def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions
 ) -> tuple[list[Source | None], str]:
-    """Leaves out images that cannot be read, with bad_images=skip, after
-    reading all; and their number and names, to follow the origin of the data set.
-
-    Args:
-        sources: of these options, or subsets; None stays None.
-        options: their survey is closed at the end.
-    """
+    """With bad_images=skip reads all images, and leaves out those that cannot be read;
+    their number and names follow the origin of the data set. Closes the survey."""
     survey = options.survey
     if options.bad_images == "stop" or survey is None:
         return list(sources), ""
@@ -405,11 +371,8 @@ def progress(
 
 
 def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, 0..255, of SAMPLE images or all.
-
-    Raises:
-        DataError: one of them cannot be read.
-    """
+    """Mean and standard deviation of each channel, 0..255, of SAMPLE images or all;
+    DataError where one cannot be read."""
     indices = np.arange(source.num_examples)
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from towers.data.files.paths import is_folder, is_image, shown
@@ -29,15 +29,11 @@ _SPLIT = re.compile(rf"(?P<prefix>.+[ _-])??{_NAME}", re.IGNORECASE)
 
 
 def find_folders(root: str) -> tuple[dict[str, str], str]:
-    """The folders for training, validation and testing that have labels.
+    """The folders for training, validation and testing that have labels: "train",
+    "validation" and "test" -> path, the root where there are none of them; and a note
+    about folders for validation or testing without class folders, or "".
 
-    Returns:
-        "train", "validation" and "test" -> path, if the folder exists. Where there is
-        none of them, "train" is the root. And a note about folders for validation or
-        testing that have images but no class folders, or "".
-
-    Raises:
-        DataError: there is no such folder, or there are two for the same split.
+    DataError where there is no such folder, or two for the same split.
     """
     if not os.path.isdir(root):
         above, name = os.path.split(root)
@@ -102,14 +98,8 @@ def training_folder(root: str, folders: dict[str, str]) -> str:
 
 
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
-    """The error of fewer than two classes: the folder's content, the nearest folder
-    that fits, and the layout.
-
-    Args:
-        root: the folder that --data_dir names.
-        folder: where class folders are expected: the root, or one of a split.
-        counts: class -> number of its images.
-    """
+    """The error of fewer than two classes in a folder, from its images per class: the
+    folder's content, the nearest folder that fits, and the layout."""
     num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
     content, hint = "has no images", suggestion(root)
     if counts:
@@ -147,6 +137,35 @@ def has_classes(root: str) -> bool:
         return sum(any(map(is_image, some)) for some in files) > 1
     except DataError:
         return False
+
+
+def class_depth(paths: Iterable[str]) -> int:
+    """The number of folders that name the class of an image, from the paths of all
+    below the folder of the classes.
+
+    It is 1 where a folder has images itself. Where all have folders instead,
+    `animals/cats/1.jpg` is of the class `animals/cats`, unless all have the same ones,
+    such as `CLASS/images/`.
+    """
+    folders, depth = {tuple(path.split("/")[:-1]) for path in paths}, 1
+    while all(len(folder) > depth for folder in folders):
+        inside = {}
+        for folder in folders:
+            inside.setdefault(folder[:depth], set()).add(folder[depth])
+        if all(names == min(inside.values(), key=len) for names in inside.values()):
+            break
+        depth += 1
+    return depth
+
+
+def class_folder(path: str, depth: int) -> str:
+    """The part of a path that names the class, see `class_depth`."""
+    return "/".join(path.split("/")[:-1][:depth])
+
+
+def depth_of(class_names: Iterable[str]) -> int:
+    """The number of folders in the names of classes."""
+    return 1 + max(name.count("/") for name in class_names)
 
 
 def folders_in(folder: str) -> list[os.DirEntry]:

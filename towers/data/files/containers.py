@@ -5,8 +5,15 @@ import functools
 import os
 import re
 
-from towers.data.files import parquet, remote, splits, tables, tar_shards, tf_records
-from towers.data.files.class_folders import LAYOUT, is_split, split_of
+from towers.data.files import parquet, reading, splits, tables, tar_shards, tf_records
+from towers.data.files.class_folders import (
+    LAYOUT,
+    class_depth,
+    class_folder,
+    depth_of,
+    is_split,
+    split_of,
+)
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, read_shards
 from towers.data.files.paths import (
@@ -37,19 +44,9 @@ def load(
 ) -> DataSet:
     """Indexes a data set; its images are read and decoded when they are needed.
 
-    Args:
-        container: in CONTAINERS.
-        data_dir: see `find_files`.
-        columns: ROLE:NAME by commas, for what has another name than usual.
-        image_dir: that the paths of a table start from; empty for the table's folder.
-        fold: of a table, which is for testing; -1 for none.
-        image_options: size of the images, their cache, and how they are shuffled.
-        trained: see `splits.data_set`.
-
-    Raises:
-        DataError: there is no such file, one is not what it should be, or as
-            `splits.data_set`.
-        ConfigError: `columns` has other roles than the container.
+    `data_dir` is as in `find_files`, `columns` as in `parse_columns`; `image_dir` and
+    `fold` are for tables, see `tables.read`. DataError where a file is missing or not
+    what it should be, or as of `splits.data_set`.
     """
     options = (image_options or ImageOptions()).with_survey()
     module = CONTAINERS[container]
@@ -84,15 +81,24 @@ def load_folders(
     """The images below a URL, with a folder for each class, in folders for the splits
     or without; DataError as of `load`."""
     place, files = url.rstrip("/"), {}
-    for path in filter(is_image_name, remote.matches(place)):
-        folders = path[len(place) :].strip("/").split("/")[:-1]
-        split = split_of(folders[0]) if folders[1:] and is_split(folders[0]) else None
-        label = folders[bool(split) :][:1]
-        if not label:
-            raise DataError(f"{shown(path)}: is an image of no class; {LAYOUT}")
-        files.setdefault(split or "train", []).append((path, label[0]))
+    for file in filter(is_image_name, reading.matches(place)):
+        path = file[len(place) :].strip("/")
+        first, _, rest = path.partition("/")
+        split = split_of(first) if "/" in rest and is_split(first) else None
+        path = rest if split else path
+        if "/" not in path:
+            raise DataError(f"{shown(file)}: is an image of no class; {LAYOUT}")
+        files.setdefault(split or "train", []).append((file, path))
+    if trained is not None:
+        depth = depth_of(trained.class_names)
+    else:
+        depth = class_depth(path for _, path in files.get("train", ()))
     openers = {
-        split: functools.partial(tables.index_of, *zip(*pairs, strict=True))
+        split: functools.partial(
+            tables.index_of,
+            [file for file, _ in pairs],
+            [class_folder(path, depth) for _, path in pairs],
+        )
         for split, pairs in files.items()
     }
     return _data_set("image_folder", place, openers, options, trained)
@@ -137,11 +143,8 @@ def _with_classes(opener, place, class_names, where) -> Index:
 
 
 def parse_columns(text: str, container: str) -> dict[str, str]:
-    """Role -> name of a column, from ROLE:NAME by commas.
-
-    Raises:
-        ConfigError: it is written otherwise, or the container has no such role.
-    """
+    """Role -> name of a column, from ROLE:NAME by commas; ConfigError where it is
+    written otherwise, or the container has no such role."""
     roles, columns = CONTAINERS[container].ROLES, {}
     for item in filter(None, text.split(",")):
         role, colon, name = item.partition(":")
@@ -156,26 +159,18 @@ def parse_columns(text: str, container: str) -> dict[str, str]:
 
 
 def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]]:
-    """The files of a data set by split.
+    """The place for messages, and split -> files of a file, a folder, or a pattern such
+    as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
 
-    Args:
-        data_dir: a file, a folder, or a pattern such as `train-{000..146}.tar`; on this
-            machine or a URL. Empty means `data`. The names of files, or of the folders
-            that they are in, may begin with train, val, test and other names of splits;
-            others are not used where some do. Where none do all are for training.
-        container: in CONTAINERS.
-
-    Returns:
-        The place for messages, and split -> files.
-
-    Raises:
-        DataError: there are no such files, or a folder has two tables.
+    The names of files, or of the folders that they are in, may have names of splits;
+    others are not used where some do, and where none do all are for training. DataError
+    where there are no such files, or a folder has two tables.
     """
     place = data_dir or "data"
-    if not remote.is_url(place):
+    if not reading.is_url(place):
         place = os.path.abspath(os.path.expanduser(place))
     is_file = is_container(place, container) or re.search(r"[*?{]", place)
-    is_folder = not is_file if remote.is_url(place) else os.path.isdir(place)
+    is_folder = not is_file if reading.is_url(place) else os.path.isdir(place)
     if is_folder:
         paths = [x for x in _in_folder(place, container) if is_container(x, container)]
         if not paths:
@@ -185,7 +180,7 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
                 "of them, or a pattern such as train-{00..99}.tar"
             )
     else:
-        paths = remote.expand(place)
+        paths = reading.expand(place)
     by_split = {}
     for path in paths:
         begin = len(place) if is_folder else len(os.path.dirname(path))
@@ -207,7 +202,7 @@ def _in_folder(folder, container):
     """Container files in a folder; tables only next to the images, which may be a
     million."""
     if container != "table":
-        return remote.matches(folder)
-    paths = remote.matches(folder, "*") + remote.matches(folder, "*/metadata.*")
+        return reading.matches(folder)
+    paths = reading.matches(folder, "*") + reading.matches(folder, "*/metadata.*")
     named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
     return named or paths

@@ -142,11 +142,8 @@ def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[in
 
 @contextlib.contextmanager
 def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """An image whose header is read, in the part of the memory that it may take.
-
-    Raises:
-        Refused: it is no image, has too many pixels, or is damaged.
-    """
+    """An image whose header is read, in the part of the memory that it may take;
+    Refused where it is none, has too many pixels, or is damaged."""
     if not content:
         raise Refused("the file is empty")
     try:

@@ -20,11 +20,8 @@ class ImageFiles(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The content of one file, and its label.
-
-        Raises:
-            OSError, ValueError: it cannot be read; the message says why.
-        """
+        """The content of one file, and its label; OSError or ValueError with the
+        reason."""
         ...
 
     def place(self, index: int) -> str:
@@ -34,15 +31,9 @@ class ImageFiles(Protocol):
 
 @dataclasses.dataclass
 class Survey:
-    """Faults and sizes of all images of a data set; see `ImageOptions`.
-
-    Attributes:
-        faults: place -> what is wrong with the image there.
-        misplaced: path -> why a file or folder is none of the images.
-        sizes: (height, width) of an upright image -> how often it was decoded.
-        is_closed: whether no more faults are recorded.
-        lock: held by the thread that records something.
-    """
+    """Faults and sizes of all images of a data set: `faults`, place -> what is wrong
+    there; `misplaced`, path -> why it is none of the images; `sizes`, (height, width)
+    -> how often it was decoded."""
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
     misplaced: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -6,6 +6,7 @@ Names are read at the start, contents when they are needed.
 
 import dataclasses
 import functools
+import itertools
 import os
 from operator import attrgetter
 
@@ -16,6 +17,9 @@ from towers.data.files import containers, splits
 from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
     LAYOUT,
+    class_depth,
+    class_folder,
+    depth_of,
     entries,
     files_below,
     find_folders,
@@ -47,17 +51,17 @@ from towers.errors import DataError
 class Listing:
     """Lists folders of classes.
 
-    Attributes:
-        survey: records what cannot be used; without one the first is an error.
-        num_skipped: files that are no images, and folders without images.
-        first_skipped: path of the first.
-        num_nested: images in folders inside class folders.
+    What cannot be used is an error, or goes to the survey. `num_skipped` counts files
+    that are no images and folders without images, `num_nested` images in folders inside
+    the folders of classes. `depth` is the number of folders that name a class, 0 until
+    one is listed.
     """
 
     survey: Survey | None
     num_skipped: int = 0
     first_skipped: str = ""
     num_nested: int = 0
+    depth: int = 0
 
     def skip(self, path: str) -> None:
         self.num_skipped += 1
@@ -72,7 +76,9 @@ class Listing:
     def note(self) -> str:
         """Follows the origin of the data set; empty where all is in place."""
         note = ""
-        if self.num_nested:
+        if self.depth > 1:
+            note += f"; classes are {self.depth} folders, one in the other"
+        elif self.num_nested:
             note += f"; {self.num_nested:,} images in folders inside class folders"
         if self.num_skipped:
             note += f"; {self.num_skipped} other file(s) or empty folder(s), as "
@@ -91,7 +97,7 @@ class Listing:
     def classes(self, folder: str) -> dict[str, bytes]:
         """Class -> the paths of its images from the folder, each followed by a zero
         byte."""
-        by_class, loose = {}, []
+        by_folder, loose, has_own = {}, [], False
         for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
                 num_nested = self.num_nested
@@ -104,21 +110,32 @@ class Listing:
                         f"{shown(entry.path)}: is no class, as there are folders for "
                         f"training or testing in it; {suggestion(folder)}{LAYOUT}"
                     )
-                name = class_name(entry.name)
-                if name in by_class:
-                    raise DataError(
-                        f"{shown(entry.path)}: there are two folders of this name, "
-                        "whose letters are composed in one (Unicode's NFC) and not in "
-                        "the other (NFD); move their images to one of them"
-                    )
+                has_own |= self.num_nested - num_nested < len(images)
                 paths = (f"{entry.name}/{image}\0" for image in images)
-                by_class[name] = b"".join(map(os.fsencode, paths))
+                by_folder[entry.name] = b"".join(map(os.fsencode, paths))
             elif is_image(entry) and not is_folder(entry):
                 loose.append(entry.path)
             else:
                 self.skip(entry.path)
-        for path in loose if by_class else ():
+        for path in loose if by_folder else ():
             self.refuse(path, f"is an image of no class; {LAYOUT}")
+        if not self.depth:
+            self.depth = 1 if has_own else class_depth(_paths(by_folder))
+        if self.depth > 1:
+            folder_of = functools.partial(class_folder, depth=self.depth)
+            by_folder = {
+                name: b"".join(os.fsencode(f"{path}\0") for path in paths)
+                for name, paths in itertools.groupby(_paths(by_folder), folder_of)
+            }
+        by_class = {}
+        for name, paths in by_folder.items():
+            if class_name(name) in by_class:
+                raise DataError(
+                    f"{shown(os.path.join(folder, name))}: there are two folders of "
+                    "this name, whose letters are composed in one (Unicode's NFC) and "
+                    "not in the other (NFD); move their images to one of them"
+                )
+            by_class[class_name(name)] = paths
         return by_class
 
     def _images(self, folder):
@@ -146,6 +163,10 @@ class Listing:
                 self.skip(entry.path)
 
 
+def _paths(by_folder):
+    return [os.fsdecode(x) for x in b"".join(by_folder.values()).split(b"\0")[:-1]]
+
+
 def _is_data_set(folder):
     """True if it has folders for training and testing, or train/CLASS."""
     folders, note = find_folders(folder)
@@ -161,33 +182,22 @@ def load(
     """Lists an image folder; its files are decoded when they are read.
 
     The classes are the folders in `train/`, or in `data_dir` where there is no folder
-    for training, validation or testing. All images in and below the folder of a class
-    are of that class. Classes and files are in the order of their names. Names that
-    begin with a dot are skipped, as are other files and folders without images, which
-    `origin` counts. Without a folder for validation or testing a tenth of each class is
-    held out for testing, drawn at random, the same in every run; one alone is used for
-    both.
+    for a split, or folders inside these, see `class_depth`; all images in and below the
+    folder of a class are of that class. Classes and files are in the order of their
+    names. Names that begin with a dot are skipped, as are other files and folders
+    without images, which `origin` counts. Missing splits and `trained` are as in
+    `splits.data_set`.
 
-    Args:
-        data_dir: the folder, or its URL; empty means `data`.
-        image_options: size of the images, and their cache. With a survey, files that
-            cannot be used are recorded and left out.
-        trained: a network to be evaluated, whose classes, image shape and moments are
-            used. Only the folder for testing is read; without one all images are for
-            testing, unless the network was trained on images of this folder.
-
-    Returns:
-        Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
-
-    Raises:
-        DataError: the folder is not laid out like that; it has fewer than two classes,
-            or for testing one that is not trained; there are image files of other
-            kinds, or an image of the sample cannot be read.
+    DataError where the folder is not laid out like that; it has fewer than two classes,
+    or for testing one that is not trained; there are image files of other kinds, or an
+    image of the sample cannot be read.
     """
     options = (image_options or ImageOptions()).with_survey()
     if is_url(data_dir):
         return containers.load_folders(data_dir, options, trained)
     listing, root = Listing(options.survey), data_folder(data_dir)
+    if trained is not None:
+        listing.depth = depth_of(trained.class_names)
     folders, unlabeled = find_folders(root)
 
     @functools.cache

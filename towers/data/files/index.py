@@ -15,10 +15,10 @@ import numpy as np
 
 from towers import store
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import remote
+from towers.data.files import reading
 from towers.data.files.paths import class_name, reason, shown
 from towers.data.streams import call_in_readers
-from towers.errors import DataError, nearest
+from towers.errors import DataError, nearest, with_nearest
 
 FORMAT = 1  # of what is kept of a file
 
@@ -26,12 +26,8 @@ BETWEEN_LABELS = ";"
 
 
 class Names(Sequence):
-    """Texts in one buffer: as Python's strings they would take four times the memory.
-
-    Args:
-        content: the texts, each followed by a zero byte.
-        folder: precedes each.
-    """
+    """Texts in one buffer, each followed by a zero byte; as Python's strings they would
+    take four times the memory. `folder` precedes each."""
 
     def __init__(self, content: bytes, folder: str = ""):
         self.folder, self.content = folder, content
@@ -81,9 +77,9 @@ class Index:
         if self.labels.ndim == 1:
             label = int(self.labels[index])
         if self.offsets is None:
-            return remote.read_image_file(file, self.max_pixels), label
+            return reading.read_image_file(file, self.max_pixels), label
         span = int(self.offsets[index]), int(self.lengths[index])
-        return remote.read_range(file, *span), label
+        return reading.read_range(file, *span), label
 
     def place(self, index: int) -> str:
         file = self.files[self.numbers[index]]
@@ -110,15 +106,15 @@ class Index:
     def blocks(self) -> np.ndarray | None:
         """int64 [n], the numbers of the pieces that are read as a whole, in ascending
         order; None where each image is read by itself."""
-        if self.offsets is None or not any(map(remote.is_url, self.files)):
+        if self.offsets is None or not any(map(reading.is_url, self.files)):
             return None
-        most = int(self.offsets.max(initial=0)) // remote.BLOCK_BYTES + 1
-        return self.numbers * most + self.offsets // remote.BLOCK_BYTES
+        most = int(self.offsets.max(initial=0)) // reading.BLOCK_BYTES + 1
+        return self.numbers * most + self.offsets // reading.BLOCK_BYTES
 
     @property
     def block_bytes(self) -> int:
         """Mean size of a block in memory, or on the disk."""
-        return remote.BLOCK_BYTES
+        return reading.BLOCK_BYTES
 
     def take(self, places: np.ndarray) -> Self:
         """The images at some places."""
@@ -137,11 +133,8 @@ class Index:
         return self.with_classes(tuple(self.class_names[x] for x in labels), "")
 
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
-        """The labels in the order of these classes.
-
-        Raises:
-            DataError: an image is of another class; names it.
-        """
+        """The labels in the order of these classes; DataError where an image is of
+        another class."""
         numbers = {name: number for number, name in enumerate(class_names)}
         new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
         is_known = new >= 0
@@ -172,6 +165,38 @@ class Index:
         return dataclasses.replace(self, labels=labels)
 
 
+def find_column(
+    role: str,
+    header: Sequence[str],
+    name: str | None,
+    patterns: Sequence[str] = (),
+    taken: Iterable[int] = (),
+) -> int | None:
+    """The place of a column by its name, or of the only one that is not taken and fits
+    the first of the patterns that any fits; None without. Patterns are compared with
+    lower case, and underscores for spaces. ValueError where it is missing or
+    ambiguous."""
+    if name:
+        if name not in header:
+            listed = shown(", ".join(map(str, header)), 100)
+            message = f"has no column {name!r}, only {listed}"
+            raise ValueError(with_nearest(message, name, header))
+        return header.index(name)
+    plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
+    for pattern in patterns:
+        fitting = [i for i, x in enumerate(plain) if re.fullmatch(pattern, x)]
+        fitting = [i for i in fitting if i not in taken]
+        if fitting[1:]:
+            names = " or ".join(header[i] for i in fitting[:2])
+            raise ValueError(
+                f"is the {role} in column {names}? --columns={role}:"
+                f"{header[fitting[0]]} names it"
+            )
+        if fitting:
+            return fitting[0]
+    return None
+
+
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes in the order of their labels: integers by value, others as
     texts."""
@@ -181,12 +206,8 @@ def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
-    """`labels` and `class_names` of an Index from numbers of names.
-
-    Args:
-        labels: integers [n], -1 for an image without a label.
-        names: of the numbers.
-    """
+    """`labels` and `class_names` of an Index, from integers [n], -1 without a label,
+    and the names that they number."""
     names = list(map(class_name, names))
     classes = sorted_classes(set(names))
     order = {name: number for number, name in enumerate(classes)}
@@ -198,13 +219,8 @@ def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
 def settle_label_sets(
     labels: np.ndarray, names: Iterable[str], class_names: Sequence[str] = ()
 ) -> dict:
-    """As `settle_classes`, of texts with several names and BETWEEN_LABELS between them.
-
-    Args:
-        labels: integers [n], the numbers of texts.
-        names: the texts.
-        class_names: by default those in the texts.
-    """
+    """As `settle_classes`, of texts with several names and BETWEEN_LABELS between them;
+    the classes are by default those in the texts."""
     names = [[x.strip() for x in name.split(BETWEEN_LABELS)] for name in names]
     names = [[class_name(x) for x in each if x] for each in names]
     classes = tuple(map(class_name, class_names))
@@ -217,13 +233,8 @@ def settle_label_sets(
 
 
 class Shard(NamedTuple):
-    """The images of one file.
-
-    Attributes:
-        offsets, lengths: int64 [n], their bytes.
-        labels: texts [n], None without a label.
-        names: [n], inside of the file; None where they are numbered.
-    """
+    """The images of one file: offsets and lengths, int64 [n]; labels [n], None without
+    one; names inside of the file [n], None where they are numbered."""
 
     offsets: np.ndarray
     lengths: np.ndarray
@@ -236,23 +247,15 @@ def read_shards(
     columns: Mapping[str, str],
     read: Callable[[str, Mapping[str, str]], Shard],
 ) -> Index:
-    """The images of files, in their order; each file is read once, and its index is
-    kept in the folder of `remote.cache_folder` until it changes.
-
-    Args:
-        paths: of the files.
-        columns: which parts of an example are image and label.
-        read: reads one file.
-
-    Raises:
-        DataError: a file cannot be read; names it.
-    """
+    """The images of files, in their order. `read` reads each once, and its index is
+    kept in `reading.cache_folder` until the file changes; DataError where one cannot be
+    read."""
     shards = [None] * len(paths)
 
     def read_one(number):
         path = paths[number]
         try:
-            key = f"{FORMAT} {read.__module__} {columns} {remote.version(path)}"
+            key = f"{FORMAT} {read.__module__} {columns} {reading.version(path)}"
             shards[number] = _kept(key, lambda: _arrays(read(path, columns)))
         except (OSError, ValueError) as error:
             raise DataError(f"{shown(path)}: {reason(error)}") from error
@@ -303,7 +306,7 @@ def _arrays(shard):
 def _kept(key, make):
     """Arrays that are made once, and then read from the cache."""
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-    path = os.path.join(remote.cache_folder(), "index", f"{name}.npz")
+    path = os.path.join(reading.cache_folder(), "index", f"{name}.npz")
     try:
         with np.load(path) as arrays:
             return dict(arrays)

@@ -12,26 +12,22 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet, types
 
-from towers.data.files import remote
-from towers.data.files.index import Index, settle_classes
+from towers.data.files import reading
+from towers.data.files.index import Index, find_column, settle_classes
 from towers.data.files.paths import class_name, reason, shown
-from towers.errors import DataError, one_line, with_nearest
+from towers.errors import DataError, one_line
 
 ROLES = ("image", "label")
 _NAMES = {
-    "image": ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes"),
-    "label": ("label", "labels", "class", "cls", "target", "fine_label"),
+    "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
+    "label": "labels?|class|cls|target|fine_label",
 }
 # Row groups that are read ahead of their use, besides the window.
 _AHEAD = 4
 
 
 class RowGroups:
-    """The row groups used last, which threads share.
-
-    Args:
-        megabytes: of all, uncompressed.
-    """
+    """The row groups used last, shared by threads: `megabytes` in all, uncompressed."""
 
     def __init__(self, megabytes: float):
         self._most_bytes, self._num_bytes = megabytes * 1e6, 0
@@ -44,8 +40,8 @@ class RowGroups:
             if key in self._groups:
                 self._groups.move_to_end(key)
                 return self._groups[key][0]
-            reading = self._reading.setdefault(key, threading.Lock())
-        with reading:
+            lock = self._reading.setdefault(key, threading.Lock())
+        with lock:
             with self._lock:
                 if key in self._groups:
                     return self._groups[key][0]
@@ -61,13 +57,11 @@ class RowGroups:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetIndex(Index):
-    """Images in row groups; each group is read as a whole. `offsets` are the numbers
-    of the row groups, and `lengths` the rows in them.
+    """Images in row groups; each group is read as a whole. `offsets` are the numbers of
+    the row groups, and `lengths` the rows in them.
 
-    Attributes:
-        groups: per row group its file, its number there, and its bytes uncompressed.
-        column: path of the column of bytes.
-        cache: of row groups.
+    Each of `groups` is a file, the number there, and the bytes uncompressed; `column`
+    is the path of the column of bytes.
     """
 
     groups: Sequence[tuple[str, int, int]] = ()
@@ -104,19 +98,11 @@ class ParquetIndex(Index):
 
 
 def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:
-    """The index of the images in files; only labels are read.
+    """The index of the images in files; only labels are read, -1 where there are none.
 
-    Args:
-        paths: of the files.
-        columns: "image" and "label" -> name of its column; by default those that the
-            metadata of `datasets` name, or that have a usual name.
-        cache: of row groups.
-
-    Returns:
-        The images. Labels are -1 where the files have none.
-
-    Raises:
-        DataError: a file is no Parquet file, or has other columns than the first.
+    `columns` names the columns "image" and "label"; by default those that the metadata
+    of `datasets` name, or that have a usual name. DataError where a file is no Parquet
+    file, or has other columns than the first.
     """
     groups, numbers, group_numbers, group_rows, rows, labels = [], [], [], [], [], []
     first, label_numbers = None, {}
@@ -164,14 +150,8 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
 
 
 class _Columns(NamedTuple):
-    """The columns of a file.
-
-    Attributes:
-        image: names on the path to the column of bytes.
-        label: its name; None without one.
-        label_type: of Arrow.
-        class_names: that `datasets` has for the labels.
-    """
+    """The columns of a file: the names on the path to the bytes, the label's or None,
+    its type, and the class names that `datasets` has for it."""
 
     image: tuple[str, ...]
     label: str | None
@@ -190,21 +170,11 @@ def _find_columns(schema, columns):
     features = metadata.get("info", {}).get("features") or {}
     names = {}
     for role, kind in (("image", "Image"), ("label", "ClassLabel")):
-        if name := columns.get(role):
-            if name not in schema.names:
-                message = f"has no column {name!r}, only {', '.join(schema.names)}"
-                raise ValueError(with_nearest(message, name, schema.names))
-            names[role] = name
-            continue
-        typed = [x for x, about in features.items() if _type_of(about) == kind]
-        usual = [x for x in schema.names if x.lower() in _NAMES[role]]
-        fitting = typed if len(typed) == 1 else usual
-        if len(fitting) > 1:
-            raise ValueError(
-                f"is the {role} in column {' or '.join(fitting)}? "
-                f"--columns={role}:{fitting[0]} names it"
-            )
-        names[role] = fitting[0] if fitting else None
+        about = {x: y for x, y in features.items() if isinstance(y, dict)}
+        typed = [x for x, y in about.items() if y.get("_type") == kind]
+        name = columns.get(role) or (typed[0] if len(typed) == 1 else None)
+        place = find_column(role, schema.names, name, [_NAMES[role]])
+        names[role] = None if place is None else schema.names[place]
     if names["image"] is None:
         raise ValueError(
             f"no column is named like an image, only {', '.join(schema.names)}; "
@@ -219,10 +189,6 @@ def _find_columns(schema, columns):
     class_names = (features.get(label) or {}).get("names") or ()
     kind = str(schema.field(label).type) if label else ""
     return _Columns(path, label, kind, tuple(map(class_name, class_names)))
-
-
-def _type_of(feature):
-    return feature.get("_type") if isinstance(feature, dict) else None
 
 
 def _group_sizes(metadata, image):
@@ -271,8 +237,8 @@ def _label_numbers(values, columns, numbers):
 
 def _opened(path):
     """A file whose columns are read in ranges."""
-    if remote.is_url(path):
-        return parquet.ParquetFile(remote.open_file(path))
+    if reading.is_url(path):
+        return parquet.ParquetFile(reading.open_file(path))
     return parquet.ParquetFile(path, memory_map=True)
 
 

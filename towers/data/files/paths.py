@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from PIL import Image
 
-from towers.data.files import remote
-from towers.data.files.reading import is_url, open_data_file
+from towers.data.files.reading import is_url, matches, open_data_file
 from towers.errors import DataError, one_line, printable, refuse_url
 
 with contextlib.suppress(ImportError):  # the extra `heif`
@@ -74,12 +73,8 @@ def class_name(text: str) -> str:
 
 
 def data_folder(data_dir: str) -> str:
-    """The absolute path of the folder that --data_dir means, which may be missing.
-
-    Raises:
-        ConfigError: it is a URL.
-        DataError: it is a file.
-    """
+    """The absolute path of the folder that --data_dir means, which may be missing;
+    ConfigError of a URL, DataError of a file."""
     refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
@@ -100,11 +95,7 @@ def is_container(path: str, name: str) -> bool:
 
 
 def check_paths(paths: Paths) -> list[str]:
-    """The paths as texts.
-
-    Raises:
-        DataError: there are none, or there is nothing at one.
-    """
+    """The paths as texts; DataError where there are none, or one does not exist."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if not paths:
@@ -163,19 +154,15 @@ def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str
 
     Folders are read recursively, in the order of the names, and their images are
     selected by `is_image`; names that begin with a dot are skipped. Links are followed.
-    A path of a file is taken whatever its name. The names in one folder and in the
-    folders above it are in memory.
-
-    Args:
-        paths: files and folders.
-        fail: takes the path of a folder that cannot be listed, and the reason.
+    A path of a file is taken whatever its name. `fail` takes the path of a folder that
+    cannot be listed, and the reason.
     """
     for path in paths:
         if os.path.isdir(path):
             yield from _walk_folder(path, fail)
         elif is_url(path) and not is_image_name(path):
             try:
-                yield from filter(is_image_name, remote.matches(path))
+                yield from filter(is_image_name, matches(path))
             except DataError as error:
                 fail(path, one_line(error))
         else:

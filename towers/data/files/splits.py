@@ -47,27 +47,16 @@ def data_set(
     """A data set of image files.
 
     Without a split for validation or testing a tenth of each class is held out for
-    testing, drawn at random, the same in every run; one alone is used for both.
+    testing, drawn at random, the same in every run; one alone is used for both. With
+    `trained`, a network to be evaluated, its classes, image shape and moments are used
+    and only the split for testing is opened; without one all images are for testing,
+    unless the network was trained on these.
 
-    Args:
-        name: of the data set.
-        place: its location.
-        splits: of "train", "validation" and "test" those that there are.
-        options: with a survey where images may be left out.
-        trained: a network to be evaluated, whose classes, image shape and moments are
-            used. Only the split for testing is opened; without one all images are for
-            testing, unless the network was trained on these.
-        names: of the splits, for messages.
-        channels: of the images.
-        note: returns text to append to `origin`, when all splits are opened.
-
-    Returns:
-        Sources of uint8 [n, height, width, channels]; moments of a sample, see
-        `cached.SAMPLE`.
-
-    Raises:
-        DataError: a split cannot be opened, has no images or other classes than those
-            for training, or an image of the sample cannot be read.
+    `names` are those of the splits in messages; `note` gives text to append to `origin`
+    when all are opened. Sources are uint8 [n, height, width, channels]; moments are of
+    a sample, see `cached.SAMPLE`. DataError where a split cannot be opened, has no
+    images or other classes than those for training, or an image of the sample cannot be
+    read.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)

@@ -6,23 +6,23 @@ import glob
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import remote
+from towers.data.files import reading
 from towers.data.files.class_folders import split_of
 from towers.data.files.index import (
     BETWEEN_LABELS,
     Index,
     Names,
+    find_column,
     settle_classes,
     settle_label_sets,
 )
 from towers.data.files.paths import is_image_name, reason, shown
-from towers.errors import DataError, with_nearest
+from towers.errors import DataError
 
 # Names of columns, by which is taken first; in lower case, with spaces as underscores.
 _ROLES = {
@@ -48,24 +48,17 @@ def read(
     fold: int = -1,
     max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> dict[str, Index]:
-    """The images of tables by split.
+    """The images of tables, which have the same columns, by split: "train",
+    "validation" and "test" where they have any.
 
-    Args:
-        paths: of the tables, which have the same columns.
-        columns: role -> name of its column; other columns by their usual names.
-        image_dir: folder that the paths in the tables start from; empty for each
-            table's own.
-        fold: of the column `fold`, whose images are for testing; -1 for none.
+    `columns` are role -> name; others go by their usual names. Paths start from
+    `image_dir`, or the folder of each table; the images of `fold` in the column `fold`
+    are for testing. Without a column for the split all are in "train". Labels are -1
+    without a column of labels. They are sets where a label has several names,
+    `cat;outdoor`, or is a list, and where each class has a column of 0 and 1.
 
-    Returns:
-        "train", "validation" and "test" -> its images, of splits that have any. Without
-        a column for it all are in "train". Labels are -1 in a table without a column of
-        labels. They are sets where a label has several names, `cat;outdoor`, or is a
-        list, and where there is a column of 0 and 1 for each class in place of labels.
-
-    Raises:
-        DataError: a file is missing, or has two rows; a column is missing, or may be
-            one of two; names the file and the row.
+    DataError names the file and the row: a file is missing, or has two rows; a column
+    is missing, or may be one of two.
     """
     files, labels, splits, weights = [], [], [], []
     places, unlabeled, are_sets, classes = {}, "", False, ()
@@ -74,7 +67,10 @@ def read(
         header = next(rows, None)
         if not header:
             raise DataError(f"{shown(table)}: the file is empty")
-        used, class_columns = _columns(table, header, columns, fold)
+        try:
+            used, class_columns = _columns(header, columns, fold)
+        except ValueError as error:
+            raise DataError(f"{shown(table)}: {error}") from None
         classes = classes or tuple(header[i] for i in class_columns)
         resolve = _Resolver(image_dir or os.path.dirname(table))
         for number, row in rows:
@@ -147,10 +143,10 @@ def _rows(path) -> Iterator:
         if kind == ".parquet":
             yield from _rows_of_parquet(path)
         elif kind in (".jsonl", ".ndjson"):
-            with remote.open_file(path) as file:
+            with reading.open_file(path) as file:
                 yield from _rows_of_json(file)
         else:
-            with remote.open_file(path) as file:
+            with reading.open_file(path) as file:
                 yield from _rows_of_csv(file, "\t" if kind == ".tsv" else None)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{shown(path)}: {reason(error)}") from error
@@ -194,11 +190,15 @@ def _rows_of_json(file):
 
 def _rows_of_parquet(path):
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
     try:
-        table = parquet.ParquetFile(remote.local_copy(path), memory_map=True)
-        names = [x.name for x in table.schema_arrow if not _is_nested(x.type)]
+        table = parquet.ParquetFile(reading.local_copy(path), memory_map=True)
+        names = [
+            x.name
+            for x in table.schema_arrow
+            if not types.is_nested(x.type) and not types.is_binary(x.type)
+        ]
         yield names
         number = 0
         for batch in table.iter_batches(columns=names):
@@ -207,12 +207,6 @@ def _rows_of_parquet(path):
                 yield number, row
     except pyarrow.ArrowException as error:
         raise ValueError(f"is no Parquet file: {error}") from error
-
-
-def _is_nested(kind):
-    from pyarrow import types
-
-    return types.is_nested(kind) or types.is_binary(kind)
 
 
 def _label_set(row, header, class_columns, where):
@@ -229,38 +223,23 @@ def _label_set(row, header, class_columns, where):
     return [header[place] for place, value in chosen if _ANSWERS[value]]
 
 
-def _columns(table, header, columns, fold):
+def _columns(header, columns, fold):
     """Role -> place of its column, and the places of columns of classes."""
-    plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
-    begin = f"{shown(table)}: "
-    listed = shown(", ".join(map(str, header)), 100)
-    used = {}
-    for role, name in columns.items():
-        if name not in header:
-            message = f"{begin}has no column {name!r}, only {listed}"
-            raise DataError(with_nearest(message, name, header))
-        used[role] = header.index(name)
+    used = {x: find_column(x, header, name) for x, name in columns.items()}
     for role, patterns in _ROLES.items():
-        for pattern in patterns:
-            fitting = [i for i, x in enumerate(plain) if re.fullmatch(pattern, x)]
-            fitting = [i for i in fitting if i not in used.values()]
-            if fitting and role not in used:
-                if fitting[1:]:
-                    names = " or ".join(header[i] for i in fitting[:2])
-                    raise DataError(
-                        f"{begin}is the {role} in column {names}? "
-                        f"--columns={role}:{header[fitting[0]]} names it"
-                    )
-                used[role] = fitting[0]
+        if role not in used:
+            place = find_column(role, header, None, patterns, used.values())
+            used |= {} if place is None else {role: place}
     rest = [i for i in range(len(header)) if i not in used.values()]
     if "label" not in used and "path" in used and len(rest) == 1:
         used["label"] = rest[0]
     class_columns = rest if "label" not in used and len(rest) > 1 else []
     for role in ("path", *["fold"] * (fold >= 0)):
         if role not in used:
-            raise DataError(
-                f"{begin}no column is named like a {role}, only {listed}; name it, as "
-                f"in --columns={role}:{header[rest[0]] if rest else 'NAME'}"
+            raise ValueError(
+                f"no column is named like a {role}, only "
+                f"{shown(', '.join(map(str, header)), 100)}; name it, as in "
+                f"--columns={role}:{header[rest[0]] if rest else 'NAME'}"
             )
     return used, class_columns
 
@@ -275,7 +254,7 @@ class _Resolver:
         path = os.path.join(self._folder, str(name or ""))
         if not name:
             raise DataError(f"{where}: has no path")
-        if remote.is_url(path):
+        if reading.is_url(path):
             return path
         folder, base = os.path.split(path)
         listing = self._listings.get(folder)

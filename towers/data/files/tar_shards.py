@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from towers.data.files import remote
+from towers.data.files import reading
 from towers.data.files.index import Shard
 from towers.data.files.paths import is_image_name, shown
 
@@ -25,16 +25,8 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
 
     Neighbors whose names are equal up to the first dot of their last part are of one
     example: the image, and its label in `.cls`, `.txt` or the key `label` of `.json`.
-
-    Args:
-        path: of the file.
-        columns: "image" and "label" -> ending of the member; of a label in JSON
-            "json:KEY".
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it breaks off, is no tar file, or one of several images has no
-            label.
+    `columns` are "image" and "label" -> other endings, or "json:KEY". ValueError where
+    the file breaks off, is no tar file, or one of several images has no label.
     """
     offsets, lengths, labels, names = [], [], [], []
     with _reader(path) as (read_at, size):
@@ -61,14 +53,14 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
 @contextlib.contextmanager
 def _reader(path: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
     """A function (offset, length) -> bytes, and the size of the file."""
-    with remote.open_file(path) as file:
-        if remote.is_url(path):
+    with reading.open_file(path) as file:
+        if reading.is_url(path):
 
             def read_at(offset, length):
                 file.seek(offset)
                 return file.read(length)
 
-            yield read_at, remote.size(path)
+            yield read_at, reading.size(path)
         elif size := os.fstat(file.fileno()).st_size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 yield lambda offset, n: content[offset : offset + n], size

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.data.files import remote
+from towers.data.files import reading
 from towers.data.files.index import Index, Shard
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
@@ -27,14 +27,9 @@ _BATCH = 256
 def read(path: str, columns: Mapping[str, str]) -> Shard:
     """The images of a TFRecord file, which is read once, with its checksums.
 
-    Args:
-        path: of the file, perhaps packed, which is not read.
-        columns: "image", "label" and "text" -> key of the feature; by default as in
-            TensorFlow's ImageNet. A text names the class, otherwise the label does.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a checksum is wrong, the file breaks off, or a record has no image.
+    `columns` are "image", "label" and "text" -> key of the feature, by default as in
+    TensorFlow's ImageNet. A text names the class, otherwise the label does. ValueError
+    where a checksum is wrong, the file breaks off, or a record has no image.
     """
     keys = _KEYS | columns
     kinds = {
@@ -51,7 +46,7 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
         return records, examples[keys["image"]], texts, numbers
 
     offsets, lengths, labels, place = [], [], [], 0
-    dataset = tf.data.TFRecordDataset(remote.local_copy(path), buffer_size=2**20)
+    dataset = tf.data.TFRecordDataset(reading.local_copy(path), buffer_size=2**20)
     dataset = without_tuning(dataset.batch(_BATCH).map(parse))
     try:
         for records, images, texts, numbers in dataset.as_numpy_iterator():
@@ -81,13 +76,9 @@ def _label(text, number):
 def open_records(paths: Sequence[str]) -> Index:
     """The records of some files, one file after the other, without labels.
 
-    The lengths lead from one record to the next, so that all offsets are known after
-    reading 8 bytes for each. The checksums of the contents are not compared: TensorFlow
-    offers their kind (CRC-32C) to its own readers alone.
-
-    Raises:
-        OSError: one cannot be read.
-        ValueError: one breaks off, or is no TFRecord file.
+    Lengths lead from one record to the next, so 8 bytes of each are read. The checksums
+    of the contents are not compared: TensorFlow offers their kind (CRC-32C) to its own
+    readers alone. ValueError where one breaks off, or is no TFRecord file.
     """
     spans = [None] * len(paths)
 

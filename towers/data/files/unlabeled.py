@@ -19,10 +19,10 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from towers.data import streams
-from towers.data.files.class_folders import is_split
+from towers.data.files.class_folders import depth_of, is_split
 from towers.data.files.image import read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
-from towers.data.files.remote import read_image_file
+from towers.data.files.reading import read_image_file
 from towers.errors import ConfigError, DataError, cause, one_line
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.
@@ -33,13 +33,8 @@ AHEAD = 4
 
 
 class ImageFile(NamedTuple):
-    """An image that was read, or could not be.
-
-    Attributes:
-        path: of its file, or the number of an image in memory.
-        image: uint8 [height, width, channels]; None where it cannot be used.
-        fault: why.
-    """
+    """An image, uint8 [height, width, channels], from a path or with a number in
+    memory; None with a fault where it cannot be used."""
 
     path: str
     image: np.ndarray | None
@@ -56,16 +51,10 @@ def read_files(
 ) -> Iterator[ImageFile]:
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
-    Args:
-        files: their paths; or number and image, an array or one of Pillow.
-        image_shape: height, width, channels of the images that a network was trained
-            on; see `image.read_image`.
-        max_pixels: limits pixels and bytes.
-        center_crop, interpolation: see `image.read_image`.
-        ahead: images that are read ahead; at least AHEAD for each reader.
-
-    Raises:
-        ConfigError: the network takes images of other than 1 or 3 channels.
+    Files are paths, or number and image, an array or one of Pillow. `image_shape` is
+    what a network was trained on, see `image.read_image` for it and other options;
+    `ahead` images are read ahead, at least AHEAD for each reader. ConfigError where the
+    network takes images of other than 1 or 3 channels.
     """
     options = {
         "max_pixels": max_pixels,
@@ -137,14 +126,10 @@ else:  # other values are a DataError
 def paths_or_images(
     images: Any,
 ) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
-    """Paths or images in memory; the other is empty.
+    """Paths or images in memory; the other is empty. Images are an array, one of
+    Pillow, a list of them, or a `tf.data.Dataset` with or without labels.
 
-    Args:
-        images: one or several paths; or an array, an image of Pillow, a list of them,
-            or a `tf.data.Dataset` of images, with or without labels.
-
-    Raises:
-        DataError: there is nothing at a path; they are no images, see `pixels`.
+    DataError where there is nothing at a path, or they are no images, see `pixels`.
     """
     if isinstance(images, tf.data.Dataset):
         return [], _elements(images)
@@ -188,16 +173,11 @@ def reading(what: str) -> Iterator[None]:
 
 
 def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
-    """Images in memory as uint8 [n, height, width, channels].
+    """Images in memory as uint8 [n, height, width, channels], from numbers from 0 to
+    255, [n, height, width, channels] or [n, height, width]; with `may_be_one` [height,
+    width] and [height, width, 1 to 4] are one image.
 
-    Args:
-        images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
-            width] of gray images.
-        what: begins a message, such as "data: the test images".
-        may_be_one: whether [height, width] and [height, width, 1 to 4] are one image.
-
-    Raises:
-        DataError: they have another shape, or values outside of 0 to 255.
+    DataError, which begins with `what`, where they have another shape or other values.
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
@@ -261,27 +241,30 @@ def _in_bytes(images, what):
 
 
 class Labels:
-    """The label of a file in a folder that has the name of a class.
+    """The label of a file in a folder, or `animals/cats`, that has the name of a class.
 
     It is the first such folder below the given path, as a folder inside the folder of a
     class may have the name of another class; else the given folder or its parent.
-
-    Args:
-        class_names: in the order of the labels.
-        paths: the folders and files that were given.
     """
 
     def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
         self._labels = {normalize("NFC", x): i for i, x in enumerate(class_names)}
+        self._depth = depth_of(class_names)
         self._given = set(map(pathlib.PurePath, paths))
 
     def __call__(self, path: str) -> int:
         """-1 where no folder has the name of a class."""
         folder, *above = pathlib.PurePath(path).parents
         given = next((x for x in (folder, *above) if x in self._given), folder)
-        below = folder.relative_to(given).parts
-        above = os.path.abspath(given).split(os.sep)[:-3:-1]
-        names = [x for x in map(class_name, (*below, *above)) if x in self._labels]
+        below, names = folder.relative_to(given).parts, []
+        parts = [*os.path.abspath(given).split(os.sep), *below]
+        first = len(parts) - len(below)
+        for end in (*range(first + 1, len(parts) + 1), first, first - 1):
+            for begin in range(max(0, end - self._depth), end):
+                name = class_name("/".join(parts[begin:end]))
+                if name in self._labels:
+                    names.append(name)
+                    break
         if names[1:] and names[:2] == [*below[:2]] and is_split(below[0]):
             names = names[1:]  # a class is called train
         return self._labels[names[0]] if names else -1

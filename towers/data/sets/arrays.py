@@ -27,19 +27,9 @@ else:  # other values are a DataError
 
 
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
-    """Makes arrays a data set of `--dataset`; where no images are for testing, a tenth
-    is held out.
-
-    Args:
-        data: as of `towers.train`.
-        class_names: in the order of the labels; by default their numbers.
-
-    Returns:
-        The value of the option.
-
-    Raises:
-        DataError: they are no images and labels.
-    """
+    """Makes arrays, as of `towers.train`, a data set, and returns its value of
+    `--dataset`; where no images are for testing, a tenth is held out. Classes are by
+    default called by their numbers. DataError where they are no images and labels."""
     splits = _splits(data)
     names = ("training", "validation", "test")
     if len(splits) == 2:

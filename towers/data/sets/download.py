@@ -58,11 +58,8 @@ def _connect(url):
 
 def fetch(url: str, sha256: str, path: str) -> None:
     """Downloads one file; it gets its name when it is whole and its checksum right.
-
-    Raises:
-        DataError: it cannot be fetched, or has another checksum.
-        OSError: it cannot be written.
-    """
+    DataError where it cannot be fetched or is another, OSError where it cannot be
+    written."""
     partial = pathlib.Path(f"{path}.partial")
     console.line(f"downloading {url} to {path} ...")
     try:

@@ -12,15 +12,8 @@ IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 @dataclasses.dataclass(frozen=True)
 class RecordFile:
-    """A file of equal records behind a header.
-
-    Attributes:
-        name: of the file; packed it ends with .gz.
-        num_records: in the file.
-        dtype: of a record: a byte for each label, then the planes of an image, row by
-            row.
-        header: of the file.
-    """
+    """A file, perhaps packed with .gz, of equal records behind a header. A record has a
+    byte for each label, then the planes of an image, row by row."""
 
     name: str
     num_records: int

@@ -40,16 +40,11 @@ FINE_TUNING = Length(15_000, 5, 30)
 
 def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
     """Options for what is in a folder: the data set, and of images in class folders
-    their size and the number of epochs.
+    their size and the number of epochs, for a training from trained weights or from
+    scratch.
 
-    Args:
-        data_dir: the folder.
-        fine_tuning: whether a folder of images is trained from trained weights.
-
-    Raises:
-        DataError: there is no data set of a known kind; says what there is, and the
-            nearest folder with class folders.
-        ConfigError: there are several data sets.
+    DataError where there is no data set of a known kind; says what there is, and the
+    nearest folder with class folders. ConfigError where there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
         if container := container_of(data_dir):
@@ -78,7 +73,9 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
     else:
         sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
         sides = [min(size) for size in sizes if size]
-        image_size = _image_size(statistics.median(sides or [64]), len(paths))
+        side = statistics.median(sides or [64])
+        image_size = 128 if side >= 128 and len(paths) >= 10_000 else 64
+        image_size = 32 if side < 48 else image_size
         length = FROM_SCRATCH
     return {
         "dataset": "image_folder",
@@ -90,22 +87,14 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
 def _image_paths(root):
     """The images of all classes, sorted."""
     train = training_folder(root, find_folders(root)[0])
-    classes = {x.name: _images(x.path) for x in folders_in(train)}
+    classes = {
+        x.name: [y.path for y in files_below(x.path) if is_file(y) and is_image(y)]
+        for x in folders_in(train)
+    }
     counts = {name: len(paths) for name, paths in classes.items() if paths}
     if len(counts) < 2:
         raise misfit(root, train, counts)
     return sorted(sum(classes.values(), []))
-
-
-def _image_size(side: float, num_images: int) -> int:
-    """Image size by the median of the shorter sides."""
-    if side < 48:
-        return 32
-    return 128 if side >= 128 and num_images >= 10_000 else 64
-
-
-def _images(folder):
-    return [x.path for x in files_below(folder) if is_file(x) and is_image(x)]
 
 
 def _size(path):

@@ -36,23 +36,17 @@ DOWNLOAD_LOCK = ".towers-download.lock"
 
 
 def load(name: str, data_dir: str = "") -> DataSet:
-    """Finds and reads a published data set.
+    """Finds and reads a published data set, in the official order.
 
-    Args:
-        name: in `PUBLISHED`.
-        data_dir: folder that holds the official files, or what tensorflow-datasets
-            prepared; empty means `data`. The folders of Keras' downloads and of
-            tensorflow-datasets come next, and a download last: into `data_dir`, where
-            nothing else is in it, or without one into the folder of Keras' downloads.
+    `data_dir` holds the official files, or what tensorflow-datasets prepared (which
+    keeps the numbers it was prepared with); empty means `data`. The folders of Keras'
+    downloads and of tensorflow-datasets come next, and a download last: into
+    `data_dir`, where nothing else is in it, or without one into the folder of Keras'
+    downloads.
 
-    Returns:
-        Sources in memory, in the official order. What tensorflow-datasets prepared
-        keeps the numbers it was prepared with.
-
-    Raises:
-        DataError: there are no files and nothing can be downloaded (within 2 s where
-            there is no network), the files are not the expected ones, or `data_dir` has
-            class folders of images.
+    DataError where there are no files and nothing can be downloaded (within 2 s where
+    there is no network), the files are not the expected ones, or `data_dir` has class
+    folders of images.
     """
     published, root = PUBLISHED[name], data_folder(data_dir)
     downloads, shared = downloads_folder(), tfds.default_dir()
@@ -178,14 +172,9 @@ def read_official(
     published: Published, root: str
 ) -> tuple[tfds.Examples, tfds.Examples, str] | None:
     """Reads the official files of a folder, packed or not, or out of the checked
-    archive without unpacking it.
-
-    Returns:
-        Training and test examples and their origin; None where the folder has none.
-
-    Raises:
-        DataError: a file is missing or is not what it should be; names the record.
-    """
+    archive without unpacking it: training and test examples and their origin; None
+    where the folder has none. DataError where a file is missing or not what it should
+    be; names the record."""
     splits = [published.record_files(split) for split in published.files]
     files, records = sum(splits, []), None
     for folder in (*(os.path.join(root, name) for name in published.folders), root):
@@ -282,11 +271,8 @@ def _read_archive(published, path, files):
 def read_records(
     wanted: RecordFile, file: BinaryIO, place: str, label_counts: Mapping[str, int]
 ) -> np.ndarray:
-    """The records [num_records] of a file that is open for reading.
-
-    Raises:
-        DataError: it has another header or size, or a label is too high; begins with
-            the place.
+    """The records [num_records] of a file that is open for reading; DataError, which
+    begins with the place, where it has another header or size, or a label is too high.
     """
     header = file.read(len(wanted.header))
     record = wanted.dtype.itemsize
@@ -327,12 +313,9 @@ def _is_partly_downloaded(published, folder):
 
 
 def download(published: Published, folder: str) -> None:
-    """Downloads the archives into a folder, one process at a time.
-
-    Raises:
-        DataError: an archive cannot be fetched or written, has another checksum, or
-            nothing of it came for STALL_SECS; nothing is left of it.
-    """
+    """Downloads the archives into a folder, one process at a time. DataError where one
+    cannot be fetched or written, has another checksum, or nothing of it came for
+    STALL_SECS; nothing is left of it."""
     try:
         os.makedirs(folder, exist_ok=True)
         with open_lock_file(os.path.join(folder, DOWNLOAD_LOCK)) as lock:

@@ -33,31 +33,9 @@ CHUNK = 50
 Shape = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _disc(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.hypot(x, y) - 0.778
-
-
-def _ring(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.abs(np.hypot(x, y) - 0.79) - 0.191
-
-
-def _square(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.maximum(np.abs(x), np.abs(y)) - 0.689
-
-
-def _triangle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Equilateral, a corner at the top."""
-    return np.maximum(y, math.sqrt(0.75) * np.abs(x) - 0.5 * y) - 0.605
-
-
 def _plus(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     x, y = np.abs(x), np.abs(y)
     return np.maximum(np.minimum(x, y) - 0.275, np.maximum(x, y) - 1.0)
-
-
-def _cross(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A plus turned by an eighth of a circle."""
-    return _plus((x + y) * math.sqrt(0.5), (x - y) * math.sqrt(0.5))
 
 
 def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -71,11 +49,6 @@ def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return math.sin(slope) * x + math.cos(slope) * (y - point)
 
 
-def _crescent(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A disc without a smaller one that overlaps its right side."""
-    return np.maximum(np.hypot(x, y) - 1.02, 0.753 - np.hypot(x - 0.6, y))
-
-
 def _heart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """A square on its corner with half a disc on each of its upper sides."""
     half = 0.516
@@ -86,23 +59,26 @@ def _heart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.minimum(square, lobe)
 
 
-def _bars(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Three, lying, one above the other."""
-    y = np.abs(y)
-    return np.maximum(np.minimum(y, np.abs(y - 0.72)) - 0.166, np.abs(x) - 0.954)
-
-
 SHAPES: dict[str, Shape] = {
-    "disc": _disc,
-    "ring": _ring,
-    "square": _square,
-    "triangle": _triangle,
+    "disc": lambda x, y: np.hypot(x, y) - 0.778,
+    "ring": lambda x, y: np.abs(np.hypot(x, y) - 0.79) - 0.191,
+    "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.689,
+    # Equilateral, a corner at the top.
+    "triangle": lambda x, y: (
+        np.maximum(y, math.sqrt(0.75) * np.abs(x) - 0.5 * y) - 0.605
+    ),
     "plus": _plus,
-    "cross": _cross,
+    "cross": lambda x, y: _plus((x + y) * math.sqrt(0.5), (x - y) * math.sqrt(0.5)),
     "star": _star,
-    "crescent": _crescent,
+    # A disc without a smaller one that overlaps its right side.
+    "crescent": lambda x, y: np.maximum(
+        np.hypot(x, y) - 1.02, 0.753 - np.hypot(x - 0.6, y)
+    ),
     "heart": _heart,
-    "bars": _bars,
+    # Three, lying, one above the other.
+    "bars": lambda x, y: np.maximum(
+        np.minimum(np.abs(y), np.abs(np.abs(y) - 0.72)) - 0.166, np.abs(x) - 0.954
+    ),
 }
 
 

@@ -16,16 +16,8 @@ def load(
     num_classes: int = 10,
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
-    """Images of noise with labels that mean nothing, the same every time.
-
-    Args:
-        image_size: pixels of height and width, or HEIGHTxWIDTH; 0 is 32.
-        num_classes: number of labels.
-        num_examples: number of training and of test images.
-
-    Returns:
-        Sources of uint8 [n, height, width, 3] and labels in [0, num_classes).
-    """
+    """Images of noise with labels that mean nothing, the same every time: uint8 [n,
+    height, width, 3] of `image_size`, 32 by default, for training and for testing."""
     rng = np.random.Generator(np.random.Philox(0))
 
     def draw():

@@ -62,11 +62,8 @@ def find_prepared(name: str, data_dir: str) -> str | None:
 
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[Any]:
-    """The builder of a prepared folder, with the log of TFDS reduced to errors.
-
-    Raises:
-        DataError: the folder is damaged, or cannot be read for another reason.
-    """
+    """The builder of a prepared folder, with the log of TFDS reduced to errors;
+    DataError where the folder cannot be read."""
     import tensorflow_datasets as tfds
 
     verbosity = logging.get_verbosity()
@@ -122,23 +119,13 @@ def _only_own_features(folder: str) -> Iterator[None]:
 def load(
     name: str, data_dir: str = "", image_options: ImageOptions | None = None
 ) -> DataSet:
-    """Opens a prepared data set, without the network.
+    """Opens a prepared data set, NAME or NAME/CONFIG in `data_dir` or the default
+    folder of tensorflow-datasets, without the network; uint8 [n, height, width, 1 or
+    3].
 
     Without a split `test` or `validation` that has labels, a tenth of the split `train`
-    is held out for testing, drawn at random, the same in every run.
-
-    Args:
-        name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
-        data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
-            folder of tensorflow-datasets comes next.
-        image_options: size of the images, and their cache.
-
-    Returns:
-        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard deviation are a
-        sample's; see `cached.SAMPLE`.
-
-    Raises:
-        DataError: it is not there, is damaged, or has no image with a label.
+    is held out for testing, drawn at random, the same in every run. DataError where it
+    is not there, is damaged, or has no image with a label.
     """
     options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
@@ -226,18 +213,11 @@ def _entries(folder):
 
 class Split:
     """The images of one split, in the order of its files; an `ImageFiles` that checks
-    the labels.
+    the labels. `keys` are features of each example: the encoded image, the label, and
+    others.
 
-    Args:
-        folder: of the data set, for messages.
-        builder: of it.
-        split: its name.
-        keys: features of each example: the encoded image, the label, and others.
-        class_names: of the labels.
-
-    Raises:
-        DataError: there is no such split, it is stored in another format, damaged, or
-            has another number of examples.
+    DataError where there is no such split, it is stored in another format, damaged, or
+    has another number of examples.
     """
 
     def __init__(
@@ -337,23 +317,14 @@ def _open_split(folder, builder, split, keys):
 def read_arrays(
     folder: str, image_shape: tuple[int, int, int]
 ) -> tuple[Examples, Examples, str, tuple[str, ...]]:
-    """Reads the splits `train` and `test` of a prepared folder into memory.
+    """Reads the splits `train` and `test` of a prepared folder into memory: uint8
+    images [n, *image_shape] and int32 labels [n] of either, the origin, and the names
+    of the classes.
 
     The examples come in the order of their feature `id` where they have one, which in
     TFDS's CIFAR-10 is the order of the official files, else in the order of the
-    folder's files.
-
-    Args:
-        folder: as `find_prepared` gives it.
-        image_shape: that the images must have.
-
-    Returns:
-        uint8 images [n, *image_shape] and int32 labels [n] of either split, the origin,
-        and the names of the classes.
-
-    Raises:
-        DataError: the folder is damaged, or does not hold uint8 images of that shape
-            with one label.
+    folder's files. DataError where the folder does not hold uint8 images of that shape
+    with one label.
     """
     with reading(folder) as builder:
         keys = _image_and_label(folder, builder.info)
