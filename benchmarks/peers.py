@@ -39,7 +39,6 @@ from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
 from towers.models.create import POLICIES
-from towers.models.layers.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers.core import (
     Conv2D,
     Dense,
@@ -47,6 +46,8 @@ from towers.models.layers.core import (
     FusedActivation,
     Gelu,
     GroupedConv2D,
+    PointwiseConv2D,
+    SameConv2D,
 )
 from towers.models.layers.normalization import (
     BatchNormalization,

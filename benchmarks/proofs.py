@@ -407,7 +407,7 @@ def prove_graphs(setting: Setting) -> bool:
 def whole_program(trainer: Trainer) -> Callable[[int], None]:
     """Takes steps of a trainer with resident images as one program of XLA: input,
     tower, update and the loop."""
-    feed, step = trainer._feed, trainer.train_step
+    feed, step = trainer.feed, trainer.train_step
 
     @tf.function(jit_compile=True, autograph=False)
     def program(first, num_steps):

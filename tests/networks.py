@@ -19,7 +19,7 @@ from towers.models.layers.normalization import (
 )
 from towers.models.variables import build_network, keras_settings
 from towers.parallel.copies import Initial, NetworkLayout, Values
-from towers.parallel.feed import Streams
+from towers.parallel.loop import Streams
 
 IMAGE_SHAPE = (8, 8, 3)
 NUM_CLASSES = 5

@@ -14,10 +14,9 @@ from engines import oracle
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation, strategies
-from towers.parallel.assembly import assemble_trainer
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
-from towers.parallel.trainer import Trainer
+from towers.parallel.trainer import Trainer, assemble_trainer
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50

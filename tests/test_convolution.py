@@ -11,12 +11,12 @@ import tensorflow as tf
 from convolved import expected, random
 from engines import oracle_layers
 
-from towers.models.layers.convolution import (
+from towers.models.layers.core import (
+    GroupedConv2D,
     PointwiseConv2D,
     SameConv2D,
     set_device_kind,
 )
-from towers.models.layers.core import GroupedConv2D
 from towers.models.zoo.speedrun import Whitening
 
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]

@@ -11,15 +11,18 @@ import tensorflow as tf
 from convolved import ours_and_theirs, random
 from test_layers import random_images, value_and_gradient
 
-from towers.models.layers.convolution import LEAST_CHANNELS, LEAST_FILTERS
+from towers.models.layers.core import LEAST_CHANNELS, LEAST_FILTERS
+from towers.models.layers.cpu_convolutions import (
+    conv2d_cpu,
+    transforms,
+    winograd_conv2d,
+)
 from towers.models.layers.cpu_kernels import (
     FUSED_ACTIVATIONS,
-    conv2d_cpu,
     gelu,
     layer_normalization,
     local_response_normalization,
 )
-from towers.models.layers.winograd import transforms, winograd_conv2d
 
 # Winograd.
 

@@ -9,7 +9,7 @@ from marks import slow
 
 from benchmarks.graphs import crossings
 from benchmarks.graphs.crossings import per_step, summed
-from towers.parallel.loop import while_loop
+from towers.parallel.loop import around_loop, inside_of_loop
 
 # Metrics, counters, the finite check: scalars, and labels.
 LITTLE = 1500
@@ -121,7 +121,7 @@ def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
             start = tf.zeros([10])
 
         def body(i, total):
-            with tf.device("/GPU:0"):
+            with inside_of_loop(), tf.device("/GPU:0"):
                 y = tf.cond(x > 0, lambda: total + 1, lambda: tf.stack([x] * 10))
                 return i + 1, y
 
@@ -129,7 +129,9 @@ def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
             with tf.device("/CPU:0"):
                 return i < 5 + tf.size(total)
 
-        return while_loop(wanted, body, (tf.constant(0), start))[1]
+        begin = tf.constant(0), start
+        with around_loop():
+            return tf.while_loop(wanted, body, begin, parallel_iterations=1)[1]
 
     crossed = crossed_by(function, tf.TensorSpec([]))
     assert crossed["host", "/GPU:0"] == 40

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from towers.optim.epochs import num_images
+from towers.optim.schedules import num_images
 
 NUM_EXAMPLES = (7, 216, 50_000, 1_281_167)
 

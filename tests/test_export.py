@@ -26,7 +26,7 @@ from towers.exporting.examples import images_of
 from towers.exporting.export import FORMATS, export
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
-from towers.models.inference import without_noise
+from towers.models.create import without_noise
 from towers.models.variables import keras_settings
 from towers.models.zoo import vit
 from towers.run import initial

@@ -23,8 +23,7 @@ from towers.data.share import shares
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 from towers.parallel import compilation
-from towers.parallel.feed import Streams
-from towers.parallel.loop import Loop
+from towers.parallel.loop import Loop, Streams
 
 MICRO_BATCH_SIZE = 5  # of which no number of towers but one and five is a divisor
 

@@ -131,7 +131,7 @@ def test_nothing_is_computed_for_frozen_parameters():
         trainer = create_trainer(
             strategies.towers, network, Recipe(), batches(), 1, phases=phases
         )
-        batches_of_towers = trainer._feed.batches_of(0)
+        batches_of_towers = trainer.feed.batches_of(0)
         call = trainer._inspect.get_concrete_function(0, batches_of_towers)
         wanted = [x.op.name for x in call.graph.outputs]
         graph = tf.compat.v1.graph_util.extract_sub_graph(

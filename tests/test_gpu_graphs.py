@@ -239,7 +239,7 @@ def test_all_operations_of_an_nccl_all_reduce_run():
     fields = {"strategy": "replicated", "all_reduce": "nccl", "num_towers": 3}
     trained = traced.on_gpus(model="resnet18", **fields)
     body, trainer = traced.loop_body(trained), trained.trainer
-    inspect = trainer._inspect.get_concrete_function(0, trainer._feed.batches_of(0))
+    inspect = trainer._inspect.get_concrete_function(0, trainer.feed.batches_of(0))
     for graph in (body, inspect.graph):
         every = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
         kept = [op for op in running(graph) if op.type == "NcclAllReduce"]

@@ -7,8 +7,7 @@ import tensorflow as tf
 from engines import oracle_layers
 
 from towers.models.layers.attention import Tokens
-from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import Dropout, GroupedConv2D, PadChannels
+from towers.models.layers.core import Dropout, GroupedConv2D, PadChannels, SameConv2D
 from towers.models.layers.normalization import (
     BatchNormalization,
     LocalResponseNormalization,

@@ -26,7 +26,7 @@ from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, noise_shapes
-from towers.models.layers.convolution import set_device_kind
+from towers.models.layers.core import set_device_kind
 from towers.models.summary import flops_per_image
 from towers.models.variables import keras_settings
 from towers.models.zoo import (

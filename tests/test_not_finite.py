@@ -143,7 +143,7 @@ def test_a_bad_step_ends_the_call_at_the_one_before(
         trainer.train(5)
     assert trainer.progress() == (2, "idle")
     small_runs.assert_equal_states(trainer.state(), good)
-    trainer._feed = trainer.loop.feed = networks.feed_of(
+    trainer.feed = trainer.loop.feed = networks.feed_of(
         batches_with("ggggg"),
         trainer.strategy.sizes,
         trainer.devices[:: trainer.strategy.num_shards],

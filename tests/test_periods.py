@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from towers.optim.epochs import num_images
+from towers.optim.schedules import num_images
 from towers.run.periods import Periods
 
 PERIODS = [

@@ -28,7 +28,7 @@ from towers.config import choices
 from towers.errors import NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.feed import Streams
+from towers.parallel.loop import Streams
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
@@ -281,7 +281,7 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
 
     # The step as the loop calls it.
     step_call, zeros = towers.loop._step_call, towers.train_step.zero_metrics()
-    graphs = partition_graphs(lambda: step_call(0, towers._feed.batches_of(0), zeros))
+    graphs = partition_graphs(lambda: step_call(0, towers.feed.batches_of(0), zeros))
 
     ops = collections.defaultdict(collections.Counter)
     for graph in graphs:

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from engines import oracle_layers
 
-from towers.models.layers.attention import attention
-from towers.models.layers.transformer_kernels import dense, head_by_head
+from towers.models.layers.attention import attention, head_by_head
+from towers.models.layers.cpu_kernels import dense
 
 every_type = pytest.mark.parametrize(
     "dtype,tolerance",

@@ -10,8 +10,7 @@ from recipes import Recipe, create_trainer
 
 from benchmarks.graphs.executed import partition_graphs
 from towers.errors import ConfigError
-from towers.models.layers.convolution import PointwiseConv2D
-from towers.models.layers.core import GroupedConv2D, PadChannels
+from towers.models.layers.core import GroupedConv2D, PadChannels, PointwiseConv2D
 from towers.models.layers.normalization import (
     BatchNormalization,
     LocalResponseNormalization,
@@ -167,7 +166,7 @@ def sent_bytes(strategy):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
     floats with more than one element, without the batches."""
     step, zeros = strategy.loop._step_call, strategy.train_step.zero_metrics()
-    batches = strategy._feed.batches_of(0)
+    batches = strategy.feed.batches_of(0)
     traced = step.get_concrete_function(0, batches, zeros).graph
     total = 0
     for graph in partition_graphs(lambda: step(0, batches, zeros)):

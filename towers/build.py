@@ -21,8 +21,8 @@ from towers.errors import ConfigError
 from towers.models import create
 from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, param_rates, schedules
-from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
+from towers.optim.schedules import num_images
 from towers.optim.update import Update
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods

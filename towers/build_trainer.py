@@ -18,14 +18,13 @@ from towers.data.sources import Source, num_bytes
 from towers.errors import ConfigError
 from towers.optim import losses
 from towers.parallel import devices as parallel_devices
-from towers.parallel.assembly import assemble_trainer
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.compilation import why_not_xla
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
-from towers.parallel.feed import Batch, Feed, Streams
+from towers.parallel.loop import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
-from towers.parallel.trainer import SynchronousTrainer, Trainer
+from towers.parallel.trainer import SynchronousTrainer, Trainer, assemble_trainer
 
 # Steps of a run from which compile=auto takes XLA. On an H200 it saves 4 to 8 ms a step
 # and needs 15 to 50 s to compile.

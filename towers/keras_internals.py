@@ -20,13 +20,8 @@ def last_operation(output: keras.KerasTensor) -> keras.Operation:
 def run_through_graph(
     network: keras.Model, inputs: Any, replace: Callable[[keras.Operation], Callable]
 ) -> Any:
-    """The outputs of a functional network, by the traversal that runs it.
-
-    Args:
-        network: of the functional API.
-        inputs: as the network takes them.
-        replace: gives what is called in place of an operation.
-    """
+    """The outputs of a functional network, by the traversal that runs it; `replace`
+    gives what is called in place of an operation."""
     return network._run_through_graph(inputs, operation_fn=replace)
 
 
@@ -42,12 +37,8 @@ def rename(variable: keras.Variable, path: str) -> None:
 
 
 def initialize(variable: keras.Variable, replace: Callable[[Callable], Callable]):
-    """Gives a variable of a `keras.StatelessScope` its first value, if it has none yet.
-
-    Args:
-        variable: whose initialization was deferred.
-        replace: gives the initializer that is used in place of the variable's.
-    """
+    """Gives a variable of a `keras.StatelessScope` its first value, if it has none yet;
+    `replace` gives the initializer that is used in place of its own."""
     if variable._initializer is not None:
         variable._initializer = replace(variable._initializer)
         variable._deferred_initialize()

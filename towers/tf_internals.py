@@ -14,12 +14,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 
 def configure_coordination_service(num_workers: int, heartbeat_secs: float) -> None:
-    """Has the first worker run the service that notices lost workers.
-
-    Args:
-        num_workers: of the cluster.
-        heartbeat_secs: a worker that is not heard for so long is lost.
-    """
+    """Has the first worker run the service that notices workers without a heartbeat."""
     jobs = context.coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=num_workers
     )

@@ -30,7 +30,7 @@ def partition_graphs(call: Callable[[], object]) -> list:
 def step_on_cpus(trainer) -> list:
     """The graphs of one executed step as the loop of a CPU calls it: as a function,
     whose graphs a call of the loop does not list."""
-    batches = trainer._feed.batches_of(trainer.step)
+    batches = trainer.feed.batches_of(trainer.step)
     with trainer.compilation.step_options():
         metrics = trainer.train_step.zero_metrics()
         return partition_graphs(lambda: trainer.loop._step_call(0, batches, metrics))

@@ -50,12 +50,12 @@ class Traced:
         captured = {id(placeholder) for _, placeholder in graph.captures}
         resources = (x for x in graph.inputs if x.dtype == tf.resource)
         iterators = [id(x) for x in resources if id(x) not in captured]
-        return dict(zip(iterators, self.trainer._feed.devices, strict=False))
+        return dict(zip(iterators, self.trainer.feed.devices, strict=False))
 
     def _homes(self):
         """Id of a variable's handle -> the device that it was asked onto."""
         trainer, homes = self.trainer, {}
-        feed = trainer._feed
+        feed = trainer.feed
         for copy in trainer.strategy.copies:
             homes |= {id(v.handle): copy.device for v in copy.variables()}
         for value in vars(trainer.guard).values():

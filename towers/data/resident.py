@@ -14,7 +14,7 @@ from towers.data.sources import DeviceSource
 
 
 class Resident:
-    """Implements the protocol `towers.parallel.feed.Feed`, with batches per tower from
+    """Implements the protocol `towers.parallel.loop.Feed`, with batches per tower from
     a source in memory, made by a device per tower. Devices of a CPU share its memory.
 
     The host draws the orders of the epochs before the loop that needs them, and sends

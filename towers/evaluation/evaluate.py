@@ -32,7 +32,7 @@ from towers.evaluation.restored import (
     read_run,
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
-from towers.optim.epochs import num_images
+from towers.optim.schedules import num_images
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.trainer import Trainer

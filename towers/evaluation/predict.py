@@ -31,7 +31,7 @@ from towers.evaluation.restored import (
     reported_weights,
 )
 from towers.evaluation.tables import FORMS, create_features_file, create_table
-from towers.models.inference import without_noise
+from towers.models.create import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor
 from towers.run.folder import RunFolder

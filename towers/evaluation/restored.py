@@ -19,7 +19,7 @@ from towers.data.augment.augmentation import Augment
 from towers.errors import CheckpointError, ConfigError, one_line
 from towers.evaluation.figures import read_thresholds
 from towers.evaluation.predictions import sigmoid, to_probabilities
-from towers.models.inference import without_noise
+from towers.models.create import without_noise
 from towers.models.keras import given
 from towers.parallel import devices
 from towers.parallel.copies import Weights

@@ -20,7 +20,7 @@ from towers.evaluation.grad_cam import activation_maps, overlay
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun, reported_weights
-from towers.models.inference import without_noise
+from towers.models.create import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.parallel.evaluator import Evaluation

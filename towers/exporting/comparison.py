@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.build import match_parameters
 from towers.errors import ExportError, one_line, printable
 from towers.evaluation.restored import RestoredRun, reported_weights
-from towers.models.inference import without_noise
+from towers.models.create import without_noise
 
 BATCH_SIZE = 32
 SMALLEST_SCALE = 0.01

@@ -11,11 +11,12 @@ import keras
 import numpy as np
 
 from towers.config import choices, factories
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 from towers.keras_internals import layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
-from towers.models.layers.convolution import set_device_kind
+from towers.models.keras.noise import WithNoise
+from towers.models.layers.core import Dropout, set_device_kind
 from towers.models.layers.normalization import BatchNormalization
 from towers.models.variables import build_network
 
@@ -47,23 +48,17 @@ def create_model(
             some of the keyword arguments image_shape, num_classes, width, dropout,
             stochastic_depth, regularizer.
         image_shape: height, width, channels.
-        num_classes: number of logits.
         width: factor on the channels of every layer.
-        dropout: its rate.
         stochastic_depth: rate at which the last residual block is skipped.
         weight_decay: coefficient of half the sum of squares of the marked kernels.
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
-        seed: of the initial parameters.
-        device_kind: CPU or GPU, for which convolutions are chosen; on the other kind
-            the network computes the same, only slower.
+        device_kind: CPU or GPU, for which layers are chosen; on the other kind the
+            network computes the same, only slower.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
         dropout layer) to logits [n, num_classes].
-
-    Raises:
-        ConfigError: a network in a file of the user cannot be trained.
     """
     decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
 
@@ -105,14 +100,8 @@ def normalization_parameters(model: keras.Model) -> frozenset[str]:
 
 
 def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
-    """Has batch normalization work as in inference where its parameters are frozen.
-
-    Args:
-        model: the network.
-        frozen: names of the parameters that are not trained.
-
-    Raises:
-        ConfigError: a layer is of another class and would go on moving.
+    """Has batch normalization work as in inference where the parameters of these names
+    are frozen; a ConfigError where a layer is of another class and would go on moving.
     """
     for layer in layers_of(model):
         if not isinstance(layer, keras.layers.BatchNormalization):
@@ -129,14 +118,9 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
 
 
 def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
-    """Sets the state of layers that take it from the data, such as whitening. Keras'
-    own layers keep what their network was built with.
-
-    Args:
-        model: the network.
-        images: gives arrays of augmented training images [n, *image_shape]; called only
-            where there is such a layer.
-    """
+    """Sets the state of layers that take it from the data, such as whitening, by arrays
+    of augmented training images [n, *image_shape], which are read only where there is
+    such a layer. Keras' own layers keep what their network was built with."""
     for layer in model.layers:
         method = getattr(type(layer), "adapt", None)
         if method and not method.__module__.startswith("keras."):
@@ -144,12 +128,8 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation per channel with which the images of a network are
-    standardized; None for the training set's.
-
-    Args:
-        name: value of --model.
-    """
+    """Mean and standard deviation per channel with which the images of a network, a
+    value of --model, are standardized; None for the training set's."""
     choice = choices.find("model", name)
     if choice.own_moments:
         return applications.pixel_moments(choice.options["name"])
@@ -164,14 +144,8 @@ def rescales_images(model: keras.Model) -> bool:
 
 
 def pretrained(name: str) -> dict[str, np.ndarray]:
-    """The variables by name of a network that Keras has trained on ImageNet.
-
-    Args:
-        name: value of --model, keras:NAME.
-
-    Raises:
-        OSError: they are not on this machine and cannot be fetched.
-    """
+    """The variables by name of a network, keras:NAME, that Keras has trained on
+    ImageNet; OSError where they are not on this machine and cannot be fetched."""
     name = choices.find("model", name).options["name"]
     model = build_network(lambda: applications.create_pretrained(name))
     return {variable.path: variable.numpy() for variable in model.variables}
@@ -180,3 +154,38 @@ def pretrained(name: str) -> dict[str, np.ndarray]:
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
     """The noise inputs: per dropout layer, name -> shape for one image."""
     return {x.name: tuple(x.shape[1:]) for x in model.inputs if x.name != IMAGES}
+
+
+def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
+    """The network for inference, from its images alone to its logits, or to the output
+    of a layer: without dropout layers and inputs of noise. The other layers are shared
+    with the model."""
+    if len(model.inputs) == 1 and not layer:
+        return model
+    outputs = {}
+
+    def call(operation, inputs, *args, **kwargs):
+        if isinstance(operation, Dropout):
+            return inputs[0]
+        if isinstance(operation, WithNoise):
+            output = operation.call_of(operation.layer, inputs)
+        else:
+            output = operation(inputs, *args, **kwargs)
+        outputs[operation.name] = output
+        return output
+
+    # `layer.output` may be of another network that the layer is part of as well.
+    clone = keras.models.clone_model(
+        model,
+        input_tensors=model.input,
+        clone_function=lambda layer: layer,
+        call_function=call,
+    )
+    if layer and layer not in outputs:
+        raise ConfigError(
+            f"features={layer}: there is no such layer; {nearest(layer, outputs)}"
+            f"layers: {', '.join(outputs)}"
+        )
+    [images] = (x for x in model.inputs if x.name == IMAGES)
+    output = outputs[layer] if layer else clone.outputs[0]
+    return keras.Model(images, output, name=model.name)

@@ -11,8 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from towers.models.layers.attention import Attention, Tokens
-from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import LayerScale
+from towers.models.layers.core import LayerScale, SameConv2D
 from towers.models.variables import variable_names
 from towers.models.zoo.speedrun import Whitening
 
@@ -22,18 +21,11 @@ _WIDTH = 80
 
 
 class Row(NamedTuple):
-    """One layer, or several.
+    """One layer, or several."""
 
-    Attributes:
-        name: of the layer, or "...".
-        shapes: of its parameters, or how many layers they are.
-        count: parameters.
-        num_frozen: number of frozen parameters.
-    """
-
-    name: str
-    shapes: str
-    count: int
+    name: str  # or "..."
+    shapes: str  # of its parameters, or how many layers they are
+    count: int  # of parameters
     num_frozen: int
 
     @property
@@ -44,11 +36,8 @@ class Row(NamedTuple):
 
 
 def parameter_rows(model: keras.Model, frozen: Collection[str] = ()) -> list[Row]:
-    """The layers that have parameters, in the order of the network.
-
-    Args:
-        frozen: names of parameters that are not trained.
-    """
+    """The layers that have parameters, in the order of the network; `frozen` are names
+    of parameters that are not trained."""
     rows, names = [], variable_names(model.trainable_variables)
     pairs = list(zip(names, model.trainable_variables, strict=True))
     for layer, own in itertools.groupby(pairs, lambda x: x[0].rpartition("/")[0]):
@@ -75,11 +64,7 @@ def _merged(name, rows):
 
 
 def parameter_table(model: keras.Model, frozen: Collection[str] = ()) -> list[str]:
-    """Lines of at most 80 characters: the parameters of each layer, and their sum.
-
-    Args:
-        frozen: as of `parameter_rows`.
-    """
+    """Lines of at most 80 characters: the `parameter_rows`, folded, and their sum."""
     from rich.console import Console
     from rich.table import Table
 
@@ -122,10 +107,8 @@ def flops_per_image(model: keras.Model) -> int:
     A multiplication and an addition per weight of a convolution or dense layer and per
     position of its output, padding counted like pixels, and so is what `SameConv2D` can
     leave out; and per channel for each pair of tokens in both products of attention;
-    nothing else. Training takes about three times as much.
-
-    Raises:
-        ValueError: a layer has parameters and is of no kind that is counted.
+    nothing else. Training takes about three times as much. ValueError where a layer has
+    parameters and is of no kind that is counted.
     """
     return sum(_flops(layer) for layer in model.layers)
 

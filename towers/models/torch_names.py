@@ -120,11 +120,7 @@ def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
 
 def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
     """The variables of a network as the state dict of a program, in C order, which
-    safetensors needs.
-
-    Raises:
-        KeyError: the table lacks a variable.
-    """
+    safetensors needs; KeyError where the table lacks one."""
     parts: dict[str, dict[int, np.ndarray]] = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -153,17 +149,11 @@ def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
 
 
 def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Positions of a class token and patches for another number of patches.
+    """Positions [1 + n * n, channels] of a class token and patches for another grid of
+    patches: float64 [1 + rows * columns, channels].
 
     As `resample_abs_pos_embed` of timm: bicubic with antialiasing, after Pillow, with
     Keys' coefficient -0.5.
-
-    Args:
-        positions: floats [1 + n * n, channels].
-        grid: rows and columns of patches.
-
-    Returns:
-        Float64 [1 + rows * columns, channels].
     """
     positions = np.asarray(positions, np.float64)
     size = math.isqrt(len(positions) - 1)

@@ -12,12 +12,9 @@ from towers.keras_internals import initialize
 
 
 def variable_names(variables: list[keras.Variable]) -> list[str]:
-    """The paths of a model's variables, such as "conv1/kernel".
-
-    Raises:
-        ValueError: two are the same, or one is the state of a random generator, which
-            would make a tower depend on its history.
-    """
+    """The paths of a model's variables, such as "conv1/kernel"; ValueError where two
+    are the same, or one is the state of a random generator, which would make a tower
+    depend on its history."""
     names = [variable.path for variable in variables]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
@@ -41,13 +38,8 @@ def build_network(
     Keras numbers automatic names, and draws initial values, through a process. Here
     `create` runs in a new thread, where the numbers begin anew, and makes variables
     without values, which are drawn when their names are known. Values that `create` has
-    assigned, such as values of a file, stay.
-
-    Args:
-        create: builds the network. Where it cannot do so without values, it is called a
-            second time, after Keras' generators have been set to the seed.
-        seed: of the initial values.
-        policy: Keras' policy of types.
+    assigned, such as values of a file, stay. Where it cannot build the network without
+    values, it is called once more, after Keras' generators have been set to the seed.
     """
 
     def without_values():

@@ -1,6 +1,6 @@
 """Loss functions of images, distillation, and weight decay."""
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,24 +16,8 @@ from towers.optim.vector import Layout
 LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """A loss function.
-
-    Attributes:
-        function: (logits, labels) -> loss of each image.
-        multi_label: whether an image may have several labels, or none.
-    """
-
-    function: Callable[..., tf.Tensor]
-    multi_label: bool = False
-
-    def __call__(self, *args: tf.Tensor) -> tf.Tensor:
-        return self.function(*args)
-
-
-def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss:
-    """The named loss.
+def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> LossFn:
+    """The named loss, with an attribute `multi_label`.
 
     Args:
         name: in `towers.config.choices.LOSSES`, or FILE.py:FUNCTION.
@@ -52,18 +36,30 @@ def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss
             "--loss=binary_cross_entropy"
         )
     options = factories.named_by(function, options | {"multi_label": multi_label})
+    loss_fn = functools.partial(function, **options)
+    loss_fn.multi_label = multi_label
+    return loss_fn
 
-    def loss_fn(logits, labels):
-        losses, images = function(logits, labels, **options), logits.shape[:1]
-        shape = losses.shape if tf.is_tensor(losses) else None
-        if shape is None or shape.rank != 1 or not shape.is_compatible_with(images):
-            raise ConfigError(
-                f"loss={name}: gave {shape or type(losses).__name__} for logits "
-                f"{logits.shape}; return the loss of each image, {images}"
-            )
-        return losses
 
-    return Loss(loss_fn, multi_label)
+def mean_loss(
+    losses: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """The mean of the losses of images, a scalar. Weights multiply the losses, not the
+    number of images, as in Keras' reduction "sum_over_batch_size".
+
+    Raises:
+        ConfigError: the loss function gave something else than the loss of each image.
+    """
+    shape = losses.shape if tf.is_tensor(losses) else None
+    images = logits.shape[:1]
+    if shape is None or shape.rank != 1 or not shape.is_compatible_with(images):
+        raise ConfigError(
+            f"--loss gave {shape or type(losses).__name__} for logits {logits.shape}; "
+            f"return the loss of each image, {images}"
+        )
+    if weights is not None:
+        losses *= tf.cast(weights, losses.dtype)
+    return tf.reduce_mean(losses)
 
 
 def cross_entropy(
@@ -197,16 +193,15 @@ def binary_cross_entropy(
     return tf.reduce_mean(terms, axis=-1)
 
 
-def distillation(loss_fn: LossFn, temperature: float, weight: float) -> Loss:
+def distillation(
+    loss_fn: LossFn, temperature: float, weight: float
+) -> Callable[..., tf.Tensor]:
     """A weighted mean of a loss and the distillation loss (Hinton et al. 2015,
-    arXiv:1503.02531).
+    arXiv:1503.02531), with a teacher's logits [n, num_classes] as third argument.
 
     The latter is temperature ** 2 times the Kullback-Leibler divergence between the
     softmaxes of both logits over the temperature: the cross-entropy with soft targets,
     less a constant. It has the given weight, the other loss 1 - weight.
-
-    Returns:
-        (logits, labels, teacher_logits [n, num_classes]) -> loss of each image [n].
     """
 
     def taught_loss(logits, labels, teacher_logits):
@@ -217,7 +212,7 @@ def distillation(loss_fn: LossFn, temperature: float, weight: float) -> Loss:
         divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
         return loss + weight * temperature**2 * divergence
 
-    return Loss(taught_loss)
+    return taught_loss
 
 
 def _adjusted(logits, adjustment):
@@ -240,51 +235,29 @@ def _targets(logits, labels, label_smoothing, num_targets=None):
 
 
 class WeightDecay:
-    """The penalties that a network's regularizers put on its parameters.
-
-    The L2 penalties of vectors are columns of coefficients; other ones see the
-    parameters one by one.
-
-    Args:
-        variables: the network's trainable variables; only their regularizers are read.
-        layout: of the vectors, with the variables' names or shards of them.
-    """
+    """The penalties of the regularizers of trainable variables, with the layout of
+    their vectors, or of shards. L2 penalties are columns of coefficients; others see
+    the parameters one by one."""
 
     def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
-        regularizers = [variable.regularizer for variable in variables]
-        is_l2 = [type(x) is keras.regularizers.L2 for x in regularizers]
-        self._coefficients = [
-            None if isinstance(column, float) and column == 0 else column
-            for column in layout.columns(
-                [
-                    2 * float(x.l2) if l2 else 0.0
-                    for x, l2 in zip(regularizers, is_l2, strict=True)
-                ]
-            )
-        ]
-        self._others = [
-            (place, x)
-            for place, (x, l2) in enumerate(zip(regularizers, is_l2, strict=True))
-            if x is not None and not l2
-        ]
-        self._layout = layout
+        coefficients, self._others = [], []
+        for place, variable in enumerate(variables):
+            x = variable.regularizer
+            is_l2 = type(x) is keras.regularizers.L2
+            coefficients.append(2 * float(x.l2) if is_l2 else 0.0)
+            if x is not None and not is_l2:
+                self._others.append((place, x))
+        self._columns, self._layout = layout.columns(coefficients), layout
 
     def __call__(
         self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Adds weight decay to the gradients of the mean loss.
-
-        Args:
-            params, gradients: vectors.
-
-        Returns:
-            (penalty, gradients); the penalty is a scalar, 0 without a regularizer.
-        """
+        """The penalty, a scalar, and the vectors of the gradients with its own."""
         gradients, penalties = list(gradients), []
         for place, (param, column) in enumerate(
-            zip(params, self._coefficients, strict=True)
+            zip(params, self._columns, strict=True)
         ):
-            if column is None:
+            if isinstance(column, float) and column == 0:
                 continue
             decay = tf.constant(column, param.dtype) * param
             gradients[place] += decay
@@ -307,13 +280,8 @@ class WeightDecay:
 
 
 def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
-    """Removes the weight decay from the loss, for an optimizer that applies it itself.
-
-    Args:
-        variables: the network's trainable variables; they lose their regularizers.
-
-    Returns:
-        Per variable the coefficient of half its sum of squares; 0 where none was asked.
+    """Removes the regularizers of trainable variables, for an optimizer that applies
+    weight decay itself: per variable the coefficient of half its sum of squares.
 
     Raises:
         ValueError: a penalty is no weight decay.

@@ -24,26 +24,18 @@ class UpdateContext(NamedTuple):
     """Arguments of an update besides the parameters and their gradients.
 
     With vectors, all but the step and the constants are numbers, or arrays [rows, 1] of
-    the numbers of the parameters that the rows belong to.
-
-    Attributes:
-        rate: learning rate, of the parameters' dtype.
-        step: int64 scalar, the steps taken before this one.
-        decay: coefficient of weight decay, where the optimizer applies it; else 0.
-        rank: number of axes of the parameter.
-        param_norm, gradient_norm: Euclidean norms of the whole parameter and of its
-            (clipped) gradient, or of its `Optimizer.direction`, where the optimizer
-            needs norms; else None.
-        constants: what `Optimizer.constants` gives for the step, if it has it.
+    the numbers of the parameters that the rows belong to. The norms are Euclidean ones
+    of the whole parameter and of its (clipped) gradient, or of its
+    `Optimizer.direction`, where the optimizer needs norms; else None.
     """
 
-    rate: tf.Tensor
-    step: tf.Tensor
-    decay: float | tf.Tensor = 0.0
-    rank: int | tf.Tensor = 1
+    rate: tf.Tensor  # learning rate, of the parameters' dtype
+    step: tf.Tensor  # int64 scalar, the steps taken before this one
+    decay: float | tf.Tensor = 0.0  # of weight decay, where the optimizer applies it
+    rank: int | tf.Tensor = 1  # number of axes of the parameter
     param_norm: tf.Tensor | None = None
     gradient_norm: tf.Tensor | None = None
-    constants: Any = None
+    constants: Any = None  # what `Optimizer.constants` gives for the step, if it has it
 
 
 @dataclasses.dataclass(frozen=True)

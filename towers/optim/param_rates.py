@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from towers.config.list_options import ParamRate
 from towers.errors import ConfigError, nearest
 from towers.optim import schedules
-from towers.optim.epochs import num_images
-from towers.optim.schedules import Schedule
+from towers.optim.schedules import Schedule, num_images
 from towers.optim.update import RateFn
 
 FROZEN = ParamRate("", 0.0)
@@ -30,11 +29,7 @@ def match_param_rates(
     frozen: frozenset[str] = frozenset(),
 ) -> Matched:
     """For each name the first of the rates whose pattern matches it; 0 for names in
-    `frozen`.
-
-    Raises:
-        ConfigError: a pattern is the first one of no name.
-    """
+    `frozen`. A pattern that is the first one of no name is a ConfigError."""
     matched = {
         name: FROZEN
         if name in frozen
@@ -52,11 +47,8 @@ def match_param_rates(
 
 
 def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
-    """The names that fit one of the patterns of --freeze.
-
-    Raises:
-        ConfigError: a pattern fits no name, or every name fits one.
-    """
+    """The names that fit one of the patterns of --freeze; ConfigError where a pattern
+    fits no name, or every name fits one."""
     frozen = set()
     for pattern in patterns:
         fitting = {name for name in names if _fits(name, pattern)}
@@ -93,19 +85,9 @@ def create_rate_fns(
     num_examples: int,
     images_per_step: int,
 ) -> tuple[RateFn, tuple[RateFn, ...]]:
-    """Learning rates as functions of the step.
-
-    Args:
-        matched: the rates of the parameters.
-        schedule: learning rate of all others.
-        learning_rate: the schedule's initial or highest rate.
-        num_examples: training images of an epoch.
-        images_per_step: images of an update.
-
-    Returns:
-        The function of the schedule, and one per parameter; empty where all follow the
-        schedule. Equal rates share a function.
-    """
+    """Learning rates as functions of the step: of the schedule, whose initial or
+    highest rate is `learning_rate`, and one per parameter; empty where all follow the
+    schedule. Equal rates share a function."""
 
     def rate_fn(rate: ParamRate | None = None) -> RateFn:
         by_images = schedule

@@ -13,23 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import ConfigError
-from towers.optim.epochs import exact
+from towers.optim.schedules import exact
 
 
 class Phase(NamedTuple):
-    """Steps that are alike.
+    """Steps that are alike. The networks of all phases have variables of the same
+    names, shapes and order. The gradient of frozen parameters, weight decay included,
+    counts as zero and is not computed."""
 
-    Attributes:
-        end_step: the first step that is not of it; infinite for the last phase.
-        model: the network for images of this phase's size; its variables have the
-            names, shapes and order of the other phases'.
-        frozen: names of parameters whose learning rate is zero from here on. Their
-            gradient, weight decay included, counts as zero and is not computed.
-    """
-
-    end_step: float
-    model: keras.Model
-    frozen: frozenset[str] = frozenset()
+    end_step: float  # the first step that is not of it; infinite for the last phase
+    model: keras.Model  # the network for images of this phase's size
+    frozen: frozenset[str] = frozenset()  # names of parameters
 
 
 def create_phases(
@@ -44,15 +38,10 @@ def create_phases(
 
     Args:
         model: the network for images of full size.
-        total_steps: steps of the run.
         early_sizes: (pixels of the shorter side, part of the run at which they end),
             both growing.
         freezing_steps: name of a parameter -> step from which on it is frozen.
         create_model: height, width -> the network for such images.
-
-    Raises:
-        ConfigError: the images cannot be downscaled so, or the network for smaller
-            images has other variables.
     """
     early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {
@@ -139,14 +128,7 @@ def downscale(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     Every new pixel is a mean with triangular weights that reach as far as one new pixel
     is wide, to both sides, as in TensorFlow's antialiased bilinear `tf.image.resize`;
     written as two matrix products, which run wherever the network does.
-
-    Raises:
-        ValueError: the images are not larger.
     """
-    if not (height <= images.shape[1] and width <= images.shape[2]):
-        raise ValueError(
-            f"images of shape {images.shape} cannot be downscaled to {height}x{width}"
-        )
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
     return tf.einsum("yh,nhwc,xw->nyxc", down, images, across)

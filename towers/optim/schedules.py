@@ -7,12 +7,12 @@ decays N times late.)
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import tensorflow as tf
 
 from towers.config import factories
-from towers.optim.epochs import num_images
 
 # A schedule takes the images trained on, an int64 scalar, and gives the rate, float64;
 # of a tensor of them it gives the rates.
@@ -21,6 +21,26 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 # Where `one_cycle` begins, as a part of its highest rate; fastai and PyTorch divide by
 # 25 as well by default.
 CYCLE_START = 0.04
+
+# No run needs a finer part of an epoch, or more images.
+_FINEST = Fraction(1, 10**7)
+_MOST_IMAGES = 2**100
+
+
+def exact(number: float) -> Fraction:
+    """The fraction that a float approximates: 11/10 for 1.1, and 5/6 for the result of
+    5 / 6. A number above 0 stays above 0."""
+    if 0 < number < _FINEST:
+        return _FINEST
+    return Fraction(number).limit_denominator(_FINEST.denominator)
+
+
+def num_images(epochs: float, num_examples: int) -> Fraction:
+    """Number of images in `epochs` of `num_examples` each.
+
+    In floats 1.1 epochs of 50,000 are 55,000.00000000001 images, and a step too many.
+    """
+    return min(exact(epochs) * num_examples, Fraction(_MOST_IMAGES))
 
 
 def constant(learning_rate: float) -> Schedule:
@@ -58,11 +78,8 @@ def piecewise(
     num_examples: int,
     epoch_factors: Sequence[tuple[float, float]],
 ) -> Schedule:
-    """The rate itself, then from each epoch of `epoch_factors` on its factor times it.
-
-    Args:
-        epoch_factors: (epoch, factor), the epochs rising; factors do not accumulate.
-    """
+    """The rate itself, then from each epoch of `epoch_factors`, (epoch, factor) with
+    rising epochs, on its factor times it; factors do not accumulate."""
     boundaries = [float(num_images(epoch, num_examples)) for epoch, _ in epoch_factors]
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
@@ -108,10 +125,8 @@ def one_cycle(
     """A line up to the rate, and a line down to zero at the end of the run.
 
     After Smith (2018, arXiv:1803.09820), whose cycle ends where it began, with a tail
-    far below. It begins at CYCLE_START times the rate.
-
-    Args:
-        peak_fraction: part of the run after which the rate is highest, in (0, 1).
+    far below. It begins at CYCLE_START times the rate. `peak_fraction` is the part of
+    the run after which the rate is highest, in (0, 1).
     """
 
     def rate(images_seen):

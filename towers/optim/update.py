@@ -13,22 +13,17 @@ RateFn = Callable[[tf.Tensor], tf.Tensor]
 Vectors = list[tf.Tensor]
 
 
-def clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """clip_norm / max(norm, clip_norm), a scalar of the norm's dtype."""
-    return tf.constant(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
-
-
 def clip_by_global_norm(
     gradients: Sequence[tf.Tensor], norm: tf.Tensor, clip_norm: float
 ) -> list[tf.Tensor]:
-    """Scales all gradients by `clip_scale`; a clip_norm of 0 leaves them alone.
+    """Scales all gradients to clip_norm where they are longer, unless it is 0.
 
     `norm` is the global norm of the gradients: given, not computed here, because the
     shards of a split network have to add theirs up first.
     """
     if clip_norm == 0:
         return list(gradients)
-    scale = clip_scale(norm, clip_norm)
+    scale = tf.constant(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
     return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
 
@@ -60,23 +55,15 @@ def moving_averages(
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """Everything that happens between the mean gradient and the next parameters.
-
-    Attributes:
-        optimizer: the update of parameters.
-        learning_rate_fn: int64 step -> rate, float64.
-        clip_norm: largest global norm of the mean gradient; 0 does not clip.
-        ema_decay: decay of the moving averages; 0 keeps none.
-        decays: per parameter the coefficient of its weight decay, in the model's order,
-            where the optimizer takes it; empty for none.
-        rate_fns: per parameter its own learning rate, where some have one; empty where
-            all have `learning_rate_fn`.
-    """
+    """Everything that happens between the mean gradient and the next parameters."""
 
     optimizer: Optimizer
-    learning_rate_fn: RateFn
-    clip_norm: float = 0.0
-    ema_decay: float = 0.0
+    learning_rate_fn: RateFn  # int64 step -> rate, float64
+    clip_norm: float = 0.0  # largest global norm of the mean gradient; 0 does not clip
+    ema_decay: float = 0.0  # of the moving averages; 0 keeps none
+    # Per parameter, in the model's order: the coefficient of its weight decay, where
+    # the optimizer takes it, and its own learning rate, where some have one; else
+    # empty.
     decays: tuple[float, ...] = ()
     rate_fns: tuple[RateFn, ...] = ()
 
@@ -120,7 +107,7 @@ class Update:
         rate_factor: tf.Tensor | None = None,
         on_gpu: bool = False,
     ) -> tuple[Vectors, dict[str, Vectors]]:
-        """One step.
+        """The new parameters and slots of one step.
 
         Args:
             layout: of the vectors: of whole parameters, or of the shards that live
@@ -128,16 +115,11 @@ class Update:
             step: int64, the steps taken before this one.
             params, gradients: vectors; the gradients are of the mean loss over the
                 whole batch.
-            slots: name -> vectors.
             norm: the global norm of the gradients.
-            squares: what the method of that name gives for the whole parameters, where
-                the optimizer needs norms.
+            squares: of `squares` for the whole parameters, where the optimizer needs
+                norms.
             rate_factor: float64, on all learning rates; None for 1.
-            on_gpu: whether to update parameters of one shape together, in fewer and
-                larger kernels, where the optimizer can.
-
-        Returns:
-            The new parameters and slots.
+            on_gpu: updates parameters of one shape together, where the optimizer can.
         """
         contexts = self._contexts(layout, step, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)

@@ -34,20 +34,11 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """The places of named arrays in vectors.
-
-    Args:
-        arrays: name -> anything with a shape and a dtype, in the order of the model.
-
-    Attributes:
-        places: name -> Place, in that order.
-        specs: of the vectors.
-        members: per vector the numbers of its arrays, counted in that order.
-    """
+    """The places of named arrays, anything with a shape and a dtype, in vectors."""
 
     def __init__(self, arrays: Mapping[str, Any]):
         self.places: dict[str, Place] = {}
-        self.members: list[list[int]] = []
+        self.members: list[list[int]] = []  # per vector the numbers of its arrays
         num_rows, dtypes, shared = [], [], {}
         for number, (name, array) in enumerate(arrays.items()):
             shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
@@ -108,15 +99,8 @@ class Layout:
         return vectors
 
     def columns(self, values: Sequence[Any]) -> list[Any]:
-        """Constants per array as factors of the vectors.
-
-        Args:
-            values: Python numbers in the order of the model.
-
-        Returns:
-            Per vector an array [rows, 1] of its numbers' type, or the number itself
-            where all of its arrays have the same.
-        """
+        """Numbers per array as factors of the vectors: per vector an array [rows, 1],
+        or the number itself where all of its arrays have the same."""
         columns = []
         for members in self.members:
             numbers = [values[i] for i in members]
@@ -128,25 +112,15 @@ class Layout:
         return columns
 
     def spread(self, values: tf.Tensor) -> list[tf.Tensor]:
-        """Numbers per array as factors of the vectors.
-
-        Args:
-            values: [arrays].
-
-        Returns:
-            Per vector a tensor [rows, 1], or a scalar where it is a single array's.
-        """
+        """As `columns`, of a tensor [arrays]: per vector a tensor [rows, 1], or a
+        scalar where it is a single array's."""
         spread = []
         for number in self.columns(range(len(self._list))):
             spread.append(tf.gather(values, tf.constant(number, tf.int64)))
         return spread
 
     def sums(self, row_sums: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Sums over the rows of each array, [arrays].
-
-        Args:
-            row_sums: per vector [rows].
-        """
+        """Sums over the rows of each array, [arrays], of [rows] per vector."""
         totals: list[tf.Tensor] = []
         for rows, members in zip(row_sums, self.members, strict=True):
             if len(members) == 1:

@@ -36,21 +36,15 @@ class AsynchronousTrainer(Trainer):
     failed midway, the state is inconsistent, and until another one is loaded the
     activity remains "computing".
 
-    Args:
-        async_scale_gradients: by the tower's share of the batch; otherwise each update
-            goes as far as one of a whole batch.
-        max_staleness: as in `Coordinator`.
-        The other arguments are as in `Trainer`.
+    `async_scale_gradients` scales them by the tower's share of the batch; otherwise
+    each update goes as far as one of a whole batch. For `max_staleness` see
+    `Coordinator`.
     """
 
     def __init__(
-        self,
-        *args,
-        async_scale_gradients: bool = True,
-        max_staleness: int = 0,
-        **kwargs,
+        self, async_scale_gradients: bool = True, max_staleness: int = 0, **parts
     ):
-        super().__init__(*args, **kwargs)
+        super().__init__(**parts)
         [self._copy] = self.strategy.copies
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
@@ -76,11 +70,11 @@ class AsynchronousTrainer(Trainer):
         copy = self._copy
         parts = copy.params, copy.state, copy.integers, [copy.step]
         values = Values(*map(_specs, parts))
-        awaited = self._feed.wait(self._feed.start(self.step, 1))
-        self._feed.restart()
+        awaited = self.feed.wait(self.feed.start(self.step, 1))
+        self.feed.restart()
         number = tf.TensorSpec([], tf.int64)
         self._batch_calls = [
-            _traced(functools.partial(self._feed.batch, tower), _specs(x), number)
+            _traced(functools.partial(self.feed.batch, tower), _specs(x), number)
             for tower, x in enumerate(awaited)
         ]
         batches = [_specs(call.structured_outputs) for call in self._batch_calls]
@@ -129,15 +123,12 @@ class AsynchronousTrainer(Trainer):
     def _update(self, tower, norm, gradients, state):
         """One update of the shared variables."""
         copy, (state, integers) = self._copy, state
-        layout, update_fn = copy.layout.params, self._update_fn
+        update_fn = self.update_fn
         with tf.device(copy.device):
-            [step] = copy.read([copy.step])
             # The norm, and so the clipping, is that before the scaling.
             scale = tf.gather(tf.constant(self._scales, tf.float64), tower)
             scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
-            params = copy.read(copy.params)
-            slots = {name: copy.read(own) for name, own in copy.slots.items()}
-            arguments = layout, step, params, slots, scaled, norm
+            arguments = *copy.update_arguments(), scaled, norm
             squares = update_fn.squares(*arguments)
             params, slots = update_fn(*arguments, squares, self.read_rate_factor())
             integers = [
@@ -159,7 +150,7 @@ class AsynchronousTrainer(Trainer):
                     copy.read(copy.averages),
                     copy.read([*copy.params, *copy.state]),
                     copy.read([copy.step])[0],
-                    self._update_fn.ema_decay,
+                    self.update_fn.ema_decay,
                 )
                 for variable, value in zip(copy.averages, moved, strict=True):
                     variable.assign(value, read_value=False)
@@ -173,7 +164,7 @@ class AsynchronousTrainer(Trainer):
     def _next_batches(self):
         """Every tower's part of the next batch, on its device."""
         number, batches = tf.constant(self._num_drawn, tf.int64), []
-        awaited = self._feed.wait(self._iterators)
+        awaited = self.feed.wait(self._iterators)
         for tower, device in enumerate(self.devices):
             with tf.device(device):
                 batches.append(self._batch_calls[tower](awaited[tower], number))
@@ -243,7 +234,7 @@ class AsynchronousTrainer(Trainer):
     def train(self, num_steps):
         before = self.step
         self._compile()
-        self._iterators = self._feed.start(before, num_steps)
+        self._iterators = self.feed.start(before, num_steps)
         self._is_training = True
         self._sums[:] = 0
         self._phase, num_steps = steps_within(self.phases, before, num_steps)
@@ -311,8 +302,8 @@ class AsynchronousTrainer(Trainer):
         return [f"{where}, which each tower updates alone", *others]
 
     def _restart(self):
-        if self._feed:
-            self._feed.restart()
+        if self.feed:
+            self.feed.restart()
         self._num_drawn = self.step
         self.coordinator.restart(self.step)
 

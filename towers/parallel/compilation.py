@@ -32,19 +32,14 @@ OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """Compilation options of the step.
+    """Compilation options of the step."""
 
-    Attributes:
-        on_cpus: the loop calls the step, which is then optimized by itself, and the
-            host asks after each step whether it was taken, which is cheaper there than
-            to select between old and new values.
-        optimizes_towers: Grappler optimizes the towers' trace, and nothing else.
-        xla: XLA compiles the forward and backward part of each tower, and on GPUs the
-            update, where it saves launches.
-    """
-
+    # The loop calls the step, which is then optimized by itself, and the host asks
+    # after each step whether it was taken: cheaper there than to select between values.
     on_cpus: bool
+    # Grappler optimizes the towers' trace, and nothing else.
     optimizes_towers: bool = False
+    # XLA compiles the forward and backward part of each tower, and the update on GPUs.
     xla: bool = False
 
     def step_options(self):
@@ -69,14 +64,8 @@ def choose(
     inspects: bool = False,
     xla: bool = False,
 ) -> Compilation:
-    """The compilation of a step.
-
-    Args:
-        devices: of the towers.
-        models: the network of each phase.
-        inspects: whether layers are computed one by one, see `sharding`.
-        xla: whether XLA compiles the towers.
-    """
+    """The compilation of a step with the network of each phase; `inspects` says whether
+    layers are computed one by one, see `sharding`."""
     if not all("CPU" in device for device in devices):
         return dataclasses.replace(GPU_LOOP, xla=xla)
     # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
@@ -93,16 +82,9 @@ def why_not_xla(
     device: str,
     deterministic: bool = False,
 ) -> str:
-    """Why XLA cannot compile the forward and backward part of a network, in a line;
-    empty where it can. Found by a trial on two images.
-
-    Args:
-        model: with one input or several.
-        loss_fn: (logits, labels) -> the loss of each image.
-        labels: of one image.
-        device: of a tower.
-        deterministic: whether all operations have to be deterministic.
-    """
+    """Why XLA cannot compile the forward and backward part of a network on the device
+    of a tower, in a line; empty where it can. Found by a trial on two images; `labels`
+    is the type of one image's."""
 
     def gradients(params, state, inputs, labels):
         with tf.GradientTape() as tape:
@@ -143,12 +125,8 @@ def why_not_xla(
 def optimized_for_cpu(
     definition: graph_pb2.GraphDef, outputs: Sequence[str]
 ) -> graph_pb2.GraphDef:
-    """The graph as Grappler optimizes it for a CPU.
-
-    Args:
-        definition: a graph without devices; the functions that it calls do not change.
-        outputs: names of operations, which keep them.
-    """
+    """A graph without devices as Grappler optimizes it for a CPU. `outputs` are names
+    of operations that stay; the functions that it calls do not change."""
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)
     for node in graph.graph_def.node:
         node.device = CPU
@@ -182,7 +160,8 @@ def disabled() -> Iterator[None]:
 
 
 class TracedOnce:
-    """A pure function of tensors that is traced once per key and signature.
+    """A pure function of (key, *structures of tensors or None) that is traced once per
+    key and signature; `optimize` is applied once, for all copies.
 
     Tracing a tower's forward and backward part takes Python much longer than copying
     the operations, and the towers' parts differ in their devices alone. A call in a
@@ -190,22 +169,14 @@ class TracedOnce:
     device in scope. They are part of that graph, so a step is as fast as if they had
     been traced there; a call of a `tf.function` would make it slower. An eager call is
     one of the function itself.
-
-    Args:
-        function: (key, *arguments) -> a structure of tensors. The arguments are
-            structures of tensors of known shapes, and None.
-        optimize: (graph, names of operations that stay) -> the same graph optimized,
-            once for all copies.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        optimize: Callable[[graph_pb2.GraphDef, Sequence[str]], graph_pb2.GraphDef]
-        | None = None,
+        optimize: Callable[..., graph_pb2.GraphDef] | None = None,
     ):
-        self._function, self._optimize = function, optimize
-        self._traces = {}
+        self._function, self._optimize, self._traces = function, optimize, {}
 
     def __call__(self, key: Hashable, *arguments: Any, name: str) -> Any:
         """The results of the function of a plain value and tensors; `name` is the scope
@@ -239,8 +210,8 @@ class TracedOnce:
         return tf.nest.map_structure(lambda x: values[x], results)
 
     def _read(self, function):
-        """The function without running it; names of its results and of the computed
-        ones; the operations that these need, and operations with side effects."""
+        """The function; names of its results and of the computed ones; the operations
+        that these need, and operations with side effects."""
         # The outputs are identities, which a copy does without.
         sources = [_source(x) for x in function.outputs]
         results = [x.name for x in sources]

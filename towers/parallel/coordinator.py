@@ -28,15 +28,11 @@ class Abandoned(Exception):
 class Coordinator:
     """Every tower makes as many updates, one for its share of each batch.
 
-    One lock guards everything here, and is held by whoever fetches or applies.
-
-    Args:
-        num_towers: number of threads that update.
-        steps: updates that each of them has made before.
-        max_staleness: towers wait so that no update is staler; 0 does not bound it.
+    One lock guards everything here, and is held by whoever fetches or applies. Each
+    tower has made `steps` updates before. Towers wait so that no update is staler than
+    `max_staleness`; 0 does not bound it.
 
     Attributes:
-        lock: between two updates for whoever holds it.
         begun, applied: updates of each tower, counted from step 0.
         staleness: of the updates of the last `run`, in the order of their applies.
         input_wait_secs: per tower, how long it waited in the last `run` for batches
@@ -71,18 +67,13 @@ class Coordinator:
         draw: Callable[[], Sequence[Any]],
         work: Callable[[int], None],
     ) -> None:
-        """Has every tower make `num_steps` updates; fewer after a stop request.
+        """Has every tower make `num_steps` updates; fewer after a stop request. Where
+        some have begun a step by then, the others take it as well.
 
-        Where some have begun a step by then, the others take it as well.
-
-        Args:
-            draw: draws the next batch and returns a share for each tower.
-            work: is called with each tower, in its thread, to `take_share`,
-                `fetch` and `apply` until there is no share left.
-
-        Raises:
-            Exception: what any thread raised first. All calls have ended then; go on
-                with `restart`.
+        `draw` draws the next batch, a share for each tower; `work` is called with each
+        tower, in its thread, to `take_share`, `fetch` and `apply` until no share is
+        left. Raises what any thread raised first, when all calls have ended; go on with
+        `restart`.
         """
         num_towers = len(self.applied)
         self._target = self.applied[0] + num_steps
@@ -216,14 +207,8 @@ def may_apply(
     At any time the updates in flight could be applied in the order of their fetches,
     none staler than the bound: a fetch goes behind max_staleness others at most, and an
     apply that overtakes is put off where that would no longer hold. The oldest is never
-    put off, so nothing waits for ever.
-
-    Args:
-        tower: is in flight.
-        num_updates: applied so far.
-        in_flight: tower -> number of updates applied before its fetch, the oldest
-            fetch first.
-        max_staleness: the bound; infinite for none.
+    put off, so nothing waits for ever. `in_flight` is tower -> number of updates
+    applied before its fetch, the oldest fetch first.
     """
     older = list(in_flight.values())[: list(in_flight).index(tower)]
     return all(

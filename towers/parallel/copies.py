@@ -70,21 +70,12 @@ class Values(NamedTuple):
 
 
 class NetworkLayout:
-    """The vectors of a network's parameters and model state.
-
-    Args:
-        initial: names, shapes and types.
-
-    Attributes:
-        params, state: their layouts.
-        state_names: all entries of the state, in the order of the model.
-        integers: names of those that are not floats.
-    """
+    """The vectors of a network's parameters and model state."""
 
     def __init__(self, initial: Initial):
         floats = {k: v for k, v in initial.state.items() if v.dtype.is_floating}
         self.params, self.state = Layout(initial.params), Layout(floats)
-        self.state_names = list(initial.state)
+        self.state_names = list(initial.state)  # in the order of the model
         self._is_float = [name in floats for name in initial.state]
         self.integers = [name for name in initial.state if name not in floats]
 
@@ -143,19 +134,9 @@ class Copy:
     """Parameters, slots, moving averages and model state on one device, or the shards
     of them that it owns, and the number of steps taken.
 
-    Args:
-        initial: their values.
-        update_fn: determines the slots, and whether averages are kept.
-        device: where they live.
-        keeps_averages: whether the averages, if any, are kept here.
-
-    Attributes:
-        layout: of the vectors.
-        params, state: variables, a vector each.
-        integers: variables of the other entries of the state.
-        slots: name -> variables, as `params`.
-        averages: of `params`, then of `state`; empty where none are kept.
-        step: int64, the steps taken.
+    The update determines the slots, and whether averages are kept. `params`, `state`
+    and `slots` (name -> as `params`) are variables, a vector each; `integers` are the
+    other entries of the state, `averages` of `params`, then of `state`.
     """
 
     def __init__(
@@ -200,6 +181,12 @@ class Copy:
         if weights is Weights.EMA:
             params, state = self._split_averages()
         return Values(*map(self.read, (params, state, self.integers, [self.step])))
+
+    def update_arguments(self) -> tuple:
+        """The layout, step, parameters and slots, as `Update` takes them."""
+        slots = {name: self.read(own) for name, own in self.slots.items()}
+        [step] = self.read([self.step])
+        return self.layout.params, step, self.read(self.params), slots
 
     def variables(self) -> list[tf.Variable]:
         """All of them."""

@@ -55,10 +55,7 @@ def configure(
     are there, or is refused where it needs others.
 
     Args:
-        device: auto (GPUs where there are any), cpu or gpu.
-        num_towers: 0 for one tower per GPU, or one CPU tower.
-        device_order: numbers of the devices to take, such as "0,1,4,5"; empty for the
-            first num_towers in the driver's order.
+        device, num_towers, device_order: the options.
         device_memory_mb: memory limit in megabytes of a logical device; each GPU is
             split into as many of them as num_towers needs. 0 for one per GPU, without
             limit.
@@ -133,12 +130,9 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
-    """Hides all other GPUs, so that TensorFlow takes no memory of them.
-
-    Returns:
-        The GPUs that TensorFlow has, in the order of their numbers: where it has
-            created its devices before, the GPUs at that time.
-    """
+    """Hides all other GPUs, so that TensorFlow takes no memory of them. Returns the
+    GPUs that TensorFlow has, in order; it cannot change them once it has created
+    devices."""
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
     visible = tf.config.get_visible_devices("GPU")

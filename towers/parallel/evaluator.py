@@ -17,9 +17,14 @@ from towers.optim.phases import phases_of
 from towers.parallel import compilation
 from towers.parallel.copies import Values, Weights, copies_on
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed, add_on_each, make_batches
-from towers.parallel.loop import while_loop
-from towers.parallel.reduce import shares, split_batch
+from towers.parallel.loop import (
+    Feed,
+    add_on_each,
+    around_loop,
+    inside_of_loop,
+    make_batches,
+)
+from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
 
@@ -56,13 +61,9 @@ class Evaluator:
 
     Args:
         fetch: weights -> per device the values of the network.
-        network: computes the logits.
-        loss_fn: the loss of each image.
-        devices: the first device of each tower.
-        transforms: test-time augmentation, see `towers.data.augment.tta`; none for the
-            images alone.
+        devices: the first device of each tower, which has `num_shards`.
+        transforms: test-time augmentation, see `towers.data.augment.tta`.
         workers: each of them has its part of every batch.
-        num_shards: devices of a tower.
         keeps_logits: whether `counts` returns all logits; a multi-label loss always
             does.
     """
@@ -96,13 +97,9 @@ class Evaluator:
     ) -> Evaluation[Counts]:
         """Sums of `tower_counts` over batches, with all weights in one pass.
 
-        Args:
-            feed: per tower its part of every batch, with "weights" and "positions"; the
-                same object for every evaluation of the same images, as each is compiled
-                for.
-            num_batches: of the whole evaluation.
-            weights: the weights to evaluate.
-            heartbeat: called after each compiled call.
+        The feed gives each tower its part of every batch, with "weights" and
+        "positions"; it is the same object for every evaluation of the same images, as
+        each is compiled for. `heartbeat` is called after each compiled call.
 
         Returns:
             "correct" and "images", whole numbers, and "loss", the sum over the images;
@@ -165,17 +162,23 @@ class Evaluator:
         weights."""
 
         def count_batch(pieces):
-            counted = [self._count(pieces, self._fetch(kind)) for kind in weights]
+            counts, predicted = [], []
+            for kind in weights:
+                logits, means = self._compute(self._fetch(kind), pieces)
+                counts.append(self._sum_counts(logits, pieces))
+                if means:
+                    correct = self._sum_counts(means, pieces)["correct"]
+                    counts[-1]["correct_tta"] = correct
+                predicted += self._predictions(logits, pieces)
             with tf.device(HOST):
                 names = ["positions", "weights", "labels"]
                 columns = [tf.concat([p[k] for p in pieces], 0) for k in names]
                 if self._multi_label:
                     columns.insert(2, tf.zeros_like(columns[1]))
-                columns += [x for _, predicted in counted for x in predicted]
-                columns = [tf.cast(x, tf.float64) for x in columns]
+                columns = [tf.cast(x, tf.float64) for x in columns + predicted]
                 size = columns[0].shape[0]
                 rows = tf.concat([tf.reshape(x, [size, -1]) for x in columns], 1)
-            return [counts for counts, _ in counted], rows
+            return counts, rows
 
         count = tf.function(
             count_batch, autograph=False, experimental_attributes={"_noinline": True}
@@ -186,16 +189,20 @@ class Evaluator:
             with tf.device(HOST):  # where the arguments are
                 first = tf.identity(first)
 
+            def is_wanted(done, *_):
+                return done < num_batches
+
             def add(done, totals, predictions, numbers):
-                awaited = feed.wait(iterators)
-                with tf.device(HOST):
-                    on_host = [first + done] * len(feed.devices)
-                pieces = make_batches(feed, awaited, numbers or on_host)
-                counts, rows = (count if on_cpus else count.python_function)(pieces)
-                with tf.device(HOST):
-                    predictions = predictions.write(tf.cast(done, tf.int32), rows)
-                numbers = add_on_each(gpus, numbers, 1)
-                return done + 1, _added(totals, counts), predictions, numbers
+                with inside_of_loop():
+                    awaited = feed.wait(iterators)
+                    with tf.device(HOST):
+                        on_host = [first + done] * len(feed.devices)
+                    pieces = make_batches(feed, awaited, numbers or on_host)
+                    counts, rows = (count if on_cpus else count.python_function)(pieces)
+                    with tf.device(HOST):
+                        predictions = predictions.write(tf.cast(done, tf.int32), rows)
+                    numbers = add_on_each(gpus, numbers, 1)
+                    return done + 1, _added(totals, counts), predictions, numbers
 
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
@@ -207,9 +214,10 @@ class Evaluator:
                 gpus = [] if on_cpus else feed.devices
                 numbers = add_on_each(gpus, [first] * len(gpus), 0)
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
-                _, totals, rows, _ = while_loop(
-                    lambda done, *_: done < num_batches, add, begin
-                )
+                with around_loop():
+                    _, totals, rows, _ = tf.while_loop(
+                        is_wanted, add, begin, parallel_iterations=1
+                    )
                 return totals, rows.stack()
 
         return tf.function(
@@ -243,26 +251,18 @@ class Evaluator:
         size = batch["weights"].shape[0]
         with tf.device(HOST):
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
-        return [self._predict_kind(batch, pieces, self._fetch(x)) for x in weights]
-
-    def _predict_kind(self, batch, pieces, fetched):
-        logits, means = self._compute(fetched, pieces)
-        with tf.device(HOST):
-            outputs = {"logits": tf.concat(logits, 0)}
-            if "labels" in batch:
-                outputs["labels"] = tf.identity(batch["labels"])
-                outputs["loss"] = self._loss_fn(outputs["logits"], batch["labels"])
-            if means:
-                outputs["logits_tta"] = tf.concat(means, 0)
+        outputs = []
+        for kind in weights:
+            logits, means = self._compute(self._fetch(kind), pieces)
+            with tf.device(HOST):
+                outputs.append({"logits": tf.concat(logits, 0)})
+                if "labels" in batch:
+                    labels = tf.identity(batch["labels"])
+                    loss = self._loss_fn(outputs[-1]["logits"], batch["labels"])
+                    outputs[-1] |= {"labels": labels, "loss": loss}
+                if means:
+                    outputs[-1]["logits_tta"] = tf.concat(means, 0)
         return outputs
-
-    def _count(self, pieces, fetched):
-        """The counts of one batch, in the graph; the predictions for its images."""
-        logits, means = self._compute(fetched, pieces)
-        counts = self._sum_counts(logits, pieces)
-        if means:
-            counts["correct_tta"] = self._sum_counts(means, pieces)["correct"]
-        return counts, self._predictions(logits, pieces)
 
     def _compute(self, fetched, pieces):
         """Per tower the logits of its piece of a batch, and with test-time augmentation
@@ -276,26 +276,22 @@ class Evaluator:
         return self._network.logits(fetched[: self._num_shards * len(pieces)], pieces)
 
     def _sum_counts(self, logits, pieces):
-        counts = []
-        for device, output, piece in zip(self._devices, logits, pieces, strict=False):
-            with tf.device(device):
-                counts.append(tower_counts(self._loss_fn, output, piece))
+        count = functools.partial(tower_counts, self._loss_fn)
+        counts = on_each(count, self._devices[: len(pieces)], logits, pieces)
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
     def _predictions(self, logits, pieces):
-        classes, losses, probabilities, kept = [], [], [], []
-        for device, output, piece in zip(self._devices, logits, pieces, strict=False):
-            with tf.device(device):
-                classes.append(tf.argmax(output, 1))
-                losses.append(self._loss_fn(output, piece["labels"]))
-                softmax = tf.nn.softmax(tf.cast(output, losses[-1].dtype))
-                probabilities.append(tf.reduce_max(softmax, 1))
-                if self._keeps_logits:
-                    kept.append(tf.cast(output, losses[-1].dtype))
+        def predict(output, piece):
+            losses = self._loss_fn(output, piece["labels"])
+            wide = tf.cast(output, losses.dtype)
+            probabilities = tf.reduce_max(tf.nn.softmax(wide), 1)
+            kept = [wide] if self._keeps_logits else []
+            return [tf.argmax(output, 1), losses, probabilities, *kept]
+
+        columns = on_each(predict, self._devices[: len(pieces)], logits, pieces)
         with tf.device(HOST):
-            columns = filter(None, (classes, losses, probabilities, kept))
-            return [tf.concat(x, 0) for x in columns]
+            return [tf.concat(x, 0) for x in zip(*columns, strict=True)]
 
     def _mean_logits(self, fetched, pieces, plain):
         """Mean logits per tower over the images and their transforms."""
@@ -303,12 +299,10 @@ class Evaluator:
         for weight, transform in self._transforms:
             logits = plain
             if transform is not None:
-                transformed = []
-                for device, piece in zip(self._devices, pieces, strict=False):
-                    with tf.device(device):
-                        images = transform(piece["images"])
-                        transformed.append(piece | {"images": images})
-                logits = self._logits(fetched, transformed)
+                images = [piece["images"] for piece in pieces]
+                images = on_each(transform, self._devices[: len(pieces)], images)
+                pairs = zip(pieces, images, strict=True)
+                logits = self._logits(fetched, [x | {"images": y} for x, y in pairs])
             for tower, output in enumerate(logits):
                 with tf.device(self._devices[tower]):
                     # 16-bit floats lack the precision for a mean.
@@ -326,14 +320,8 @@ def _added(totals, sums):
 def create_predictor(
     model: keras.Model, devices: Sequence[str], transforms: Sequence[Transform]
 ) -> Evaluator:
-    """Computes a whole network on every device, each for its share of a batch.
-
-    Args:
-        model: with its trained values; its output need not be logits where there is no
-            test-time augmentation.
-        devices: device names, one tower each.
-        transforms: test-time augmentation.
-    """
+    """Computes a whole network with its trained values on every device, each for its
+    share of a batch. Its output need not be logits without test-time augmentation."""
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
     network = WholeNetwork(phases_of((), model), loss_fn, layout, devices, compiled)

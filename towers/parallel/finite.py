@@ -37,13 +37,8 @@ class Verdict(NamedTuple):
 
 
 class FiniteGuard:
-    """Decides whether a step makes its update, and whether it counts.
-
-    Args:
-        device: of its variables.
-        scale_loss: whether the loss is scaled dynamically.
-        skips: whether steps that are not finite are skipped.
-    """
+    """Decides whether a step makes its update, and whether it counts. Its variables are
+    on a device; `skips` says whether steps that are not finite are skipped."""
 
     def __init__(self, device: str, *, scale_loss: bool = False, skips: bool = False):
         self.device, self.scale_loss, self.skips = device, scale_loss, skips
@@ -93,13 +88,8 @@ class FiniteGuard:
         return int(self._in_a_row.numpy()) if self.skips else 0
 
     def decide(self, is_finite: tf.Tensor, running: tf.Tensor) -> Verdict:
-        """Decides, in the graph, about a step. To be called on the guard's device,
-        once in a step.
-
-        Args:
-            is_finite: a bool scalar, of the step.
-            running: what `is_running` gave.
-        """
+        """Decides in the graph, once in a step and on the guard's device, about a step
+        of which `running` is what `is_running` gave; all are bool scalars."""
         is_taken = updates = running & is_finite
         falls = tf.constant(False)
         if self.scale_loss:
@@ -148,17 +138,9 @@ def not_finite_error(
     skips: bool,
     consequence: str = "the parameters are those before this step",
 ) -> NumericError:
-    """The error that names the towers and the step where something was not finite.
-
-    Args:
-        step: the number of the step that was not taken, counted from 1.
-        finite: bool [num_towers]; if all are True, their mean overflowed.
-        losses: [num_towers].
-        learning_rate: of the step.
-        gradient_norm: of its mean gradient (of an asynchronous tower, its gradient).
-        skips: whether such steps are skipped, so that this is the last of too many.
-        consequence: what the message says of the parameters.
-    """
+    """The error that names the step, counted from 1, and the towers where something was
+    not `finite`, bool [num_towers]; if all were, their mean overflowed. With `skips` it
+    is the last of too many such steps."""
     bad = [
         f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
     ]

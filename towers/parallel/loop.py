@@ -1,15 +1,17 @@
-"""Many steps in one compiled call, which other threads can watch and stop."""
+"""Many steps in one compiled call, which other threads can watch and stop, and the feed
+of its batches."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from towers import tf_internals
 from towers.parallel.compilation import Compilation
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed, add_on_each, make_batches
+from towers.parallel.reduce import on_each
 
 # The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
 IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST, COMPUTING_OR_WAITING = range(6)
@@ -28,17 +30,138 @@ STARTING_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[COMPUTING_FIRST])
 # During these no update is under way, so `Trainer.state` is consistent.
 CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
 
+Batch = dict[str, tf.Tensor]
+# first step -> the batches of all steps from there on
+Stream = Callable[[int], tf.data.Dataset]
+
+
+class Feed(Protocol):
+    """The batches of the compiled loop, made for each tower.
+
+    In the graph of a step `wait` comes first, while no update is under way: it alone
+    may take long or fail. Then the step computes on what `batches` gives.
+    """
+
+    devices: Sequence[str]  # per tower, makes its batches
+
+    def spec(self) -> Any:
+        """The types of the iterators, for tracing."""
+
+    def start(self, step: int, num_steps: int) -> Any:
+        """Called before the loop of some steps; its iterators, if it has any."""
+
+    def wait(self, iterators: Any) -> list:
+        """Returns, in the graph, the tensors per tower that a step has to wait for.
+        `iterators` are the result of `start`."""
+
+    def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
+        """Returns, in the graph, a tower's images of the batch of a step, an int64
+        scalar on its device; `awaited` is its entry of `wait`."""
+
+    def restart(self) -> None:
+        """Forgets what is held; the next `start` may be at any step."""
+
+    def batches_of(self, step: int) -> list[Batch]:
+        """Returns the batches of one step, per tower, outside of a graph."""
+
+
+class Streams:
+    """Batches that arrive one after the other, on GPUs copied there two steps ahead: in
+    a stream per tower, or in a single one whose elements are tuples. `processes` are
+    per tower a function (step, elements of the stream) -> batch, on the device; by
+    default the stream has whole batches."""
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        devices: Sequence[str],
+        processes: Sequence[Callable[[tf.Tensor, Batch], Batch]] | None = None,
+    ):
+        self._streams, self.devices = streams, devices
+        self._processes = processes or [lambda _, batch: batch for _ in devices]
+        self._on_gpus = "GPU" in devices[0]
+        self._iterators = self._specs = None
+        self._step, self._kept = None, []
+
+    def _datasets(self, step):
+        """Kept, as TensorFlow never frees all of the functions of one."""
+        if step != self._step:
+            datasets = [stream(step) for stream in self._streams]
+            if self._on_gpus:
+                datasets = [
+                    dataset.map(_without_int32).apply(
+                        tf.data.experimental.prefetch_to_device(device, 2)
+                    )
+                    for dataset, device in zip(datasets, self.devices, strict=True)
+                ]
+            elif isinstance(datasets[0].element_spec, dict):
+                datasets = [tf.data.Dataset.zip(tuple(datasets))]
+            self._step, self._kept = step, datasets
+        return self._kept
+
+    def spec(self):
+        if self._specs is None:
+            datasets = self._iterators or self._datasets(0)
+            self._specs = [tf.data.IteratorSpec(x.element_spec) for x in datasets]
+        return self._specs
+
+    def start(self, step, num_steps):
+        if self._iterators is None:
+            self._iterators = [iter(dataset) for dataset in self._datasets(step)]
+        return self._iterators
+
+    def wait(self, iterators):
+        if not self._on_gpus:
+            with tf.device(HOST):
+                return list(next(iterators[0]))
+
+        def next_elements(iterator):
+            # They have the iterator's device, which no name tells.
+            return tf.nest.map_structure(tf.identity, next(iterator))
+
+        return on_each(next_elements, self.devices, iterators)
+
+    def batch(self, tower, awaited, step):
+        with tf.device(self.devices[tower]):
+            return self._processes[tower](step, awaited)
+
+    def restart(self):
+        self._iterators = None
+
+    def batches_of(self, step):
+        iterators = [iter(dataset) for dataset in self._datasets(step)]
+        steps = [tf.constant(step, tf.int64)] * len(self.devices)
+        return make_batches(self, self.wait(iterators), steps)
+
+
+def make_batches(feed: Feed, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
+    """Returns each tower's images of the batch of a step, see `Feed.batch`."""
+    towers = range(len(feed.devices))
+    return [feed.batch(*x) for x in zip(towers, awaited, steps, strict=True)]
+
+
+def add_on_each(
+    devices: Sequence[str], numbers: Sequence[tf.Tensor], addend: int
+) -> list[tf.Tensor]:
+    """Returns the number of each device, an int64 scalar, and the addend, on it."""
+    return on_each(lambda x: x + tf.constant(addend, tf.int64), devices, numbers)
+
+
+def _without_int32(elements):
+    """int32 tensors of a GPU are in host memory."""
+    return {
+        name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
+        for name, x in elements.items()
+    }
+
 
 class Loop:
-    """The steps of a synchronous trainer.
+    """The steps of a synchronous trainer; each phase of the run is traced apart.
 
     Args:
         train_step: (phase, batches, metrics of the step before) -> (whether the step
             was taken, metrics), in the graph; metrics are a tensor, or several.
         zero_metrics: metrics of the same form, for the loop to begin with.
-        num_phases: phases of the run, each of which is traced apart.
-        feed: the batches.
-        compilation: of the step.
     """
 
     def __init__(
@@ -67,15 +190,11 @@ class Loop:
     def __call__(
         self, phase: int, first: int, num_steps: int
     ) -> tuple[int, float, Any]:
-        """Takes up to `num_steps` steps of a phase, fewer after a stop request; where
-        one is refused, none after it changes anything.
+        """Takes up to `num_steps` steps of a phase after the `first` ones; fewer after
+        a stop request. Where one is refused, none after it changes anything.
 
-        Args:
-            first: the steps taken before.
-
-        Returns:
-            How many were begun; how long they waited for batches, in seconds; the
-            metrics of the last one.
+        Returns (how many were begun, seconds that they waited for batches, metrics of
+        the last one).
         """
         self._phase = phase
         self._number.assign(first)
@@ -134,32 +253,36 @@ class Loop:
                 return (begun < num_steps) & taken & ~self._stop.read_value()
 
         def body_on_cpus(begun, taken, wait_secs, metrics, _):
-            with tf.device(HOST):
-                number = first + tf.cast(begun, tf.int64)
-                awaited, number, secs = self._await(iterators, number, taken)
-            batches = make_batches(self.feed, awaited, [number] * len(devices))
-            with tf.device(HOST), self._compilation.step_options():
-                taken, metrics = self._step_call(phase, batches, metrics)
-                return begun + 1, taken, wait_secs + secs, metrics, []
+            with inside_of_loop():
+                with tf.device(HOST):
+                    number = first + tf.cast(begun, tf.int64)
+                    awaited, number, secs = self._await(iterators, number, taken)
+                batches = make_batches(self.feed, awaited, [number] * len(devices))
+                with tf.device(HOST), self._compilation.step_options():
+                    taken, metrics = self._step_call(phase, batches, metrics)
+                    return begun + 1, taken, wait_secs + secs, metrics, []
 
         def body(begun, taken, wait_secs, metrics, steps):
             # Nothing goes from the host to the GPUs, not even a control edge: a copy
             # of 8 bytes is issued when the step before is enqueued, and drains the GPU.
             # The host goes on as if all steps were taken.
-            with tf.device(HOST):
-                number = first + tf.cast(begun, tf.int64)
-                self._number.assign(number, read_value=False)
-                begun += 1
-            batches = make_batches(self.feed, self.feed.wait(iterators), steps)
-            _, metrics = self._train_step(phase, batches, metrics)
-            return begun, taken, wait_secs, metrics, add_on_each(devices, steps, 1)
+            with inside_of_loop():
+                with tf.device(HOST):
+                    number = first + tf.cast(begun, tf.int64)
+                    self._number.assign(number, read_value=False)
+                    begun += 1
+                batches = make_batches(self.feed, self.feed.wait(iterators), steps)
+                _, metrics = self._train_step(phase, batches, metrics)
+                return begun, taken, wait_secs, metrics, add_on_each(devices, steps, 1)
 
         # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
             steps = [] if on_cpus else add_on_each(devices, [first] * len(devices), 0)
             begin = [*begin, self._zero_metrics(), steps]
-            return while_loop(wanted, body_on_cpus if on_cpus else body, begin)
+            turn = body_on_cpus if on_cpus else body
+            with around_loop():
+                return tf.while_loop(wanted, turn, begin, parallel_iterations=1)
 
     def _await(self, iterators, number, taken):
         """Waits for the feed; returns what it waited for, the number of the step, and
@@ -180,11 +303,10 @@ class Loop:
             return awaited, tf.identity(number), secs
 
 
-def while_loop(
-    condition: Callable, body: Callable, variables: Sequence[Any]
-) -> Sequence[Any]:
-    """`tf.while_loop`, one turn after the other, whose results stay on their devices,
-    and do not wait for the variables of others.
+@contextlib.contextmanager
+def around_loop() -> Iterator[None]:
+    """A `tf.while_loop` that is called here leaves the results of its body on their
+    devices, and does not have them wait for the variables of others.
 
     TensorFlow returns the results of a body by identities without a device, which are
     placed on the first GPU, or on the loop's device: gradients of other towers would be
@@ -193,33 +315,34 @@ def while_loop(
 
     TensorFlow also has every result of a body wait for all reads and assignments in it:
     the host would wait for the GPUs in every turn. That is not needed, as a device ends
-    a turn before it begins the next one. Within a turn the operations on a variable
-    keep their order.
-
-    Args:
-        condition, body, variables: as of `tf.while_loop`.
+    a turn before it begins the next one. Within a turn `inside_of_loop` keeps the order
+    of the operations on a variable.
     """
     if tf.executing_eagerly():
-        return tf.while_loop(condition, body, variables, parallel_iterations=1)
-
-    def without_outer_devices(*values):
-        # A device function in scope would be copied into every function that the body
-        # traces, with the devices around it; two towers may share such a function.
-        graph = tf.compat.v1.get_default_graph()
-        with (
-            tf_internals.without_outer_devices(graph),
-            tf_internals.ordered_effects(graph),
-        ):
-            return body(*values)
-
-    outer = tf.compat.v1.get_default_graph()
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
     with (
-        tf_internals.without_control_dependencies(outer),
+        tf_internals.without_control_dependencies(graph),
         tf.compat.v1.device(_device_of_identity),
     ):
-        return tf.while_loop(
-            condition, without_outer_devices, variables, parallel_iterations=1
-        )
+        yield
+
+
+@contextlib.contextmanager
+def inside_of_loop() -> Iterator[None]:
+    """The body of a loop `around_loop`: it alone chooses the devices. A device function
+    in scope would be copied into every function that the body traces, with the devices
+    around it; two towers may share such a function."""
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    with (
+        tf_internals.without_outer_devices(graph),
+        tf_internals.ordered_effects(graph),
+    ):
+        yield
 
 
 def _device_of_identity(op):

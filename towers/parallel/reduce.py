@@ -94,12 +94,7 @@ def average_gradients(
     Args:
         tower_grads: per tower, the gradients of its own mean loss, vectors.
         weights: per tower, its share of the images, adding up to 1.
-
-    Raises:
-        ValueError: the lengths differ.
     """
-    if len(weights) != len(tower_grads):
-        raise ValueError(f"{len(tower_grads)} towers but {len(weights)} weights")
     return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
 
 
@@ -108,19 +103,12 @@ def average_states(
     weights: Sequence[float],
     targets: Sequence[str],
 ) -> list[list[tf.Tensor]]:
-    """The towers' new model states, averaged on the first target.
+    """The towers' new model states, vectors, averaged on the first target; per target
+    the mean.
 
     Where all towers agree the mean is that value to the last bit, so that what no
     training changes, such as frozen filters, stays what it is. States are never sent in
     a narrower type: statistics would no longer move once a change is below a rounding.
-
-    Args:
-        states: per tower vectors.
-        weights: per tower its share of the images, adding up to 1.
-        targets: devices that get the mean.
-
-    Returns:
-        Per target the vectors.
     """
 
     def mean(first, *others):
@@ -263,24 +251,19 @@ def _parted(joined, *likes):
 def all_reduce(
     vectors: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
-    *,
     weights: Sequence[float] | None = None,
     algorithm: str = "star",
     dtype: tf.DType | None = None,
 ) -> list[list[tf.Tensor]]:
-    """Adds vectors up over devices.
+    """Adds lists of tensors, of the same shapes and types on each device, up over
+    devices: per device the list of sums, the same bits on every one.
 
     Args:
-        vectors: per device a list of tensors, of the same shapes and types on each.
-        devices: one device name per list.
         weights: per device what its tensors count, adding up to 1 for a mean; the sum
             by default.
         algorithm: a key of ALGORITHMS.
         dtype: what travels between devices, such as tf.bfloat16; additions are done in
             the tensors' own type. By default that type travels.
-
-    Returns:
-        Per device the list of sums or means, the same bits on every one.
     """
     if len(devices) == 1:
         return [list(vectors[0])]

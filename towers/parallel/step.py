@@ -12,10 +12,10 @@ import tensorflow as tf
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import Phase
 from towers.optim.update import Update, moving_averages
-from towers.parallel.compilation import CPU_STEP, Compilation
+from towers.parallel.compilation import Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
-from towers.parallel.loop import while_loop
+from towers.parallel.loop import around_loop, inside_of_loop
 from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategies import Mean, Strategy
@@ -29,51 +29,30 @@ LOSS_UNIT = 2.0**-20
 
 
 class Gradients(NamedTuple):
-    """The gradients of a step.
+    """The gradients of a step."""
 
-    Attributes:
-        results: per device, of its tower.
-        mean: over the towers.
-        per_copy: [copy] the mean gradient with the weight decay, vectors; 0 of frozen
-            parameters.
-        norm: of the first copy's gradient, a scalar.
-        decay: the loss of the weight decay, a scalar.
-    """
-
-    results: list[TowerResult]
-    mean: Mean
+    results: list[TowerResult]  # per device, of its tower
+    mean: Mean  # over the towers
+    # [copy] vectors of the mean with the weight decay; 0 of frozen parameters.
     per_copy: list[list[tf.Tensor]]
-    norm: tf.Tensor
-    decay: tf.Tensor
+    norm: tf.Tensor  # of the first copy's gradient, a scalar
+    decay: tf.Tensor  # the loss of the weight decay, a scalar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The step of a run; called with batches in the graph, it makes one update.
-
-    Attributes:
-        strategy: where variables live and where the mean goes.
-        sizes: images of a (micro-)batch per tower, over all processes.
-        network: computes the gradients.
-        update_fn: from the mean gradient to the next parameters.
-        trainable_variables: of the model; they have the regularizers.
-        phases: of the run.
-        guard: decides whether a step is taken.
-        compilation: of the step.
-        accumulate_steps: micro-batches of a step.
-        read_rate_factor: gives the factor on all learning rates; None for 1.
-    """
+    """The step of a run; called with batches in the graph, it makes one update."""
 
     strategy: Strategy
-    sizes: Sequence[int]
+    sizes: Sequence[int]  # images of a (micro-)batch per tower, over all processes
     network: WholeNetwork | ShardedNetwork
     update_fn: Update
-    trainable_variables: Sequence[keras.Variable]
+    trainable_variables: Sequence[keras.Variable]  # they have the regularizers
     phases: Sequence[Phase]
     guard: FiniteGuard
-    compilation: Compilation = CPU_STEP
-    accumulate_steps: int = 1
-    read_rate_factor: Callable[[], tf.Tensor | None] = lambda: None
+    compilation: Compilation
+    accumulate_steps: int  # micro-batches of a step
+    read_rate_factor: Callable[[], tf.Tensor | None]
 
     def __call__(
         self, phase: int, batches: Sequence[Batch], previous: Metrics
@@ -82,12 +61,8 @@ class Step:
         return self.apply(self.gradients(phase, batches), previous)
 
     def gradients(self, phase: int, batches: Sequence[Batch]) -> Gradients:
-        """The mean gradient over the batch; no variable changes.
-
-        Args:
-            phase: index of the phase of the run.
-            batches: per tower of this process its images of the batch.
-        """
+        """The mean gradient over the batches, one per tower of this process, in a phase
+        of the run; no variable changes."""
         strategy, home = self.strategy, self.strategy.home
         # Gradients on all devices, and their mean.
         results = self.tower_fn(phase)(strategy.fetch(), batches)
@@ -126,15 +101,8 @@ class Step:
     def apply(
         self, gradients: Gradients, previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
-        """Updates all copies, unless the guard refuses the step.
-
-        Args:
-            gradients: of the step.
-            previous: metrics of the previous step, which stay where this one is not
-                taken.
-
-        Returns:
-            Whether it was taken, a bool scalar; its metrics, see `read_metrics`.
+        """Updates all copies, unless the guard refuses the step. Returns whether it was
+        taken, a bool scalar, and its metrics, see `read_metrics`, or the previous ones.
         """
         strategy, home = self.strategy, self.strategy.home
         mean, norm = gradients.mean, gradients.norm
@@ -154,7 +122,7 @@ class Step:
         if self.update_fn.optimizer.needs_norms:
             squares = on_each(
                 lambda copy, vectors: self.update_fn.squares(
-                    *_values(copy), vectors, norm
+                    *copy.update_arguments(), vectors, norm
                 ),
                 [copy.device for copy in strategy.shards],
                 strategy.shards,
@@ -225,7 +193,7 @@ class Step:
             state, variables = gradients.mean.states[index], copy.variables()[:-1]
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
-                    layout, *values = _values(copy)
+                    layout, *values = copy.update_arguments()
                     on_gpu = "GPU" in copy.device
                     update = functools.partial(self.update_fn, layout, on_gpu=on_gpu)
                     if self.compilation.xla and not self.compilation.on_cpus:
@@ -259,13 +227,6 @@ class Step:
                     variable.assign(new, read_value=False)
 
 
-def _values(copy):
-    """The layout, step, parameters and slots of a copy, as an update takes them."""
-    slots = {name: copy.read(own) for name, own in copy.slots.items()}
-    [step] = copy.read([copy.step])
-    return copy.layout.params, step, copy.read(copy.params), slots
-
-
 def zero_frozen(vectors, layout, frozen):
     """The gradients, 0 for frozen parameters also where weight decay was added."""
     if not frozen:
@@ -294,12 +255,7 @@ def accumulate(
 
     Only the activations of one micro-batch are in memory. Gradients and losses are
     means over all of them; the model state of each device goes from one to the next.
-
-    Args:
-        compute: (per device values, per tower a micro-batch) -> results.
-        fetched: per device.
-        batches: per tower its images of all micro-batches, one after the other.
-        accumulate_steps: number of micro-batches, two or more.
+    `compute` takes values per device and a micro-batch per tower.
     """
     batches = [
         {name: _in_micro_batches(x, accumulate_steps) for name, x in batch.items()}
@@ -319,28 +275,30 @@ def accumulate(
             values._replace(state=total.state, integers=total.integers)
             for values, total in zip(fetched, totals, strict=True)
         ]
-        results = compute(current, part_of(micro_batch))
-        return micro_batch + 1, [
-            TowerResult(
-                gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
-                # An unchanged entry is a read variable, which names no device.
-                state=_each(tf.identity, begun.state, b.state),
-                integers=[_next_to(begun.loss, tf.identity, x) for x in b.integers],
-                loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
-                correct=_next_to(begun.loss, tf.add, a.correct, b.correct),
-            )
-            for begun, a, b in zip(first, totals, results, strict=True)
-        ]
+        with inside_of_loop():
+            results = compute(current, part_of(micro_batch))
+            return micro_batch + 1, [
+                TowerResult(
+                    gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
+                    # An unchanged entry is a read variable, which names no device.
+                    state=_each(tf.identity, begun.state, b.state),
+                    integers=[_next_to(begun.loss, tf.identity, x) for x in b.integers],
+                    loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
+                    correct=_next_to(begun.loss, tf.add, a.correct, b.correct),
+                )
+                for begun, a, b in zip(first, totals, results, strict=True)
+            ]
+
+    def is_wanted(micro_batch, _):
+        return micro_batch < accumulate_steps
 
     def divide(total):
         return total / accumulate_steps
 
     first = compute(list(fetched), part_of(0))
-    _, totals = while_loop(
-        lambda micro_batch, _: micro_batch < accumulate_steps,
-        add,
-        (tf.constant(1), first),
-    )
+    begin = tf.constant(1), first
+    with around_loop():
+        _, totals = tf.while_loop(is_wanted, add, begin, parallel_iterations=1)
     return [
         total._replace(
             gradients=_each(divide, begun.gradients, total.gradients),

@@ -39,19 +39,12 @@ WORKER_PACK_MB = 25.0
 
 
 class Mean(NamedTuple):
-    """The mean over the towers, once for each of `Strategy.copies`.
+    """The mean over the towers, once for each of `Strategy.copies`."""
 
-    Attributes:
-        gradients, states: [copy] vectors, of the mean loss over the whole batch and of
-            the new model state.
-        losses: [tower], of all processes.
-        correct: number of correct predictions over these towers.
-    """
-
-    gradients: list[list[tf.Tensor]]
-    states: list[list[tf.Tensor]]
-    losses: tf.Tensor
-    correct: tf.Tensor
+    gradients: list[list[tf.Tensor]]  # [copy] vectors, of the mean loss over the batch
+    states: list[list[tf.Tensor]]  # [copy] vectors of the new model state
+    losses: tf.Tensor  # [tower], of all processes
+    correct: tf.Tensor  # number of correct predictions over these towers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,24 +52,16 @@ class Strategy:
     """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`.
 
     The keyword-only options are options of the run, by their names in Config.
-
-    Attributes:
-        devices: of the towers; `num_shards` neighbors hold one network together.
-        sizes: images of a (micro-)batch per tower of this process.
-        copies: all copies of the variables; a whole copy has `num_shards` entries.
-        readers: per device the index of its copy in `copies`.
-        mean_fn: per device results -> their image-weighted mean.
-        description: lines for the start banner.
-        num_shards: devices that hold one network together.
     """
 
-    devices: Sequence[str]
-    sizes: Sequence[int]
-    copies: Sequence[Copy]
-    readers: Sequence[int]
+    devices: Sequence[str]  # of the towers
+    sizes: Sequence[int]  # images of a (micro-)batch per tower of this process
+    copies: Sequence[Copy]  # of the variables; a whole one has `num_shards` entries
+    readers: Sequence[int]  # per device the index of its copy
+    # Per device results -> their mean, weighted by images.
     mean_fn: Callable[[Sequence[TowerResult]], Mean]
-    description: Sequence[str]
-    num_shards: int = 1
+    description: Sequence[str]  # lines for the start banner
+    num_shards: int = 1  # neighboring devices that hold one network together
 
     def fetch(self, weights: Weights = Weights.RAW) -> list[Values]:
         """Per device parameters and model state, next to the compute. The first copy
@@ -132,8 +117,8 @@ def auto(
         options = {"all_reduce": all_reduce, "all_reduce_dtype": all_reduce_dtype}
         create = replicated
     strategy = create(initial, update_fn, devices, micro_batch_size, **options)
-    description = [f"{create.__name__}: {', '.join(strategy.description)}"]
-    return dataclasses.replace(strategy, description=description)
+    description = f"{create.__name__}: {', '.join(strategy.description)}"
+    return dataclasses.replace(strategy, description=[description])
 
 
 def towers(
@@ -151,9 +136,8 @@ def towers(
     tf_cnn_benchmarks' `parameter_server`, tensorpack's
     SyncMultiGPUTrainerParameterServer.
 
-    Args:
-        parameter_device: cpu, gpu (the first tower's), the name of a device, or
-            auto: the CPU, or of a single tower its own device.
+    The parameter device is cpu, gpu (the first tower's), the name of a device, or auto:
+    the CPU, or of a single tower its own device.
     """
     automatic = devices[0] if len(devices) == 1 else HOST
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
@@ -193,27 +177,26 @@ def replicated(
     `get_params`, `split_and_load`, `allreduce`, `train_batch`), MirroredStrategy,
     tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
 
-    Args:
-        all_reduce: a key of `reduce.ALGORITHMS`; auto is star, but see
-            `build_trainer.automatic_all_reduce`.
-        all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
+    `all_reduce` is a key of `reduce.ALGORITHMS`; auto is star, but see
+    `build_trainer.automatic_all_reduce`. `all_reduce_dtype` is what travels, such as
+    bfloat16; empty for the gradients' type.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
     dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
     check_algorithm(algorithm, devices, dtype)
     sizes = shares(micro_batch_size, len(devices))
+    weights = tower_weights(sizes)
+
+    def mean(results):
+        """On every device."""
+        return _mean_on_each(results, devices, weights, algorithm, dtype)
+
     return Strategy(
         devices=devices,
         sizes=sizes,
         copies=_copies(initial, update_fn, devices),
         readers=range(len(devices)),
-        mean_fn=functools.partial(
-            _mean_on_each,
-            devices=devices,
-            weights=tower_weights(sizes),
-            algorithm=algorithm,
-            dtype=dtype,
-        ),
+        mean_fn=mean,
         description=[f"a copy on every device, all-reduce {algorithm}"],
     )
 
@@ -226,21 +209,14 @@ def model_parallel(
     *,
     group_size: int,
 ) -> Strategy:
-    """A worker group of devices holds one copy, split by channels; the mean goes, shard
-    by shard, to all groups, which are data-parallel to each other.
+    """A worker group of neighboring devices holds one copy, split by channels; the mean
+    goes, shard by shard, to all groups, which are data-parallel to each other.
 
     Where a layer needs all its inputs, a transfer brings the slices of the other
     devices next to the compute (see `sharding`).
 
     Elsewhere: the worker groups of Tencent's multi-GPU framework (Mariana, Zou et al.
     2014), the two columns of AlexNet (Krizhevsky et al. 2012).
-
-    Args:
-        devices: neighbors make a group; a multiple of group_size.
-        group_size: devices that hold one network.
-
-    Raises:
-        ConfigError: the devices do not divide, or the update needs whole parameters.
     """
     if len(devices) % group_size:
         raise ConfigError(
@@ -253,17 +229,7 @@ def model_parallel(
             "parameters, which no device holds"
         )
     sizes = shares(micro_batch_size, len(devices) // group_size)
-    copies = [
-        Copy(
-            initial.map(
-                lambda x, k=index % group_size: channel_slice(x, k, group_size)
-            ),
-            update_fn,
-            device,
-            keeps_averages=index < group_size,
-        )
-        for index, device in enumerate(devices)
-    ]
+    copies = _copies(initial, update_fn, devices, group_size)
 
     def mean(results):
         """Over the groups, shard by shard."""
@@ -278,11 +244,7 @@ def model_parallel(
         )
 
     groups = [devices[i : i + group_size] for i in range(0, len(devices), group_size)]
-    num_bytes = [
-        sum(place.size for place in copy.layout.params.places.values())
-        * copy.params[0].dtype.size
-        for copy in copies[:group_size]
-    ]
+    num_bytes = [copy.num_bytes()["parameters"] for copy in copies[:group_size]]
     return Strategy(
         devices=devices,
         sizes=sizes,
@@ -315,13 +277,9 @@ def multi_worker(
 
     Elsewhere: MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
-    Args:
-        micro_batch_size: images over the towers of all workers.
-        all_reduce: one of COMMUNICATIONS.
-        all_reduce_pack_mb: megabytes of a buffer; 0 for a single one, -1 for
-            WORKER_PACK_MB.
-        all_reduce_dtype: what travels and is added up, such as bfloat16; empty for the
-            gradients' type.
+    `micro_batch_size` counts the images of all workers, `all_reduce` is one of
+    COMMUNICATIONS, `all_reduce_pack_mb` are megabytes of a buffer (0 for a single one,
+    -1 for WORKER_PACK_MB), and `all_reduce_dtype` is what travels and is added up.
     """
     if all_reduce not in COMMUNICATIONS:
         raise ConfigError(
@@ -341,21 +299,21 @@ def multi_worker(
     sizes = all_sizes[first : first + count]
     copies = _copies(initial, update_fn, devices)
     pack_mb = WORKER_PACK_MB if all_reduce_pack_mb < 0 else all_reduce_pack_mb
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=int(pack_mb * 2**20)
+    )
+    dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
+
+    def mean(results):
+        """On every device of all workers."""
+        return _mean_over_workers(results, copies, all_sizes, workers, options, dtype)
+
     return Strategy(
         devices=devices,
         sizes=sizes,
         copies=copies,
         readers=range(count),
-        mean_fn=functools.partial(
-            _mean_over_workers,
-            copies=copies,
-            all_sizes=all_sizes,
-            workers=workers,
-            options=tf.distribute.experimental.CommunicationOptions(
-                bytes_per_pack=int(pack_mb * 2**20)
-            ),
-            dtype=tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
-        ),
+        mean_fn=mean,
         description=[
             f"{size} worker(s) with {count} tower(s) each; a copy on every device, "
             f"all-reduce {all_reduce}"
@@ -363,23 +321,23 @@ def multi_worker(
     )
 
 
-def _copies(initial, update_fn, devices):
-    """A copy on every device; no step reads the averages, so the first one's do."""
-    return [
-        Copy(initial, update_fn, device, index == 0)
-        for index, device in enumerate(devices)
-    ]
+def _copies(initial, update_fn, devices, group_size=1):
+    """A copy on every group of devices; no step reads the averages, so the first one's
+    do."""
+    copies = []
+    for index, device in enumerate(devices):
+        cut = functools.partial(
+            channel_slice, shard=index % group_size, num_shards=group_size
+        )
+        keeps_averages = index < group_size
+        copies.append(Copy(initial.map(cut), update_fn, device, keeps_averages))
+    return copies
 
 
 def _mean_on_each(results, devices, weights, algorithm="star", dtype=None):
     """The mean over the towers of this process, on each of their devices."""
-    gradients = all_reduce(
-        [result.gradients for result in results],
-        devices,
-        weights=weights,
-        algorithm=algorithm,
-        dtype=dtype,
-    )
+    vectors = [result.gradients for result in results]
+    gradients = all_reduce(vectors, devices, weights, algorithm, dtype)
     return _mean(results, gradients, weights, devices)
 
 

@@ -4,7 +4,9 @@ It creates no variable and knows no other tower. Call `tower_gradients` inside t
 `tf.device` of the tower: the gradient operations then land there too.
 """
 
+import collections
 import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,30 +14,24 @@ import keras
 import tensorflow as tf
 
 from towers.models.layers.normalization import ramping, taking_moments
-from towers.optim.losses import LossFn
+from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
+from towers.parallel import compilation
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
-from towers.parallel.copies import NetworkLayout, Values
+from towers.parallel.copies import NetworkLayout, Values, copies_on
 from towers.parallel.reduce import in_dtype, squared_norm
 
 
 class TowerResult(NamedTuple):
     """The result of a tower on its share of a batch, or the part of one of its devices.
-
-    Attributes:
-        gradients: of the loss, vectors.
-        state: vectors of the new model state.
-        integers: its entries that are not floats.
-        loss: mean loss over the share, a scalar. Weight decay does not depend
-            on the images: it is added once, to the mean over the towers.
-        correct: number of images that are predicted correctly, float scalar.
+    Weight decay does not depend on the images: it is added to the mean over the towers.
     """
 
-    gradients: list[tf.Tensor]
-    state: list[tf.Tensor]
-    integers: list[tf.Tensor]
-    loss: tf.Tensor
-    correct: tf.Tensor
+    gradients: list[tf.Tensor]  # of the loss, vectors
+    state: list[tf.Tensor]  # vectors of the new model state
+    integers: list[tf.Tensor]  # its entries that are not floats
+    loss: tf.Tensor  # mean over the share, a scalar
+    correct: tf.Tensor  # number of images that are predicted correctly, float scalar
 
     def is_finite(self) -> tf.Tensor:
         """A bool scalar: the loss and all gradients are finite."""
@@ -43,44 +39,9 @@ class TowerResult(NamedTuple):
         return tf.math.is_finite(self.loss) & tf.math.is_finite(norm)
 
 
-def tower_loss(
-    model: keras.Model,
-    loss_fn: LossFn,
-    params: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
-    batch: Mapping[str, tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """The loss of one tower's share.
-
-    Args:
-        model: gives the structure only; its own variables are not read.
-        loss_fn: the loss of each image.
-        params, state: values in the model's order of trainable and non-trainable
-            variables.
-        batch: the model's inputs by name, and "labels".
-
-    Returns:
-        (loss, correct, new state).
-    """
-    logits, new_state = model.stateless_call(
-        params, state, model_inputs(model, batch), training=True
-    )
-    loss = mean_loss(loss_fn, logits, batch)
-    correct = count_correct(loss_fn, logits, batch["labels"])
-    return loss, correct, [tf.convert_to_tensor(s) for s in new_state]
-
-
-def mean_loss(
-    loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
-) -> tf.Tensor:
-    """The mean loss of a share; a teacher's logits in the batch are an argument of the
-    loss. "sample_weights" multiply the losses, not the number of images that their sum
-    is divided by, as in Keras' reduction "sum_over_batch_size"."""
-    taught = [batch["teacher_logits"]] if "teacher_logits" in batch else []
-    losses = loss_fn(logits, batch["labels"], *taught)
-    if "sample_weights" in batch:
-        losses *= tf.cast(batch["sample_weights"], losses.dtype)
-    return tf.reduce_mean(losses)
+def loss_targets(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    """The arguments of the loss after the logits: labels, and a teacher's logits."""
+    return [batch[name] for name in ("labels", "teacher_logits") if name in batch]
 
 
 def tower_gradients(
@@ -95,13 +56,12 @@ def tower_gradients(
     """The loss of one tower's share and its gradients.
 
     Args:
-        phase: of the run: the network, and the parameters whose gradient is zero.
-        values: the vectors.
-        batch: the model's inputs by name, and "labels".
+        phase: of the run: the network, whose own variables are not read, and the
+            parameters whose gradient is zero.
+        batch: the model's inputs by name, "labels", and "sample_weights" and
+            "teacher_logits" if there are any.
         loss_scale: the loss is multiplied by it before it is differentiated, and the
             gradients are divided by it.
-        loss_fn: the loss of each image.
-        layout: of the vectors.
 
     Raises:
         ValueError: the loss does not depend on a parameter that is not frozen.
@@ -113,11 +73,15 @@ def tower_gradients(
             tf.stop_gradient(view) if name in phase.frozen else view
             for name, view in zip(layout.params.places, views, strict=True)
         ]
-        limit = values.ramp()
+        limit, state = values.ramp(), layout.state_views(values)
         with ramping(limit), taking_moments() as moments:
-            loss, correct, new_state = tower_loss(
-                phase.model, loss_fn, params, layout.state_views(values), batch
+            logits, new_state = phase.model.stateless_call(
+                params, state, model_inputs(phase.model, batch), training=True
             )
+        losses = loss_fn(logits, *loss_targets(batch))
+        loss = mean_loss(losses, logits, batch.get("sample_weights"))
+        correct = count_correct(loss_fn, logits, batch["labels"])
+        new_state = [tf.convert_to_tensor(x) for x in new_state]
         scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
     # Gradients of the views are parts of the vectors' gradients, and cost nothing.
     gradients, view_gradients = tape.gradient(scaled, (values.params, views))
@@ -157,8 +121,7 @@ def tower_logits(
     values: Values,
     batch: Mapping[str, tf.Tensor],
 ) -> tf.Tensor:
-    """The logits of one tower's share in inference; arguments as in
-    `tower_gradients`."""
+    """The logits of one tower's share in inference."""
     params, state = layout.params.views(values.params), layout.state_views(values)
     return model.stateless_call(
         params, state, model_inputs(model, batch), training=False
@@ -168,11 +131,8 @@ def tower_logits(
 def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Counts of an evaluation on one tower's share; images of weight 0 do not count.
-
-    Returns:
-        float64 scalars "correct", "images" and "loss", the sum over the images.
-    """
+    """The float64 scalars "correct", "images" and "loss", the sum over the images of
+    one tower's share; images of weight 0 do not count."""
     weights = tf.cast(batch["weights"], tf.float64)
 
     def count(values):
@@ -224,21 +184,11 @@ def _is_correct(loss_fn, logits, labels):
 class WholeNetwork:
     """A whole network on every tower's device; needs of it `stateless_call` alone.
 
-    `sharding.network.ShardedNetwork` has the same functions and attribute.
-
-    Args:
-        phases: all phases of the run.
-        loss_fn: the loss of each image.
-        layout: of the vectors.
-        devices: one per tower.
-        compilation: of the step.
-        teach: (batch, tower) -> the batch of the tower that it is trained on.
-
-    Attributes:
-        transferred_bytes: of activations and their gradients, that cross devices.
+    `sharding.network.ShardedNetwork` has the same functions and attribute. `teach` is
+    (batch, tower) -> the batch that the tower is trained on, see `Teacher`.
     """
 
-    transferred_bytes = 0
+    transferred_bytes = 0  # of activations and their gradients, that cross devices
 
     def __init__(
         self,
@@ -277,18 +227,8 @@ class WholeNetwork:
         loss_scale: tf.Tensor | None = None,
         first_tower: int = 0,
     ) -> list[TowerResult]:
-        """Returns, per device, the result of its tower's share of a batch.
-
-        Args:
-            phase: index of the phase of the run.
-            fetched: per device parameters and model state, there.
-            batches: per tower its share.
-            loss_scale: factor on the loss while it is differentiated.
-            first_tower: number of the first entry's tower, where only some compute.
-
-        Raises:
-            ValueError: a loss does not depend on a parameter.
-        """
+        """Per device the result of its tower's share of a batch in a phase of the run,
+        with values there; `first_tower` is the number of the first entry's tower."""
         phase, results = self._phases[phase], []
         for tower, (values, batch) in enumerate(
             zip(fetched, batches, strict=True), start=first_tower
@@ -305,10 +245,8 @@ class WholeNetwork:
     def logits(
         self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Returns, per tower, the logits of its share in inference, in the last phase.
-
-        A small batch may be cut into fewer shares than there are towers.
-        """
+        """Per tower the logits of its share in inference, in the last phase; a small
+        batch may be cut into fewer shares than there are towers."""
         names = {x.name for x in self._phases[-1].model.inputs}
         logits = []
         for tower, batch in enumerate(batches):
@@ -319,3 +257,36 @@ class WholeNetwork:
                     self._tower_logits(None, fetched[tower], inputs, name=name)
                 )
         return logits
+
+
+class Teacher:
+    """Adds the logits of a trained network in inference, which takes images alone and
+    has a copy on every tower's device, to the batches of the towers (distillation)."""
+
+    def __init__(self, model: keras.Model, devices: Sequence[str]):
+        layout, self._copies = copies_on(model, devices)
+        self._devices, self.checksum = devices, 0  # a CRC-32 of the values
+        for variable in model.weights:
+            self.checksum = zlib.crc32(variable.numpy().tobytes(), self.checksum)
+        on_cpus = compilation.choose(devices, [model]).optimizes_towers
+
+        def logits(_, values, batch):
+            return tower_logits(model, layout, values, batch)
+
+        self._logits = TracedOnce(logits, optimized_for_cpu if on_cpus else None)
+
+    def __call__(
+        self, batch: Mapping[str, tf.Tensor], tower: int
+    ) -> dict[str, tf.Tensor]:
+        """The batch of a tower with "teacher_logits", on the device in scope."""
+        values, images = self._copies[tower].read(), {"images": batch["images"]}
+        logits = self._logits(None, values, images, name=f"teacher_{tower}")
+        return {**batch, "teacher_logits": logits}
+
+    def variable_bytes(self) -> collections.Counter[str]:
+        """Device -> bytes of the copies there."""
+        sizes = collections.Counter()
+        for device, copy in zip(self._devices, self._copies, strict=True):
+            for variable in sum(copy, []):
+                sizes[device] += variable.shape.num_elements() * variable.dtype.size
+        return sizes

@@ -1,80 +1,65 @@
-"""The contract of a trainer, and what synchronous and asynchronous ones share.
-
-A trainer takes steps with a strategy and evaluates. It owns the canonical state and the
-metrics; a strategy owns the variables.
+"""The contract of a trainer, which takes steps with a strategy and evaluates, and the
+synchronous one. A trainer owns the metrics; its strategy owns the variables.
 """
 
 import abc
 import collections
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.cluster.workers import ALONE, Workers
+from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
-from towers.optim.phases import Phase, phase_at, steps_within
+from towers.optim.losses import LossFn
+from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
+from towers.parallel import compilation
 from towers.parallel.compilation import Compilation
 from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
-from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
-from towers.parallel.loop import Loop, colocated_identity
+from towers.parallel.loop import Feed, Loop, colocated_identity
+from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
-from towers.parallel.teacher import Teacher
-from towers.parallel.tower import WholeNetwork
+from towers.parallel.tower import Teacher, WholeNetwork
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Trainer(abc.ABC):
-    """Trains a network on several devices; `assemble_trainer` makes one.
+    """Trains a network on several devices; `assemble_trainer` makes one of its parts.
 
     A subclass has `train`, `gradients`, `trace`, `request_stop`, `progress` and
     `_restart`, after which the next `train` begins at the current step.
-
-    Args:
-        strategy, model, update_fn, accumulate_steps, feed, workers: as of
-            `assemble_trainer`.
-        network: computes the gradients of the towers.
-        evaluator: computes logits on all devices.
-        guard: decides what happens to a step that is not finite.
-        phases: of the run, in order; `model` is the network of the last one.
-        sizes: images of a micro-batch per tower, over all workers.
-        compilation: of the towers.
-        teacher: on the devices, or None.
-        rate_factor: a float64 scalar on all learning rates, or None.
-        remarks: lines for the start banner.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        model: keras.Model,
-        network: WholeNetwork | ShardedNetwork,
-        update_fn: Update,
-        evaluator: Evaluator,
-        guard: FiniteGuard,
-        *,
-        phases: Sequence[Phase],
-        sizes: Sequence[int],
-        compilation: Compilation,
-        accumulate_steps: int = 1,
-        teacher: Teacher | None = None,
-        rate_factor: tf.Variable | None = None,
-        feed: Feed | None = None,
-        workers: Workers = ALONE,
-        remarks: Sequence[str] = (),
-    ):
-        self.strategy, self.model, self.network = strategy, model, network
-        self.evaluator, self.guard, self.phases = evaluator, guard, phases
-        self.devices, self.sizes = list(strategy.devices), sizes
-        self.compilation, self.accumulate_steps = compilation, accumulate_steps
-        self.teacher, self.rate_factor, self.workers = teacher, rate_factor, workers
-        self._feed, self._update_fn, self._remarks = feed, update_fn, remarks
+    strategy: Strategy
+    model: keras.Model
+    network: WholeNetwork | ShardedNetwork
+    update_fn: Update
+    evaluator: Evaluator
+    guard: FiniteGuard
+    phases: Sequence[Phase]
+    sizes: Sequence[int]  # images of a micro-batch per tower, over all workers
+    compilation: Compilation
+    accumulate_steps: int
+    teacher: Teacher | None
+    rate_factor: tf.Variable | None  # float64, on all learning rates
+    feed: Feed | None
+    workers: Workers
+    remarks: Sequence[str]  # lines for the start banner
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the towers."""
+        return list(self.strategy.devices)
 
     @property
     def step(self) -> int:
@@ -83,11 +68,9 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def train(self, num_steps: int) -> dict:
-        """Takes up to `num_steps` steps; fewer where `request_stop` was called or a
-        phase of the run ends.
-
-        A step is one update with the gradient of the mean loss over the whole batch;
-        of asynchronous towers, one update by each.
+        """Takes up to `num_steps` steps, updates with the gradient of the mean loss
+        over the whole batch (of asynchronous towers, one by each); fewer where
+        `request_stop` was called or a phase of the run ends.
 
         Returns:
             The metrics of the last step taken; empty if none was. "step" is the number
@@ -97,11 +80,10 @@ class Trainer(abc.ABC):
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
             before clipping; "loss_scale" where the loss is scaled; "skipped_steps" so
             far, where any may be (of asynchronous towers, updates); "staleness" of
-            asynchronous updates. Of all steps of this call are "input_wait_secs", how
-            long they waited for their batches, in seconds (of asynchronous towers the
-            mean over the towers), and "sums": of the losses, of the correct
-            predictions, and the number of these steps; steps whose loss is not finite
-            do not count.
+            asynchronous updates. Of all steps of this call are "input_wait_secs", the
+            seconds that they waited for batches (of asynchronous towers the mean over
+            the towers), and "sums": of the losses, of the correct predictions, and the
+            number of these steps; steps whose loss is not finite do not count.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite, and the step is
@@ -148,7 +130,7 @@ class Trainer(abc.ABC):
     def learning_rate(self, step: int) -> float:
         """The rate of the step after `step` others, by the factor of now."""
         with tf.device(HOST):
-            rate = self._update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
+            rate = self.update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
         return rate if self.rate_factor is None else rate * self.rate_factor.numpy()
 
     def scale_rate(self, factor: float) -> None:
@@ -162,7 +144,7 @@ class Trainer(abc.ABC):
 
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
-        lines = [*self.strategy.description, *self._remarks]
+        lines = [*self.strategy.description, *self.remarks]
         if self.strategy.num_shards > 1:
             self.trace()  # only then is it known
             lines.append(
@@ -188,20 +170,15 @@ class Trainer(abc.ABC):
 
 
 class SynchronousTrainer(Trainer):
-    """Towers that meet in every step. For the arguments see `Trainer`.
+    """Towers that meet in every step: `loop` takes many of `train_step`."""
 
-    Attributes:
-        train_step: the step.
-        loop: takes many of them.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, **parts):
+        super().__init__(**parts)
         self.train_step = Step(
             strategy=self.strategy,
             sizes=self.sizes,
             network=self.network,
-            update_fn=self._update_fn,
+            update_fn=self.update_fn,
             trainable_variables=self.model.trainable_variables,
             phases=self.phases,
             guard=self.guard,
@@ -209,7 +186,7 @@ class SynchronousTrainer(Trainer):
             accumulate_steps=self.accumulate_steps,
             read_rate_factor=self.read_rate_factor,
         )
-        self.loop = self.create_loop(self._feed)
+        self.loop = self.create_loop(self.feed)
         self._inspect = tf.function(self._inspect_step, autograph=False)
 
     def create_loop(
@@ -286,8 +263,8 @@ class SynchronousTrainer(Trainer):
 
     def _restart(self):
         self.guard.restart()
-        if self._feed:
-            self._feed.restart()
+        if self.feed:
+            self.feed.restart()
         self.loop.reset(self.step)
 
     def _inspect_step(self, phase, batches):
@@ -303,4 +280,114 @@ class SynchronousTrainer(Trainer):
 
     def _inspect_next_step(self):
         step = self.step
-        return self._inspect(phase_at(self.phases, step), self._feed.batches_of(step))
+        return self._inspect(phase_at(self.phases, step), self.feed.batches_of(step))
+
+
+def assemble_trainer(
+    strategy: Strategy,
+    model: keras.Model,
+    loss_fn: LossFn,
+    update_fn: Update,
+    micro_batch_size: int,
+    *,
+    feed: Feed | None = None,
+    workers: Workers = ALONE,
+    accumulate_steps: int = 1,
+    phases: Sequence[Phase] = (),
+    tta: Sequence[Transform] = (),
+    eval_loss_fn: LossFn | None = None,
+    keeps_logits: bool = False,
+    compile_towers: bool = False,
+    not_compiled: str = "",
+    sync_batch_norm: bool = False,
+    scale_loss: bool = False,
+    skip_not_finite: bool = False,
+    scale_rate: bool = False,
+    teacher: keras.Model | None = None,
+    trainer_class: type[Trainer] = SynchronousTrainer,
+    **options: Any,
+) -> Trainer:
+    """A trainer with its parts: the network of the towers, what guards its steps, its
+    teacher, its evaluator.
+
+    Args:
+        strategy: made for the model.
+        model: a single-device Functional model; its variables are the initial values.
+        loss_fn: (logits, labels) -> the loss of each image; with a teacher its logits
+            are the third argument.
+        micro_batch_size: images over all towers that are computed at once; a step has
+            several such batches with `accumulate_steps`.
+        feed: the batches; None where no step is taken.
+        phases: of the run, in order; `model` is the network of the last one. Empty
+            where all steps are alike and nothing is frozen.
+        eval_loss_fn: the loss of evaluations; None for `loss_fn`.
+        keeps_logits: of evaluations, see `Evaluator`.
+        compile_towers: whether XLA compiles each tower; `not_compiled` says why it does
+            not, for the start banner.
+        scale_loss, skip_not_finite: see `finite`.
+        scale_rate: whether `Trainer.scale_rate` may be called.
+        teacher: a trained network for the images of `model`, see `Teacher`.
+        trainer_class, options: what trains, and its further arguments.
+    """
+    size, devices = strategy.num_shards, list(strategy.devices)
+    phases = phases_of(phases, model)
+    grid = [devices[i : i + size] for i in range(0, len(devices), size)]
+    lead_devices = [group[0] for group in grid]
+    inspects = size > 1 or sync_batch_norm
+    models = [phase.model for phase in phases]
+    compiled = compilation.choose(
+        devices, models, inspects=inspects, xla=compile_towers
+    )
+    remarks = ["XLA compiles each tower"] if compile_towers else []
+    if not_compiled and not compile_towers:
+        remarks = [f"XLA does not compile the towers: {not_compiled}"]
+    layouts = [shard.layout for shard in strategy.shards]
+    on_devices = teacher and Teacher(teacher, lead_devices)
+    teach = on_devices or (lambda batch, tower: batch)
+    network = whole_network = WholeNetwork(
+        phases, loss_fn, layouts[0], lead_devices, compiled, teach
+    )
+    if inspects:
+        network = ShardedNetwork(
+            phases,
+            loss_fn,
+            layouts,
+            grid,
+            sync_batch_norm,
+            workers,
+            micro_batch_size,
+            teach,
+        )
+    evaluator = Evaluator(
+        strategy.fetch,
+        # In inference synchronized batch normalization is like any other.
+        network if size > 1 else whole_network,
+        eval_loss_fn or loss_fn,
+        lead_devices,
+        tta,
+        workers,
+        num_shards=size,
+        keeps_logits=keeps_logits,
+    )
+    rate_factor = None
+    if scale_rate:
+        with tf.device(strategy.home):
+            rate_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+    return trainer_class(
+        strategy=strategy,
+        model=model,
+        network=network,
+        update_fn=update_fn,
+        evaluator=evaluator,
+        guard=FiniteGuard(strategy.home, scale_loss=scale_loss, skips=skip_not_finite),
+        phases=phases,
+        sizes=shares(micro_batch_size, len(grid) * workers.size),
+        compilation=compiled,
+        accumulate_steps=accumulate_steps,
+        teacher=on_devices,
+        rate_factor=rate_factor,
+        feed=feed,
+        workers=workers,
+        remarks=remarks,
+        **options,
+    )

@@ -24,8 +24,7 @@ from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import RECORDED, accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
-from towers.parallel.feed import Feed
-from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
+from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES, Feed
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot

@@ -33,13 +33,6 @@ def create_model(
 
     All kernels are marked for decay. Images come standardized by `pixel_moments`; what
     else the network does to pixels is part of it.
-
-    Args:
-        name: such as ResNet50.
-
-    Raises:
-        ConfigError: there is no such network, or it does not take the images, or it has
-            a layer that breaks a rule.
     """
     function = find_function(name)
     check_channels(name, image_shape)
@@ -91,11 +84,7 @@ class ReverseChannels(keras.layers.Layer):
 
 
 def find_function(name: str) -> Callable[..., keras.Model]:
-    """The function of `keras.applications` that builds a network.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The function of `keras.applications` that builds a network; or a ConfigError."""
     functions = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name not in functions:
         raise ConfigError(
@@ -119,20 +108,13 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
     They are (0, 0, 0) and (1, 1, 1) where the network takes pixels, which its own
     layers rescale.
-
-    Raises:
-        ConfigError: there is no such network.
     """
     return _moments(find_function(name))[:2]
 
 
 def create_pretrained(name: str) -> keras.Model:
     """The network that Keras has trained on ImageNet, with the head of 1000 classes.
-    Keras fetches its weights once, into its own folder, and checks them.
-
-    Raises:
-        OSError: they are not there and cannot be fetched.
-    """
+    Keras fetches its weights once, into its own folder, and checks them."""
     function = find_function(name)
     try:
         with warnings.catch_warnings():
@@ -152,11 +134,7 @@ def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
     """Corrects the input variances in Keras' weights of EfficientNetB0 to B7. In the
     file they are standard deviations, and Keras divides by their roots once more, in a
     layer that it adds with weights="imagenet" alone (issue 49930 of TensorFlow).
-
-    Args:
-        name: such as EfficientNetB0.
-        state: name -> array, just loaded; is changed.
-    """
+    `state`, name -> array, is changed."""
     for key, values in state.items():
         if name.startswith("EfficientNetB") and key.endswith("normalization/variance"):
             if np.allclose(values, IMAGENET_STD, atol=1e-3):

@@ -26,16 +26,9 @@ _without_weights: set[str] = set()
 
 
 def give(model: keras.Model) -> tuple[str, str]:
-    """Makes a Keras model, Functional or Sequential, a network of `--model`.
-
-    The network has the weights of the model, which itself does not change.
-
-    Returns:
-        The value of the option, and the architecture in JSON, for `give_stored`.
-
-    Raises:
-        ConfigError: it is no such model, or a layer cannot be copied.
-    """
+    """Makes a Keras model, Functional or Sequential, a network of `--model`, which has
+    its weights; the model itself does not change. Returns the value of the option, and
+    the architecture in JSON, for `give_stored`."""
     if not isinstance(model, keras.Model) or not is_network(model):
         raise ConfigError(
             f"model is {type(model).__name__}; give a Functional model, "

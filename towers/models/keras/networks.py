@@ -43,20 +43,10 @@ def rebuild(
     num_classes: int,
     first_layer: keras.Layer | None = None,
 ) -> keras.Model:
-    """The same network, from an input called `images` to logits.
-
-    Args:
-        source: option and value, for messages.
-        network: Functional or Sequential; it cannot be used any more.
-        first_layer: is put before it.
-
-    Returns:
-        A Functional model from images [n, *image_shape], and one noise tensor for each
-        random layer, to logits [n, num_classes].
-
-    Raises:
-        ConfigError: it cannot be trained; each reason is a line.
-    """
+    """The same network, which is consumed, as a Functional model from images
+    [n, *image_shape], and one noise tensor for each random layer, to logits
+    [n, num_classes]. `first_layer` is put before it. A ConfigError, which begins with
+    the source, has a line for each reason why it cannot be trained."""
     if not is_network(network):
         raise ConfigError(
             f"{source}: gave {type(network).__name__}; return a Functional model, "
@@ -85,15 +75,11 @@ def is_network(operation: object) -> bool:
 
 
 class _Rebuilding:
-    """One pass through a network.
-
-    Attributes:
-        noises: the inputs besides the images.
-        complaints: why the network cannot be trained.
-    """
+    """One pass through a network."""
 
     def __init__(self):
-        self.noises, self.complaints = [], []
+        self.noises = []  # the inputs besides the images
+        self.complaints = []  # why the network cannot be trained
         self._names = {IMAGES}
         self._called = {}  # id -> (operation, its former name)
         self._replaced = set()  # names

@@ -18,16 +18,8 @@ _local = threading.local()  # `draw`: (layer, its inputs) -> noise
 class WithNoise(layers.Layer):
     """A layer with random layers in it, whose noise is an input.
 
-    It is called with the tensors that the layer was called with, and one of noise for
-    each time that a random layer in it is called.
-
-    Args:
-        layer: the layer.
-        args, kwargs: with which it is called, with symbolic tensors in them.
-
-    Attributes:
-        noise_shapes: filled by a call without noise; None where a random layer does not
-            see one image beside the other.
+    It is called with the symbolic tensors in the `args` and `kwargs` that the layer was
+    called with, and one of noise for each time that a random layer in it is called.
     """
 
     def __init__(self, layer: layers.Layer, args: tuple, kwargs: dict, **settings):
@@ -36,6 +28,8 @@ class WithNoise(layers.Layer):
         flat = tree.flatten((args, kwargs))
         self.tensors = tuple(x for x in flat if isinstance(x, keras.KerasTensor))
         self._arguments = lambda fill: tree.map_structure(fill, (args, kwargs))
+        # Filled by a call without noise; None where a random layer does not see one
+        # image beside the other.
         self.noise_shapes = []
 
     def call(self, tensors, training=False):

@@ -4,8 +4,7 @@ import keras
 from keras import layers
 
 from towers.errors import ConfigError
-from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import Dropout
+from towers.models.layers.core import Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
 
 # Below it, a product with `width` is exact to one channel.
@@ -13,11 +12,8 @@ MOST_CHANNELS = 2**53
 
 
 def scaled(count: int, width: float, multiple_of: int = 1) -> int:
-    """A number of channels times `width`: a multiple, and not zero.
-
-    Raises:
-        ConfigError: there are more than a dimension can have.
-    """
+    """A number of channels times `width`: a multiple, and not zero. ConfigError where
+    there are more than a dimension can have."""
     if count * width >= MOST_CHANNELS:
         raise ConfigError(
             f"width={width:g}: a layer would have {count * width:.3g} channels, and "
@@ -87,14 +83,9 @@ def dropout(
     inputs: list[keras.KerasTensor],
     per_image: bool = False,
 ) -> keras.KerasTensor:
-    """Dropout, whose noise becomes one more input of the network; x where the rate is
-    0.
-
-    Args:
-        inputs: inputs of the network; the noise is appended.
-        per_image: all elements of an image are dropped together. Of the branch of a
-            residual block that is stochastic depth.
-    """
+    """Dropout, whose noise becomes one more of the inputs of the network; x where the
+    rate is 0. `per_image` drops all elements of an image together: of the branch of a
+    residual block that is stochastic depth."""
     if not rate:
         return x
     shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]

@@ -1,25 +1,37 @@
-"""Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types."""
+"""Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types, and
+the choice of layers for a kind of device."""
 
 import keras
 import tensorflow as tf
 
-from towers.models.layers.cpu_kernels import (
-    FUSED_ACTIVATIONS,
-    add_bias,
-    gelu,
+from towers.keras_internals import layers_of
+from towers.models.layers.attention import Attention
+from towers.models.layers.cpu_convolutions import (
+    MANY_IMAGES,
+    conv2d_cpu,
+    depthwise_conv2d_cpu,
     strided_pixels,
+    winograd_conv2d,
 )
-from towers.models.layers.depthwise import depthwise_conv2d_cpu
-from towers.models.layers.transformer_kernels import dense
+from towers.models.layers.cpu_kernels import FUSED_ACTIVATIONS, add_bias, dense, gelu
+from towers.models.layers.normalization import (
+    BatchNormalization,
+    FusedLayerNormalization,
+)
+
+# With fewer channels, or filters for a kernel's size, the transforms of images cost
+# about what the products save; larger images have not been measured. With fewer images,
+# or pixels in total, the transforms of the kernel do.
+LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
+LEAST_IMAGES, LEAST_PIXELS = 16, 512
+
+# In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
+MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 
 
 class Gelu(keras.layers.Layer):
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016).
-
-    Args:
-        device_kind: CPU or GPU, for which it is computed; `set_device_kind` sets it for
-            a whole network.
-    """
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), for a
+    kind of device, CPU or GPU, which `set_device_kind` sets for a whole network."""
 
     def __init__(self, device_kind: str = "CPU", **kwargs):
         super().__init__(**kwargs)
@@ -109,12 +121,9 @@ class GroupedConv2D(Conv2D):
     are convolutions side by side. The kernel is [height, width, channels / groups,
     filters], as in `keras.layers.Conv2D`, so that filters are its last axis in
     every case.
-
-    Attributes:
-        device_kind: CPU or GPU, for which a depthwise convolution is computed.
     """
 
-    device_kind = "CPU"
+    device_kind = "CPU"  # or GPU, for which a depthwise convolution is computed
 
     def convolution_op(self, inputs, kernel):
         padding, dilation = self.padding.upper(), self.dilation_rate
@@ -150,6 +159,83 @@ class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
         return depthwise_conv2d_cpu(inputs, kernel, self.strides, padding)
 
 
+class SameConv2D(Conv2D):
+    """`keras.layers.Conv2D` with stride 1 and padding "same".
+
+    With at least LEAST_CHANNELS channels, LEAST_IMAGES images and so on they are
+    convolved by `winograd_conv2d` on a CPU, in float32 or float64; in 16 bits that
+    would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient of a kernel
+    of many channels is computed as matrix products. A trace has no device, so the kind
+    of device is an argument; on the other kind the layer computes the same, only
+    slower.
+
+    The kernel size is 3 or 5. `before_pool` says that a pool of 2x2 follows, which
+    drops the last row or column where their number is odd; they are not computed, so
+    that images [n, 7, 5, c] become [n, 6, 4, filters], with kernels of 3x3 only.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int] = 3,
+        before_pool: bool = False,
+        device_kind: str = "CPU",
+        **kwargs,
+    ):
+        super().__init__(filters, kernel_size, padding="same", **kwargs)
+        self.before_pool, self.device_kind = before_pool, device_kind
+
+    def convolution_op(self, inputs, kernel):
+        kernel = tf.convert_to_tensor(kernel)
+        count, height, width, channels = inputs.shape
+        count = MANY_IMAGES if count is None else count
+        kept = self.compute_output_shape(inputs.shape)[1:3]
+        is_for_cpu = self.device_kind == "CPU"
+        if (
+            is_for_cpu
+            and channels >= LEAST_CHANNELS
+            and self.filters >= LEAST_FILTERS[self.kernel_size[0]]
+            and height * width <= MOST_PIXELS
+            and count >= LEAST_IMAGES
+            and count * height * width >= LEAST_PIXELS
+            and inputs.dtype in (tf.float32, tf.float64)
+        ):
+            return winograd_conv2d(inputs, kernel, *kept)
+        by_products = (
+            is_for_cpu
+            and min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
+            and height * width <= MOST_PIXELS_OF_PRODUCTS
+            and inputs.dtype == tf.bfloat16
+        )
+        if by_products or kept != (height, width):
+            return conv2d_cpu(inputs, kernel, *kept, by_products)
+        return super().convolution_op(inputs, kernel)
+
+    def compute_output_shape(self, input_shape):
+        count, *sizes, _ = input_shape
+        if self.before_pool:
+            sizes = [size - size % 2 for size in sizes]
+        return count, *sizes, self.filters
+
+    def get_config(self):
+        config = super().get_config()
+        del config["padding"]
+        added = {"before_pool": self.before_pool, "device_kind": self.device_kind}
+        return config | added
+
+
+class PointwiseConv2D(Conv2D):
+    """`keras.layers.Conv2D` of 1x1 with strides: takes the pixels, then has stride 1.
+
+    With strides and few channels oneDNN's gradient of the kernel overwrites memory
+    (docs/networks.md).
+    """
+
+    def convolution_op(self, inputs, kernel):
+        pixels = strided_pixels(inputs, self.strides)
+        return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
+
+
 class FusedActivation(keras.layers.Activation):
     """`keras.layers.Activation` of a function in FUSED_ACTIVATIONS."""
 
@@ -165,8 +251,7 @@ class PadChannels(keras.layers.Layer):
 
     def __init__(self, before: int, after: int, **kwargs):
         super().__init__(**kwargs)
-        self.before = before
-        self.after = after
+        self.before, self.after = before, after
 
     def call(self, inputs):
         return pad_channels(inputs, self.before, self.after)
@@ -178,3 +263,42 @@ class PadChannels(keras.layers.Layer):
 def pad_channels(x: tf.Tensor, before: int, after: int) -> tf.Tensor:
     """Floats [..., c] with zeros before and after the last axis."""
     return tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[before, after]])
+
+
+# Layers of Keras -> those with the right gradient of a bias in bfloat16 on a CPU.
+EXACT_BIASES = {keras.layers.Conv2D: Conv2D, keras.layers.Dense: Dense}
+
+
+def set_device_kind(model: keras.Model, device_kind: str) -> None:
+    """Has a network compute in the way that suits a kind of device, CPU or GPU."""
+    with_kind = SameConv2D, GroupedConv2D, Gelu, Attention, BatchNormalization
+    for layer in layers_of(model):
+        if isinstance(layer, with_kind):
+            layer.device_kind = device_kind
+        elif device_kind == "CPU" and (kind := _class_for_cpu(layer)):
+            layer.__class__ = kind  # in place: its name, variables and users stay
+
+
+def _class_for_cpu(layer):
+    """The class that computes a layer of Keras on CPUs, or None."""
+    kind = type(layer)
+    is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
+    if kind is keras.layers.LayerNormalization:
+        with_both = layer.scale and layer.center and not layer.rms_scaling
+        return (
+            FusedLayerNormalization if with_both and layer.axis in (-1, [-1]) else None
+        )
+    if kind is keras.layers.Activation:
+        function = layer.activation
+        is_fused = getattr(function, "__name__", "") in FUSED_ACTIVATIONS
+        is_fused = is_fused and function.__module__.startswith("keras.")
+        return FusedActivation if is_fused else None
+    if kind is keras.layers.DepthwiseConv2D:
+        is_dense = tuple(layer.dilation_rate) == (1, 1)
+        return DepthwiseConv2D if is_last and is_dense else None
+    if kind is keras.layers.Conv2D and is_last and layer.groups == 1:
+        if layer.kernel_size == (1, 1) and max(layer.strides) > 1:
+            return PointwiseConv2D
+    if is_last and kind in EXACT_BIASES and layer.use_bias:
+        return EXACT_BIASES[kind] if layer.compute_dtype == "bfloat16" else None
+    return None

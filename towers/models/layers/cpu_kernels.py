@@ -1,4 +1,7 @@
-"""Operations for CPUs: faster there than TensorFlow's own, or without their faults."""
+"""Operations for CPUs: faster there than TensorFlow's own, or without their faults.
+
+Convolutions are in `cpu_convolutions`.
+"""
 
 import functools
 import math
@@ -8,83 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import one_line
-
-# Convolutions.
-
-
-def strided_pixels(images: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
-    """Pixels that a kernel of 1x1 with strides reads, of images [n, height, width, c]:
-    by a pool, because the gradient of a slice is slow on a CPU."""
-    return tf.nn.avg_pool2d(images, 1, strides, "VALID")
-
-
-def conv2d_cpu(
-    images: tf.Tensor, kernel: tf.Tensor, height: int, width: int, by_products: bool
-) -> tf.Tensor:
-    """The first rows and columns of a convolution with zeros around the images, whose
-    gradients are not TensorFlow's own.
-
-    The gradient of the images is written as a convolution: TensorFlow's takes three
-    times as long where the padding differs from side to side.
-
-    Args:
-        images: [n, rows, columns, channels].
-        kernel: [size, size, channels, filters], of an odd size, same dtype.
-        height, width: how many rows and columns, at most size // 2 less than there are.
-        by_products: compute the gradient of the kernel as matrix products.
-
-    Returns:
-        [n, height, width, filters].
-    """
-    size = kernel.shape[0]
-    half = size // 2
-    dropped = [images.shape[1] - height, images.shape[2] - width]
-    zeros = [[0, 0], *([half, half - some] for some in dropped), [0, 0]]
-    zeros_of_gradient = [[0, 0], *([half, half + some] for some in dropped), [0, 0]]
-    kernel_gradient = _kernel_gradient_by_products if by_products else _kernel_gradient
-
-    @tf.custom_gradient
-    def convolve(images, kernel):
-        def gradient(upstream):
-            turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
-            return (
-                tf.nn.conv2d(upstream, turned, 1, zeros_of_gradient),
-                kernel_gradient(tf.pad(images, zeros), upstream, kernel.shape),
-            )
-
-        return tf.nn.conv2d(images, kernel, 1, zeros), gradient
-
-    return convolve(images, kernel)
-
-
-def _kernel_gradient(padded, upstream, shape):
-    return tf.raw_ops.Conv2DBackpropFilter(
-        input=padded,
-        filter_sizes=shape,
-        out_backprop=upstream,
-        strides=[1, 1, 1, 1],
-        padding="VALID",
-    )
-
-
-def _kernel_gradient_by_products(padded, upstream, shape):
-    """One product for each pixel of the kernel, of all pixels that it is laid on."""
-    size, _, channels, filters = shape
-    height, width = upstream.shape[1:3]
-    upstream = tf.reshape(upstream, [-1, filters])
-    windows = [
-        padded[:, row : row + height, column : column + width]
-        for row in range(size)
-        for column in range(size)
-    ]
-    products = [
-        tf.matmul(tf.reshape(x, [-1, channels]), upstream, transpose_a=True)
-        for x in windows
-    ]
-    return tf.reshape(tf.stack(products), shape)
-
-
-# Biases, activation and normalization.
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -108,6 +34,30 @@ def sum_rows(x: tf.Tensor) -> tf.Tensor:
     bfloat16 too."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
+
+
+@tf.custom_gradient
+def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """x kernel + bias of floats [..., inputs], with a kernel [inputs, units].
+
+    With nothing reshaped between the two, TensorFlow adds the bias within the product.
+    The gradient of the bias is as in `add_bias`.
+    """
+    inputs, units = kernel.shape
+    rows = tf.reshape(x, [-1, inputs])
+    shape = tf.concat([tf.shape(x)[:-1], [units]], 0)
+
+    def gradient(upstream):
+        upstream = tf.reshape(upstream, [-1, units])
+        by_rows = tf.matmul(upstream, kernel, transpose_b=True)
+        return (
+            tf.reshape(by_rows, tf.shape(x)),
+            tf.matmul(rows, upstream, transpose_a=True),
+            sum_rows(upstream),
+        )
+
+    y = tf.nn.bias_add(tf.matmul(rows, kernel), bias)
+    return tf.reshape(y, shape), gradient
 
 
 def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
@@ -206,7 +156,7 @@ def xla_fault(device_kind: str) -> str:
     does, and where there is no such device.
 
     For GPUs it needs programs that an installation may lack, such as `ptxas`: a trial
-        shows it.
+    shows it.
     """
     trial = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
     for device in tf.config.list_logical_devices(device_kind)[:1]:
@@ -229,15 +179,9 @@ def widened(x):
 def layer_normalization(
     x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in a pass forward and one
-    back: XLA fuses them, and sums over channels are products, which are faster than its
-    sums. 16-bit types are computed in float32.
-
-    Args:
-        x: floats [..., channels].
-        scale, offset: [channels].
-        epsilon: is added to the variance.
-    """
+    """Of floats [..., channels] over the last axis (Ba et al. 2016, arXiv:1607.06450),
+    in a pass forward and one back: XLA fuses them, and sums over channels are products,
+    which are faster than its sums. 16-bit types are computed in float32."""
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
@@ -301,18 +245,9 @@ def local_response_normalization(
 
     The sum over neighboring channels is a product with a band matrix of ones, that is a
     1x1 convolution, and the gradient is written out; on a CPU this is faster than
-    TensorFlow's own kernel.
-
-    Args:
-        before, after: the channels next to x, in their order, where x is a slice of the
-            whole tensor; they are read and not normalized.
-
-    Raises:
-        ValueError: the groups do not divide the channels.
+    TensorFlow's own kernel. `before` and `after` are the channels next to x, in their
+    order, where x is a slice of the whole tensor; they are read and not normalized.
     """
-    channels = x.shape[-1]
-    if channels % groups:
-        raise ValueError(f"{groups} groups do not divide {channels} channels")
     pieces = [*before, x, *after]
     center = len(before)
     bands = channel_bands(
@@ -354,14 +289,8 @@ def local_response_normalization(
 
 
 def channel_bands(sizes, center, depth_radius, groups, dtype):
-    """Per piece a matrix [its channels, channels of the center piece], 1 for those
-    within the radius, else 0.
-
-    Args:
-        sizes: channels of each piece.
-        center: index of the piece that is normalized.
-        groups: of the center piece; the channels of other pieces are in none.
-    """
+    """Per piece of a size a matrix [its channels, channels of the center piece], 1 for
+    those within the radius and the same group of the center piece, else 0."""
     starts = np.cumsum([0, *sizes])
     places = [
         np.arange(size) + first for size, first in zip(sizes, starts, strict=False)

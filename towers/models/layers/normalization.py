@@ -62,16 +62,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
     It applies to images [n, height, width, channels] in float32 or 16 bits. The
     kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
     large, so that what goes into the moving variance is turned back: variables and
-        their values are the same as in Keras.
-
-    Args:
-        is_frozen: normalize with the moving averages in training too, and leave them.
-
-    Attributes:
-        device_kind: CPU or GPU; on a GPU an evaluation takes the fused kernel too.
+    their values are the same as in Keras. With `is_frozen` it normalizes with the
+    moving averages in training too, and leaves them.
     """
 
-    device_kind = "CPU"
+    device_kind = "CPU"  # on a GPU an evaluation takes the fused kernel too
 
     def __init__(self, is_frozen: bool = False, **kwargs):
         super().__init__(**kwargs)
@@ -151,18 +146,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
 def ramped(
     momentum: float | np.ndarray, ramp: tf.Tensor | None, dtype: tf.DType | str
 ) -> tuple:
-    """The weights of moving averages and of new moments in a step.
+    """The weights of moving averages and of new moments in a step: the momentum of a
+    layer, or of many as a column, and 1 - momentum.
 
-    A momentum above 0.9, as in Keras' networks, is at most the ramp: after a few steps
-    nothing is left of the initial 0 and 1. A momentum of 1 keeps them.
-
-    Args:
-        momentum: of a layer, or of many as a column.
-        ramp: `optim.update.ramp` of the step; None for no ramp.
-        dtype: of the averages.
-
-    Returns:
-        The momentum and 1 - momentum; tensors where the ramp concerns them.
+    A momentum above 0.9, as in Keras' networks, is at most the ramp of the step (see
+    `optim.update.ramp`), if any: after a few steps nothing is left of the initial 0 and
+    1. A momentum of 1 keeps them.
     """
     stays, rest = momentum, 1.0 - momentum
     is_ramped = (momentum > 0.9) & (momentum < 1)
@@ -199,17 +188,11 @@ def is_frozen(layer: keras.layers.Layer) -> bool:
 
 class Moment(NamedTuple):
     """A moment of a batch that is yet to move its moving average; by default a new
-    value of the average itself.
+    value of the average itself."""
 
-    Attributes:
-        momentum: of the layer, without the ramp.
-        factor: on the moment.
-        average: before it moves.
-    """
-
-    momentum: float = 0.0
-    factor: float = 1.0
-    average: tf.Tensor | None = None
+    momentum: float = 0.0  # of the layer, without the ramp
+    factor: float = 1.0  # on the moment
+    average: tf.Tensor | None = None  # before it moves
 
 
 # `taken`: path of a moving average -> Moment; `ramp`: as in `ramped`.

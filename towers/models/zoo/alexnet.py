@@ -30,14 +30,23 @@ def create_model(
     through 5x5 with stride 1, and hidden layers begin as in He et al. 2015 with biases
     of 0: from the paper's values the network does not begin to learn CIFAR-10. All
     kernels are marked for decay.
-
-    Raises:
-        ConfigError: the images are smaller than 15x15.
     """
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
     check_image_size(name, image_shape, at_least=15)
     is_large = min(image_shape[:2]) >= LARGE
-    settings = _settings_fn(width, is_large, regularizer)
+    # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
+    narrower = width**-0.5
+
+    def settings(name, bias, stddev=0.01 * narrower, rectified=True):
+        initial = keras.initializers.RandomNormal(stddev=stddev)
+        if rectified and not is_large:
+            initial = keras.initializers.HeNormal()
+        return {
+            "kernel_initializer": initial,
+            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
+            "kernel_regularizer": regularizer,
+            "name": name,
+        }
 
     def conv(x, number, count, size, bias, groups=1):
         layer = GroupedConv2D(
@@ -82,23 +91,3 @@ def create_model(
     x, noise7 = dense(x, 7)
     logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
     return keras.Model([images, noise6, noise7], logits, name=name)
-
-
-def _settings_fn(width, is_large, regularizer):
-    """(name, the paper's bias, ...) -> initializers, regularizer and name of a
-    layer."""
-    # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
-    narrower = width**-0.5
-
-    def settings(name, bias, stddev=0.01 * narrower, rectified=True):
-        initial = keras.initializers.RandomNormal(stddev=stddev)
-        if rectified and not is_large:
-            initial = keras.initializers.HeNormal()
-        return {
-            "kernel_initializer": initial,
-            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
-            "kernel_regularizer": regularizer,
-            "name": name,
-        }
-
-    return settings

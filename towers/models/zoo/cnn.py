@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers.blocks import scaled
-from towers.models.layers.convolution import SameConv2D
+from towers.models.layers.core import SameConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 

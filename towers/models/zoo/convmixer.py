@@ -29,9 +29,6 @@ def create_model(
     ConvMixer-256/8 with these patches and kernels has 594,186 parameters at 10 classes.
     Each convolution is followed by GELU and normalization. Kernels begin uniform within
     1 / sqrt(inputs), biases with 0. Every kernel is marked for decay.
-
-    Raises:
-        ConfigError: the images are smaller than a patch.
     """
     name = f"convmixer_{channels}_{depth}"
     check_image_size(name, image_shape, at_least=patch_size)

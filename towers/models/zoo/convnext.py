@@ -43,15 +43,8 @@ def create_model(
     Kernels begin normal with standard deviation 0.02, biases with 0. Every kernel is
     marked for decay.
 
-    Args:
-        name: of the network.
-        channels, depths: of each stage: channels and blocks.
-        image_shape, num_classes, width, regularizer: see `models.create_model`.
-        dropout: its rate, before the logits.
-        stochastic_depth: rate of the last block.
-
-    Raises:
-        ConfigError: the images are smaller than a pixel of the last stage.
+    `channels` and `depths` are of each stage: channels and blocks. Images smaller than
+    a pixel of the last stage are a ConfigError.
     """
     check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
     settings = {

@@ -22,10 +22,7 @@ def create_model(
     DenseNet-BC-100-12 has 769,162 parameters at 10 classes. Normalization and rectifier
     come before each convolution; a layer adds `growth` channels, by 1x1 to four times
     as many and 3x3, to those that it reads, and a transition halves them. Every kernel
-    is marked for decay.
-
-    Args:
-        dropout: after each convolution but the first.
+    is marked for decay. Dropout is after each convolution but the first.
     """
     num_layers, rest = divmod(depth - 4, 6)
     if rest:

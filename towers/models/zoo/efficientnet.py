@@ -78,48 +78,33 @@ TORCH_NAMES = (
 
 class Block(NamedTuple):
     """An inverted residual: a 1x1 convolution expands the channels, a depthwise one
-    filters each of them, and a 1x1 one projects them. Channels are those at width 1.
+    filters each of them, and a 1x1 one projects them. Channels are those at width 1."""
 
-    Attributes:
-        size, stride: of the depthwise convolution.
-        inputs: channels of the input.
-        expanded: channels of the depthwise convolution; as many as `inputs` need no
-            expansion.
-        filters: channels of the output.
-        squeezed: channels within squeeze-and-excitation; 0 for none.
-        activation: its name in Keras.
-    """
-
-    size: int
+    size: int  # of the depthwise convolution
     stride: int
-    inputs: int
-    expanded: int
-    filters: int
-    squeezed: int
-    activation: str
+    inputs: int  # channels of the input
+    expanded: int  # of the depthwise convolution; as many as `inputs` need no expansion
+    filters: int  # channels of the output
+    squeezed: int  # channels within squeeze-and-excitation; 0 for none
+    activation: str  # its name in Keras
 
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
     """Adds layers to a network.
 
-    Attributes:
-        inputs: of the network: images, and the noise that layers add.
-        width, regularizer, stochastic_depth: see `models.create_model`.
-        as_tensorflow: padding, epsilon and momentum of TensorFlow's code: convolutions
-            with strides pad the right and lower edges by more, normalization has 1e-3
-            and 0.99. Else as in PyTorch: equal edges, 1e-5 and 0.9.
-        gate: last activation of squeeze-and-excitation.
-        squeezed_activation: its first one; None for the activation of the block.
+    `as_tensorflow` has padding, epsilon and momentum of TensorFlow's code: convolutions
+    with strides pad the right and lower edges by more, normalization has 1e-3 and 0.99.
+    Else they are as in PyTorch: equal edges, 1e-5 and 0.9.
     """
 
-    inputs: list[keras.KerasTensor]
+    inputs: list[keras.KerasTensor]  # images, and the noise that layers add
     width: float
     regularizer: keras.regularizers.Regularizer | None
     stochastic_depth: float
     as_tensorflow: bool
-    gate: str = "sigmoid"
-    squeezed_activation: str | None = None
+    gate: str = "sigmoid"  # last activation of squeeze-and-excitation
+    squeezed_activation: str | None = None  # its first one; None for the block's
 
     def conv(
         self,
@@ -235,15 +220,9 @@ def create_model(
     scaling leaves the stem, the head and the number of blocks of the first and the last
     stage.
 
-    Args:
-        name: of the network.
-        image_shape, num_classes, width, regularizer: see `models.create_model`.
-        dropout: its rate, before the logits.
-        stochastic_depth: rate of the last block.
-        wider, deeper: factors of the paper's scaling, on the channels, which become
-            multiples of 8, and on the blocks of a stage.
-        is_lite: whether it is the Lite form.
-        as_tensorflow: see `Builder`.
+    `wider` and `deeper` are factors of the paper's scaling, on the channels, which
+    become multiples of 8, and on the blocks of a stage. For `as_tensorflow` see
+    `Builder`, for arguments of all networks `models.create_model`.
     """
     activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
     before = stem = multiple_of_8(STEM_FILTERS * outer)

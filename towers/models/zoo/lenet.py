@@ -17,9 +17,6 @@ def create_model(
 
     Zhang et al., chapter "Training on Multiple GPUs": a LeNet with rectifiers, normal
     weights of standard deviation 0.01, biases 0. All kernels are marked for decay.
-
-    Raises:
-        ConfigError: the images are smaller than 14x14.
     """
     check_image_size("lenet", image_shape, at_least=14)
     # A narrower layer sums over fewer inputs; the factor is 1 at the book's width.

@@ -55,15 +55,7 @@ def create_model(
 ) -> keras.Model:
     """Inverted residuals with ReLU, from the middle on with the hard form of SiLU; at
     1000 classes the small network has 2,542,856 parameters, the large one 5,483,032.
-
-    Args:
-        name: of the network.
-        size: small or large.
-        image_shape, num_classes, width, regularizer: see `models.create_model`.
-        dropout: its rate, before the logits.
-        stochastic_depth: rate of the last block.
-        as_tensorflow: see `efficientnet.Builder`.
-    """
+    For `as_tensorflow` see `efficientnet.Builder`."""
     before, stages = STEM_FILTERS, []
     for rows in STAGES[size]:
         stages.append([])

@@ -106,11 +106,8 @@ def create_imagenet_resnet(
     scale of each block is initially zero, so that the block hands its input on (Goyal
     et al. 2017, arXiv:1706.02677, section 5.1).
 
-    Args:
-        blocks: number of blocks of each stage.
-        has_bottlenecks: whether blocks have three convolutions, the last one with four
-            times the filters, or two of 3x3.
-        name: of the network; by default with its number of layers.
+    `blocks` is their number in each stage; with bottlenecks they have three
+    convolutions, the last one with four times the filters, else two of 3x3.
     """
     stages = []
     for stage, count in enumerate(blocks):
@@ -146,14 +143,9 @@ def _projection(x, filters, stride, name, regularizer):
 def _stages(
     x, inputs, stages, shortcut_fn, regularizer, stochastic_depth, last_scale="ones"
 ):
-    """Stages of blocks; the first 3x3 convolution of each but the first has stride 2.
-
-    Args:
-        stages: (filters and kernel sizes of the convolutions of a block, blocks).
-        shortcut_fn: creates the shortcut of a stage's first block; in the first stage
-            only with bottlenecks.
-        last_scale: initializer of the last scale of each block.
-    """
+    """Stages of (filters and kernel sizes of the convolutions of a block, blocks); the
+    first 3x3 convolution of each but the first has stride 2. `shortcut_fn` creates the
+    shortcut of a stage's first block; in the first stage only with bottlenecks."""
     num_blocks, index = sum(blocks for _, blocks in stages), 0
     for stage, (convs, blocks) in enumerate(stages, start=1):
         for block in range(1, blocks + 1):

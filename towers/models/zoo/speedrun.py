@@ -8,8 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 from towers.models.layers.blocks import check_image_size, scaled, uniform
-from towers.models.layers.convolution import SameConv2D
-from towers.models.layers.core import Gelu
+from towers.models.layers.core import Gelu, SameConv2D
 from towers.models.layers.cpu_kernels import add_bias
 from towers.models.layers.normalization import BatchNormalization
 
@@ -42,14 +41,8 @@ def create_model(
     factor, in the deeper network as well. Epsilon is the smallest that the fast kernel
     takes, and moving variances are the biased ones.
 
-    Args:
-        image_shape, num_classes, width, regularizer: see `models.create_model`.
-        widths: filters of the groups.
-        depth: convolutions of a group: 2, or 3 for `speedrun_deep`.
-        momentum: of the moving averages.
-
-    Raises:
-        ConfigError: the images are too small for three pools.
+    `widths` are filters of the groups, `depth` the convolutions of a group: 2, or 3 for
+    `speedrun_deep`. Images too small for three pools are a ConfigError.
     """
     name = "speedrun" if depth == 2 else "speedrun_deep"
     check_image_size(name, image_shape, at_least=SMALLEST_IMAGE)
@@ -130,12 +123,7 @@ class Whitening(keras.layers.Layer):
 
     The filters are part of the model's state and not trained. They are zero until
     `adapt` is called. After tysam-code's hlb-CIFAR10 and Jordan 2024,
-    arXiv:2404.00498, section 3.2.
-
-    Args:
-        size: height and width of a patch, in pixels.
-        epsilon: added to the eigenvalues.
-        bias_regularizer: of the bias.
+    arXiv:2404.00498, section 3.2. `epsilon` is added to the eigenvalues.
     """
 
     def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
@@ -182,14 +170,9 @@ class Whitening(keras.layers.Layer):
 
 
 def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """The mean of the outer products of all patches of size x size pixels.
-
-    Args:
-        arrays: images [n, height, width, channels] each.
-
-    Returns:
-        float64 [k, k], k = size * size * channels, rows by row, column and channel.
-    """
+    """The mean of the outer products of all patches of size x size pixels of images [n,
+    height, width, channels]: float64 [k, k], k = size * size * channels, rows by row,
+    column and channel."""
     total, count = 0.0, 0
     for images in arrays:
         height, width, channels = images.shape[1:]

@@ -22,11 +22,8 @@ def create_model(
     The port to CIFAR of kuangliu/pytorch-cifar. Its 4,224 biases of convolutions, which
     normalization subtracts again, are left out. On images of other sizes than 32x32
     pools keep the last row and column of odd sides, and the head reads the mean over
-    the pixels. Every kernel is marked for decay.
-
-    Args:
-        stages: number and filters of the convolutions of each.
-        dropout: before the head.
+    the pixels. Every kernel is marked for decay. `stages` are number and filters of the
+    convolutions of each; dropout is before the head.
     """
     inputs = [keras.Input(image_shape, name="images")]
     x = inputs[0]

@@ -114,17 +114,10 @@ def create_model(
     With a smaller `width` there are fewer heads, of 64 channels or more, down to a
     single one of any size.
 
-    Args:
-        name: of the network.
-        channels, depth, heads: of a token, blocks, heads of each.
-        image_shape, num_classes, width, regularizer: see `models.create_model`.
-        dropout: its rate, of the tokens, of the hidden units and of each branch.
-        stochastic_depth: rate of both branches of the last block.
-        has_class_token: whether the head reads a class token, and positions are
-            learned; else the mean of the tokens, and positions are fixed.
-
-    Raises:
-        ConfigError: the images are smaller than two by two patches.
+    With `has_class_token` the head reads a class token, and positions are learned; else
+    it reads the mean of the tokens, and positions are fixed. Dropout is of the tokens,
+    of the hidden units and of each branch. Images smaller than two by two patches are a
+    ConfigError.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
     check_image_size(name, image_shape, at_least=2 * patch_size)

@@ -12,21 +12,13 @@ import tensorflow as tf
 
 
 class Value:
-    """A tensor on a device, as one `DeviceTape` knows it.
-
-    Attributes:
-        tensor, device: the tensor and its device.
-        differentiable: whether it may have a gradient.
-        copies: the copies of it on other devices.
-        gradients: those received so far, on its device.
-    """
+    """A tensor on a device, as one `DeviceTape` knows it."""
 
     def __init__(self, tensor: tf.Tensor, device: str, differentiable: bool = False):
-        self.tensor = tensor
-        self.device = device
-        self.differentiable = differentiable
-        self.copies: dict[str, Value] = {}
-        self.gradients: list[tf.Tensor] = []
+        self.tensor, self.device = tensor, device
+        self.differentiable = differentiable  # whether it may have a gradient
+        self.copies: dict[str, Value] = {}  # by other devices
+        self.gradients: list[tf.Tensor] = []  # received so far, on its device
 
     def gradient(self) -> tf.Tensor | None:
         """The sum of all gradients, on the value's device; None where there is none."""
@@ -37,15 +29,11 @@ class Value:
 
 
 class DeviceTape:
-    """Records functions applied on devices, and moves between devices.
-
-    Attributes:
-        moved: the tensor of every move between devices, forward and back.
-    """
+    """Records functions applied on devices, and moves between devices."""
 
     def __init__(self):
         self._backward: list[Callable[[], None]] = []
-        self.moved: list[tf.Tensor] = []
+        self.moved: list[tf.Tensor] = []  # of every move, forward and back
 
     def apply(
         self,
@@ -54,9 +42,6 @@ class DeviceTape:
         inputs: Sequence[Value],
     ) -> list[Value]:
         """Calls `function` with the inputs' tensors, which are on that device."""
-        for value in inputs:
-            if value.device != device:
-                raise ValueError(f"a value on {value.device} is used on {device}")
         # Each once: the tape gives the whole gradient for every mention of a source.
         sources = list(dict.fromkeys(v for v in inputs if v.differentiable))
         with tf.device(device):
@@ -111,13 +96,8 @@ class DeviceTape:
         return copy
 
     def backward(self, targets: Sequence[tuple[Value, tf.Tensor]]) -> None:
-        """Leaves in every value the gradient of the weighted sum of the targets.
-
-        May be called once.
-
-        Args:
-            targets: scalars and their weights, of the same type.
-        """
+        """Leaves in every value the gradient of the weighted sum of scalar targets; to
+        be called once."""
         for target, weight in targets:
             with tf.device(target.device):
                 target.gradients.append(tf.identity(weight))

@@ -14,43 +14,29 @@ import tensorflow as tf
 
 from towers.cluster.workers import ALONE, Workers
 from towers.models.layers.normalization import is_frozen, ramping
+from towers.optim.losses import mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
 from towers.parallel.sharding.device_tape import DeviceTape
+from towers.parallel.sharding.slices import combined_moments
 from towers.parallel.sharding.split import Shards, check_channel_axis
-from towers.parallel.sharding.sync_batch_norm import combined_moments
 from towers.parallel.sharding.walker import Walk
 from towers.parallel.tower import (
     LossFn,
     TowerResult,
     check_complete,
     count_correct,
-    mean_loss,
+    loss_targets,
     unscaled,
 )
 
 
 class ShardedNetwork:
-    """A network over a grid of devices; it has the functions of `WholeNetwork`.
-
-    Args:
-        phases: all phases of the run.
-        loss_fn, teach: as of `WholeNetwork`.
-        layouts: of the vectors, per shard.
-        grid: [group][shard] device names.
-        sync_batch_norm: whether groups share the moments of batch normalization.
-        workers: processes, each with such a grid.
-        batch_size: images of a (micro-)batch over all workers; needed where there are
-            several.
-
-    Attributes:
-        transferred_bytes: bytes that cross devices in `gradients` of the traced phase
-            with most of them: activations forward and their gradients back.
-
-    Raises:
-        ConfigError: a layer cannot be split, or not be normalized so.
-    """
+    """A network over a grid of devices, [group][shard], in each of the workers; it has
+    the functions of `WholeNetwork`. With `sync_batch_norm` the groups share the moments
+    of batch normalization. `batch_size` are the images of a (micro-)batch over all
+    workers. A layer that cannot be split, or normalized so, is a ConfigError."""
 
     def __init__(
         self,
@@ -77,6 +63,7 @@ class ShardedNetwork:
             if self._combine_moments and is_norm and not is_frozen(layer):
                 check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
+        # Activations and their gradients that cross devices in the phase with most.
         self.transferred_bytes = 0
 
     def gradients(self, phase, fetched, batches, loss_scale=None):
@@ -100,8 +87,9 @@ class ShardedNetwork:
             with tf.device(device):
                 labels = tf.identity(batch["labels"])
 
-            def loss_of(x, batch=batch | {"labels": labels}):
-                return mean_loss(self._loss_fn, x, batch)
+            def loss_of(logits, batch=batch | {"labels": labels}):
+                losses = self._loss_fn(logits, *loss_targets(batch))
+                return mean_loss(losses, logits, batch.get("sample_weights"))
 
             [loss] = tape.apply(device, loss_of, [logits[group]])
             with tf.device(device):

@@ -1,4 +1,5 @@
-"""Layers over the channels of a group's devices, each of which holds a slice.
+"""Layers over the channels of a group's devices, each of which holds a slice, and the
+moments of normalizations over several devices.
 
 Every device fetches those channels of its neighbors that its output needs.
 """
@@ -8,10 +9,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.cluster.workers import Workers
 from towers.models.layers import core, cpu_kernels, normalization
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.sync_batch_norm import union_moments, wide_moments
 
 
 def local_response_normalization(
@@ -19,12 +20,8 @@ def local_response_normalization(
     layer: normalization.LocalResponseNormalization,
     values: Sequence[Value],
 ) -> list[Value]:
-    """Each device fetches the channels within the radius of its own.
-
-    Args:
-        layer: with one group of channels.
-        values: per shard its slice of the input.
-    """
+    """Each device fetches the channels within the radius of its own, which make one
+    group; `values` are per shard its slice of the input."""
     radius, starts, outputs = layer.depth_radius, _starts(values), []
     for value, start, stop in zip(values, starts, starts[1:], strict=False):
         low, high = max(0, start - radius), min(starts[-1], stop + radius)
@@ -88,6 +85,65 @@ def channel_moments(tape: DeviceTape, values: Sequence[Value]) -> list[list[Valu
         tape.apply(device, combine, [tape.move(x, device) for x in moments])
         for device in (value.device for value in values)
     ]
+
+
+def combined_moments(
+    tape: DeviceTape,
+    values: Sequence[Value],
+    home: str,
+    workers: Workers,
+    batch_size: int,
+) -> list[Value]:
+    """Mean and variance per channel over the images of all values, which have the same
+    channels, and of all workers, which have `batch_size` images together: every device
+    computes its own, and `home` combines them (Chan et al. 1979)."""
+    images = [value.tensor.shape[0] for value in values]
+    weights = [count / sum(images) for count in images]
+    moments = []
+    for value in values:
+        for moment in tape.apply(value.device, _moments, [value]):
+            moments.append(tape.move(moment, home))
+    combined = tape.apply(
+        home, functools.partial(union_moments, weights=weights), moments
+    )
+    if workers.size == 1:
+        return combined
+    share = sum(images) / batch_size
+    over_workers = functools.partial(_over_workers, workers=workers, share=share)
+    return tape.apply(home, over_workers, combined)
+
+
+def _moments(x):
+    return wide_moments(x, list(range(len(x.shape) - 1)))
+
+
+def wide_moments(
+    x: tf.Tensor, axes: Sequence[int], keepdims: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance over axes; of 16-bit types in float32."""
+    if x.dtype in (tf.bfloat16, tf.float16):
+        x = tf.cast(x, tf.float32)
+    return tf.nn.moments(x, axes, keepdims=keepdims)
+
+
+def union_moments(
+    *moments: tf.Tensor, weights: Sequence[float]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of the union of sets, from mean, variance, ... of each."""
+    means, variances = moments[0::2], moments[1::2]
+    mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
+    squares = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
+    return mean, tf.add_n([w * s for w, s in zip(weights, squares, strict=True)])
+
+
+def _over_workers(mean, variance, *, workers, share):
+    """Mean and variance over all workers. In float64, because the mean square is the
+    difference of two numbers that may be large and close to each other."""
+    mean_64, variance_64 = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+    sums = [share * mean_64, share * (variance_64 + tf.square(mean_64))]
+    mean_64, squares = workers.sum(sums)
+    variance_64 = squares - tf.square(mean_64)
+    return tf.cast(mean_64, mean.dtype), tf.cast(variance_64, variance.dtype)
 
 
 def concatenated(*pieces: tf.Tensor) -> tf.Tensor:

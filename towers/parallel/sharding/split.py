@@ -5,15 +5,12 @@ layers that treat each channel alone act on the local slice. A shard's layer is 
 from the `get_config()` of the whole one, with its share of the outputs.
 """
 
-import inspect
-
 import keras
 import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
 from towers.models.layers.attention import Attention, Tokens
-from towers.models.layers.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers.core import (
     Conv2D,
     Dense,
@@ -22,6 +19,8 @@ from towers.models.layers.core import (
     GroupedConv2D,
     LayerScale,
     PadChannels,
+    PointwiseConv2D,
+    SameConv2D,
 )
 from towers.models.layers.normalization import (
     FusedLayerNormalization,
@@ -58,6 +57,14 @@ CHANNELWISE = (
     Gelu,
 )
 
+# Layers that `Walk` gives the channels of other shards, all or some.
+WALKED = (
+    LocalResponseNormalization,
+    PadChannels,
+    layers.Flatten,
+    layers.Concatenate,
+)
+
 # Activation functions that treat every element alone.
 ELEMENTWISE = frozenset(
     "linear relu relu6 leaky_relu gelu silu hard_silu elu selu tanh sigmoid "
@@ -74,17 +81,6 @@ def channel_slice(tensor, shard: int, num_shards: int):
     return tensor[..., first : first + sizes[shard]]
 
 
-def takes_training(layer: keras.Operation) -> bool:
-    """True if the layer's `call` has the argument `training`."""
-    return "training" in inspect.signature(layer.call).parameters
-
-
-def is_channelwise(layer: keras.Operation) -> bool:
-    if isinstance(layer, layers.Activation):
-        return _name_of_activation(layer) in ELEMENTWISE
-    return isinstance(layer, CHANNELWISE)
-
-
 def _name_of_activation(layer):
     """Name of a function, or of an object's class."""
     function = layer.activation
@@ -92,19 +88,14 @@ def _name_of_activation(layer):
 
 
 def check_channel_axis(layer: keras.Operation, option: str) -> None:
-    """Raises ConfigError where batch normalization is over another axis than the last;
-    `option` begins the message."""
+    """Raises ConfigError where batch normalization is over another axis than the
+    last."""
     axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
     if axes not in ([-1], [len(layer.input.shape) - 1]):
         raise ConfigError(
             f"{option}: layer {layer.name} normalizes over axis {layer.axis}, not the "
             "channels"
         )
-
-
-def needs_all_inputs(layer: keras.Operation) -> bool:
-    """True if a split layer reads every channel of its input on every shard."""
-    return getattr(layer, "groups", 1) == 1
 
 
 def normalizes_channels(layer: keras.Operation) -> bool:
@@ -114,23 +105,9 @@ def normalizes_channels(layer: keras.Operation) -> bool:
     return type(layer) in kinds and not layer.rms_scaling
 
 
-def reads_neighbor_slices(layer: keras.Operation) -> bool:
-    """True if a shard's output needs some channels of other shards' inputs."""
-    if isinstance(layer, LocalResponseNormalization):
-        return layer.groups == 1
-    return isinstance(layer, PadChannels)
-
-
 class Shards:
-    """The layers of each shard of a network, and the shapes of its variables.
-
-    Args:
-        model: a Functional model.
-        num_shards: devices that hold one network together; 1 leaves it whole.
-
-    Raises:
-        ConfigError: a layer cannot be split; names it.
-    """
+    """The layers of each shard of a Functional model, which 1 shard leaves whole; a
+    ConfigError names a layer that cannot be split."""
 
     def __init__(self, model: keras.Model, num_shards: int):
         self.num_shards = num_shards
@@ -178,13 +155,11 @@ class Shards:
             _check_columns(layer, layer.groups, self.num_shards)
             groups = layer.groups // self.num_shards
             return [_built(layer, layer.input.shape, groups=groups)] * self.num_shards
-        if is_channelwise(layer) or isinstance(
-            layer,
-            LocalResponseNormalization
-            | PadChannels
-            | layers.Flatten
-            | layers.Concatenate,
-        ):
+        if isinstance(layer, layers.Activation):
+            is_channelwise = _name_of_activation(layer) in ELEMENTWISE
+        else:
+            is_channelwise = isinstance(layer, (*CHANNELWISE, *WALKED))
+        if is_channelwise:
             return [layer] * self.num_shards
         raise ConfigError(
             f"group_size={self.num_shards}: layer {layer.name} "

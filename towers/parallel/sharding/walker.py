@@ -3,12 +3,14 @@ of a grid."""
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 from keras import layers, tree
 
+from towers.keras_internals import run_through_graph
 from towers.models.layers.core import Dropout, PadChannels
 from towers.models.layers.normalization import LocalResponseNormalization, is_frozen
 from towers.parallel.sharding import slices, split
@@ -31,31 +33,22 @@ def _variable_indices(model):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GridTensor:
-    """A tensor of the network on all devices.
+    """A tensor of the network on all devices."""
 
-    Attributes:
-        values: [group][shard].
-        replicated: its layout inside a group: whether every shard has all channels, or
-            each its slice of the last axis.
-    """
-
-    values: list[list[Value]]
-    replicated: bool
+    values: list[list[Value]]  # [group][shard]
+    replicated: bool  # every shard has all channels, or each its slice of the last axis
 
 
 class Walk:
     """One walk through a model: forward on a tape, collecting the new state.
 
     Args:
-        model: a Functional model.
-        shards: how its layers are split inside a group.
+        shards: how the layers of the model are split inside a group.
         devices: [group][shard] names.
         combine_moments: as `combined_moments`, where groups share the moments of batch
             normalization; else None.
         variables: [group][shard] parameters and model state in the model's order, on
             the shard's device; of as many of the groups as have images.
-        tape: records the operations for the gradients.
-        training: whether layers behave as in training.
 
     Attributes:
         params: [group][shard] the parameters as values on the tape.
@@ -89,8 +82,8 @@ class Walk:
         """The logits of each group, as values on its first device."""
         inputs = [self._load(x, batches) for x in self._model.inputs]
         # Keras' own traversal: the same that runs the model on one device.
-        logits = self._model._run_through_graph(
-            inputs, operation_fn=lambda layer: functools.partial(self._visit, layer)
+        logits = run_through_graph(
+            self._model, inputs, lambda layer: functools.partial(self._visit, layer)
         )
         return [self._gather(logits, group, [0])[0] for group in range(len(batches))]
 
@@ -111,14 +104,17 @@ class Walk:
     def _visit(self, layer, *args, **kwargs):
         tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, GridTensor)]
         if type(layer) in split.SPLIT:
-            whole = split.needs_all_inputs(layer)
-            tensors = [(self._replicate if whole else self._shard)(tensors[0])]
+            reads_all = getattr(layer, "groups", 1) == 1
+            tensors = [(self._replicate if reads_all else self._shard)(tensors[0])]
             replicated = self._shards.num_shards == 1
         elif isinstance(layer, layers.Flatten | layers.Concatenate):
             # Slices of channels are not neighbors afterwards.
             tensors, replicated = [self._replicate(x) for x in tensors], True
-        elif split.reads_neighbor_slices(layer) and not tensors[0].replicated:
-            function = _ON_SLICES[type(layer)]
+        elif (
+            not tensors[0].replicated
+            and (function := _ON_SLICES.get(type(layer)))
+            and getattr(layer, "groups", 1) == 1
+        ):
             values = [function(self._tape, layer, x) for x in tensors[0].values]
             return GridTensor(values, replicated=False)
         else:
@@ -160,7 +156,7 @@ class Walk:
             )
             if not isinstance(layer_shard, keras.Layer):
                 return layer_shard(*call_args, **call_kwargs)
-            if split.takes_training(layer_shard):
+            if "training" in inspect.signature(layer_shard.call).parameters:
                 call_kwargs["training"] = self._training
             # Not `stateless_call`, which leaves out the casts to the layer's precision.
             state_variables = layer_shard.non_trainable_variables
