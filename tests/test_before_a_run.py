@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+from marks import slow
 from PIL import Image
 from small_runs import (
     assert_equal_states,
@@ -72,7 +73,7 @@ def keras_count(model):
     [
         ("half_way", {}, "continues +from step 5\n"),
         ("half_way", {"overwrite": True}, "overwrites +a run at step 5\n"),
-        ("new", {}, ""),
+        slow("new", {}, ""),
     ],
 )
 def test_a_dry_run_takes_the_steps_that_are_left_and_writes_nothing(
@@ -158,7 +159,7 @@ def test_a_range_test_adds_a_picture_to_the_folder_of_a_run(tmp_path):
 
 
 @pytest.mark.usefixtures("half_way")
-@pytest.mark.parametrize("try_run", [dry_run, lr_range_test])
+@pytest.mark.parametrize("try_run", [dry_run, slow(lr_range_test)])
 def test_a_signal_ends_them_in_a_line_and_nothing_is_written(
     tmp_path, monkeypatch, try_run
 ):

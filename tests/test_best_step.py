@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import small_runs
 from marks import slow
 from sklearn import metrics
 from small_runs import (
@@ -21,19 +20,21 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import ConfigError
+from towers.config import changed_mathematics
 from towers.evaluation.evaluate import evaluate
-from towers.evaluation.report import accuracies
 from towers.evaluation.restored import load_run
 from towers.evaluation.studies import predict_split
 from towers.run.progress import Progress, is_better
 from towers.training.train import train
 
 EVALUATED = [3, 6, 9, 12, 15, 18]  # steps
-# An evaluation is worse, the next one better, two others worse.
+# The loss falls while the accuracy is the same, then grows while the accuracy does.
 PATIENT = small_config(
-    **HELD_OUT | {"decay_factor": 3.0, "num_epochs": 6.0}, patience=2
+    **HELD_OUT | {"decay_factor": 3.0, "num_epochs": 6.0},
+    patience=2,
+    learning_rate=0.03,
 )
+BY_LOSS = dataclasses.replace(PATIENT, best_by="loss")
 
 
 # No evaluation is better than the first.
@@ -46,14 +47,13 @@ PLATEAU = small_config(
 )
 
 
-# The loss falls while the accuracy is the same, then grows while the accuracy does.
-TIED = dataclasses.replace(PATIENT, learning_rate=0.01, seed=2)
-BY_LOSS = dataclasses.replace(TIED, best_by="loss")
+def without_patience(config):
+    return uninterrupted(dataclasses.replace(config, patience=0, best_by="auto"))
 
 
 def figures_of(config):
     """Accuracy and loss of each evaluation of a run that patience does not end."""
-    lines = uninterrupted(dataclasses.replace(config, patience=0)).records
+    lines = without_patience(config).records
     names = "validation_accuracy_ema", "validation_loss_ema"
     return [tuple(x[k] for k in names) for x in lines if names[0] in x]
 
@@ -80,17 +80,17 @@ def test_a_run_ends_after_evaluations_that_are_not_better(strategy, config):
     run = uninterrupted(config)
     assert saved_steps(run.path) == [best, end]
     # Until there it is the run that goes on.
-    whole = uninterrupted(dataclasses.replace(config, patience=0)).records
+    whole = without_patience(config).records
     assert run.records == [line for line in whole if line["step"] <= end]
 
 
 def test_of_equal_accuracies_the_lower_loss_is_better():
-    (accuracy, loss), (equal, lower), *_ = figures_of(TIED)
+    (accuracy, loss), (equal, lower), *_ = figures_of(PATIENT)
     assert accuracy == equal and loss > lower, "the test says nothing"
-    best, end = best_and_end(TIED)
+    best, end = best_and_end(PATIENT)
     assert best > EVALUATED[0] and end > EVALUATED[2]  # where the first one counts
     assert best != best_and_end(BY_LOSS)[0]
-    assert saved_steps(uninterrupted(TIED).path) == [best, end]
+    assert saved_steps(uninterrupted(PATIENT).path) == [best, end]
 
 
 def test_a_function_of_the_user_decides(small, tmp_path):
@@ -100,7 +100,7 @@ def test_a_function_of_the_user_decides(small, tmp_path):
         "    return -abs(probabilities.argmax(1) - labels).mean()\n"
     )
     config = dataclasses.replace(
-        TIED, patience=0, best_by=f"{tmp_path / 'mine.py'}:distance"
+        PATIENT, max_steps=9, best_by=f"{tmp_path / 'mine.py'}:distance"
     )
     train(tmp_path / "run", config)
     lines = [x for x in records(tmp_path / "run") if "validation_distance" in x]
@@ -128,10 +128,7 @@ def test_small_improvements_do_not_count_for_the_patience():
     assert counts == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
-    def without_loss(counts):
-        return accuracies(counts) | {"loss": np.nan}
-
+def test_a_loss_that_is_not_finite_is_the_worst():
     for loss, best_by, is_expected in (
         (None, "accuracy", False),
         (None, "loss", False),
@@ -144,33 +141,26 @@ def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
         if best_by == "loss":
             other["score"] = loss and -loss
         assert is_better(other, stored) is is_expected
-    higher = {"accuracy": 0.6, "score": 0.6, "loss": None}
-    assert is_better(higher, {"accuracy": 0.5, "score": 0.5, "loss": 1})
-    monkeypatch.setattr("towers.training.run.accuracies", without_loss)
-    config = dataclasses.replace(TIED, patience=0)
-    train(tmp_path, dataclasses.replace(config, max_steps=3))
-    assert saved(tmp_path).trainer_state["best"]["loss"] is None
-    monkeypatch.undo()
-    small_runs.use(monkeypatch)
-    train(tmp_path, dataclasses.replace(config, max_steps=6))
-    (_, _), (accuracy, loss), *_ = figures_of(TIED)
-    best = saved(tmp_path).trainer_state["best"]
-    expected = {"step": 6, "accuracy": accuracy, "loss": loss, "score": accuracy}
-    assert best == expected | {"best_by": "auto"}
+    progress = Progress(step=3)
+    assert progress.add_evaluation(0.5, np.nan, 0.5)
+    assert progress.best["loss"] is None
+    progress = Progress.from_json(json.loads(json.dumps(progress.to_json())))
+    progress.step = 6
+    assert progress.add_evaluation(0.5, 9.0, 0.5) and progress.best["step"] == 6
+    assert progress.add_evaluation(0.6, np.inf, 0.6)
 
 
-def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it(
-    small, tmp_path
-):
-    config = dataclasses.replace(TIED, patience=0)
-    train(tmp_path / "run", dataclasses.replace(config, max_steps=9))
-    train(tmp_path / "run", dataclasses.replace(config, best_by="loss"))
-    losses = [loss for _, loss in figures_of(TIED)]
-    best = saved(tmp_path / "run").trainer_state["best"]
-    assert best["step"] == EVALUATED[losses.index(min(losses))]
-    plateau = shutil.copytree(uninterrupted(PLATEAU).path, tmp_path / "plateau")
-    with pytest.raises(ConfigError, match="best_by was 'auto' and is 'loss'"):
-        train(plateau, dataclasses.replace(PLATEAU, best_by="loss"))
+def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it():
+    progress, losses = Progress(), [0.9, 0.4, 0.6, 0.3, 0.5]
+    for step, loss in enumerate(losses):  # the first is the best, then by the loss
+        progress.step = step
+        best_by = "accuracy" if step < 2 else "loss"
+        score = 1 - 0.1 * step if step < 2 else -loss
+        progress.add_evaluation(1 - 0.1 * step, loss, score, best_by)
+    assert progress.best["step"] == 3 and progress.best["best_by"] == "loss"
+    for config, changes in ((PATIENT, {}), (PLATEAU, {"best_by": ("auto", "loss")})):
+        by_loss = dataclasses.replace(config, best_by="loss")
+        assert changed_mathematics(config, by_loss) == changes
 
 
 @pytest.mark.parametrize(
@@ -199,7 +189,7 @@ def test_a_run_that_is_stopped_ends_at_the_same_step(
     assert train(tmp_path, config).step == end
     assert "is finished" in capfd.readouterr().out
     patient = dataclasses.replace(config, patience=9)
-    whole = uninterrupted(dataclasses.replace(config, patience=0))
+    whole = without_patience(config)
     assert_equal_states(train(tmp_path, patient).state, whole.state)
 
 
@@ -235,6 +225,7 @@ def test_plateau_trains_as_pieces_that_begin_where_none_was_better(strategy, bes
     assert_equal_states(run.state, expected.state)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_lowers_the_rate_at_the_same_steps(small, tmp_path):
     expected = uninterrupted(PLATEAU)
     train(tmp_path, dataclasses.replace(PLATEAU, max_steps=8))

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from small_runs import halt_at, small_config
 from tensorboard.backend.event_processing.plugin_event_accumulator import (
     EventAccumulator,
@@ -60,7 +61,7 @@ def test_after_a_kill_each_step_is_in_a_curve_once(small, tmp_path):
 
 
 @pytest.mark.row(58)
-@pytest.mark.parametrize("halt", ["evaluating", "evaluated"])
+@pytest.mark.parametrize("halt", [slow("evaluating"), "evaluated"])
 def test_a_step_that_is_evaluated_once_more_is_there_once(small, tmp_path, halt):
     def stop(*_):
         raise KeyError

@@ -18,10 +18,7 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import (
-    CheckpointError,
-    Preempted,
-)
+from towers.errors import CheckpointError, Preempted
 from towers.training.train import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
@@ -110,7 +107,10 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
         *(SystemExit(3), slow(KeyboardInterrupt()), slow(StopIteration())),
         slow(Preempted("stopped")),
         # Of another run, which the callback reads.
-        *(CheckpointError("damaged"), slow(RuntimeError("DataError: of other data"))),
+        *(
+            slow(CheckpointError("damaged")),
+            slow(RuntimeError("DataError: of other data")),
+        ),
     ],
 )
 @pytest.mark.row(55)

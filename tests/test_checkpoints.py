@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from engines.disk import write_tree
+from engines.file_recorder import crash_states
 from example_checkpoints import (
     DATA,
     FILES,
     INDEX,
     MANIFEST,
     STATE,
+    assert_restores,
     assert_same,
     empty,
     example_tensors,
@@ -28,6 +31,7 @@ from example_checkpoints import (
     snapshot,
     truncate,
 )
+from marks import slow
 
 from towers.errors import CheckpointError
 from towers.run.checkpoint import Snapshot
@@ -226,3 +230,73 @@ def test_the_newest_and_the_best_are_kept(tmp_path, read_names):
     Checkpointer(tmp_path, pytest.fail, keep=2).save(Snapshot(5, tensors, best))
     assert Checkpointer(tmp_path).steps() == [2, 4, 5]
     assert read_names.count(DATA) == 1  # of the one that is saved
+
+
+# Saves that are cut off, or have no room.
+
+
+@pytest.mark.parametrize("most", [1, slow(100)])
+@pytest.mark.row(2)
+def test_where_a_whole_checkpoint_is_replaced_one_of_both_is_there(tmp_path, most):
+    """After each kill and power cut; after a kill the save succeeds when repeated.
+    As after an evaluation that was made up for: there is no other checkpoint."""
+
+    def act(folder):
+        checkpointer = Checkpointer(folder, log=list)
+        checkpointer.recover()
+        checkpointer.remove_leftovers()
+        checkpointer.save(Snapshot(3, example_tensors(4), {}))
+
+    def check(folder):
+        checkpointer = Checkpointer(folder, log=list)
+        checkpointer.recover()
+        tensors = checkpointer.restore().tensors
+        assert_same(tensors, example_tensors(4 if tensors["step"] == 4 else 3))
+
+    folder, known = folder_with(tmp_path / "whole", 3), set()
+    for trees in crash_states(folder, lambda: act(folder), most):
+        for tree in trees:
+            if (key := frozenset(tree.items())) in known:
+                continue
+            known.add(key)
+            copy = folder.with_name(str(len(known)))
+            write_tree(copy, tree)
+            check(copy)
+            if tree is trees[0]:
+                act(copy)
+                check(copy)
+                assert os.listdir(copy) == ["step-00000003"]
+            shutil.rmtree(copy)
+    assert len(known) > 30
+
+
+@pytest.mark.row(4)
+def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):
+    """A real small disk, full at another place each time."""
+    folder = folder_with(small_disk / "checkpoints", 1)
+    num_refused = num_saved = 0
+    for num_free in range(0, 64 * 1024, 4096):
+        num_fill = shutil.disk_usage(small_disk).free - num_free
+        (small_disk / "fill").write_bytes(bytes(num_fill))
+        try:
+            save(folder, 2, log=list)
+            shutil.rmtree(folder / "step-00000002")
+            num_saved += 1
+        except CheckpointError as refused:
+            num_refused += 1
+            needed = sum(tensor.nbytes for tensor in example_tensors(2).values())
+            assert refused.exit_code == 4
+            for words in (
+                f"cannot save step 2 in {folder}",
+                "No space left on device",
+                f"{needed:,} bytes",
+                f"{num_free:,} bytes are free there",
+            ):
+                assert words in str(refused)
+            assert "\n" not in str(refused) and "{{" not in str(refused)
+            assert os.listdir(folder) == ["step-00000001"]
+        assert_restores(folder, 1)
+        (small_disk / "fill").unlink()
+    assert num_refused >= 4 and num_saved >= 4
+    save(folder, 2)
+    assert_restores(folder, 2)

@@ -5,12 +5,7 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipes import (
-    Recipe,
-    assert_equal_to_oracle,
-    create_trainer,
-    have_steps_of_gpus,
-)
+from recipes import Recipe, assert_equal_to_oracle, create_trainer, have_steps_of_gpus
 
 from benchmarks.graphs import placement
 from towers.optim import losses

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from recipes import record_events
 
-from towers.parallel.coordinator import (
-    SHARES_AHEAD,
-    Coordinator,
-    may_apply,
-    may_fetch,
-)
+from towers.parallel.coordinator import SHARES_AHEAD, Coordinator, may_apply, may_fetch
 
 WAIT_SECS = 30  # for what should come at once
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from convolved import ours_and_theirs, random
+from marks import slow
 from test_layers import random_images, value_and_gradient
 
 from towers.models.layers.core import LEAST_CHANNELS, LEAST_FILTERS
@@ -36,7 +37,7 @@ def test_outputs_and_gradients_equal_the_oracle(size, bound):
             np.testing.assert_allclose(actual, theirs, atol=bound, err_msg=sizes)
 
 
-@pytest.mark.parametrize("num_images", [1, 8, 10**6])
+@pytest.mark.parametrize("num_images", [slow(1), 8, slow(10**6)])
 @pytest.mark.parametrize("size", [3, 5])
 def test_the_matrices_of_a_line_convolve_it(size, num_images):
     """Whatever the tiles are, which differ by how many images share the kernel."""
@@ -109,7 +110,8 @@ def of_relu6(x):
 
 @pytest.mark.parametrize(
     "dtype,tolerance",
-    [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 0.01), ("float16", 2e-3)],
+    [("float64", 1e-14), slow("float32", 2e-6), slow("bfloat16", 0.01)]
+    + [("float16", 2e-3)],
 )
 @pytest.mark.parametrize(
     "activate,of_formula",
@@ -148,7 +150,8 @@ def test_activations_and_their_gradients_equal_the_formula(
 
 @pytest.mark.parametrize(
     "dtype,tolerance",
-    [("float64", 1e-12), ("float32", 2e-5), ("bfloat16", 0.03), ("float16", 4e-3)],
+    [("float64", 1e-12), slow("float32", 2e-5), slow("bfloat16", 0.03)]
+    + [("float16", 4e-3)],
 )
 def test_layer_normalization_and_its_gradients_equal_the_formula(dtype, tolerance):
     rng = np.random.default_rng(0)

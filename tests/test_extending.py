@@ -70,8 +70,7 @@ def test_there_is_an_example_of_every_open_table():
 
 
 @pytest.mark.parametrize(
-    "heading",
-    [h if h == "A schedule" else slow(h) for h in EXAMPLES],
+    "heading", [h if h == "A schedule" else slow(h) for h in EXAMPLES]
 )
 def test_an_example_trains_two_steps_from_outside(heading, folder):
     [(name, source)] = BLOCK.findall(EXAMPLES[heading])

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from keras import layers
 from sklearn.linear_model import LogisticRegression
-from small_runs import (
-    CLASS_NAMES,
-    NUM_TEST,
-    NUM_TRAIN,
-    small_config,
-    small_data,
-    use,
-)
+from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, small_config, small_data, use
 
 from towers import build, build_trainer
 from towers.data.sources import ArraySource

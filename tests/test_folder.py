@@ -120,8 +120,7 @@ def test_a_regular_file_in_the_way_is_refused(tmp_path, place):
 
 @pytest.mark.row(49, 54)
 @pytest.mark.parametrize(
-    "path",
-    ["gs://bucket/a", pathlib.Path("hf://a/b"), "~nosuch/a"],
+    "path", ["gs://bucket/a", pathlib.Path("hf://a/b"), "~nosuch/a"]
 )
 def test_urls_and_homes_of_nobody_are_refused_before_anything(
     tmp_path, monkeypatch, path

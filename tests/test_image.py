@@ -201,12 +201,7 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
 
 # Orientation.
 
-SAVED = {
-    "JPEG": {"quality": 95},
-    "PNG": {},
-    "WEBP": {"lossless": True},
-    "TIFF": {},
-}
+SAVED = {"JPEG": {"quality": 95}, "PNG": {}, "WEBP": {"lossless": True}, "TIFF": {}}
 each_orientation = pytest.mark.parametrize("orientation", range(1, 9))
 each_format = pytest.mark.parametrize("kind", SAVED)
 
@@ -262,8 +257,7 @@ def test_images_are_resized_by_the_shorter_side_and_cropped(height, width):
 
 
 @pytest.mark.parametrize(
-    "height,width,size",
-    [(375, 500, 64), (403, 1201, 50), (127, 300, 64)],
+    "height,width,size", [(375, 500, 64), (403, 1201, 50), (127, 300, 64)]
 )
 def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
     content = file_of(smooth(height, width), "JPEG", quality=100, subsampling=0)

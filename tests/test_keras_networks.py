@@ -15,12 +15,7 @@ from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 
 from towers.errors import ConfigError
-from towers.models.create import (
-    adapt,
-    create_model,
-    freeze_normalization,
-    noise_shapes,
-)
+from towers.models.create import adapt, create_model, freeze_normalization, noise_shapes
 from towers.models.keras.networks import rebuild
 from towers.models.variables import build_network
 from towers.parallel import strategies
@@ -139,8 +134,7 @@ def test_noise_is_an_input_wherever_keras_draws():
 
 
 @pytest.mark.parametrize(
-    "layer,stddev",
-    [(layers.GaussianNoise(0.3), 0.3), (layers.GaussianDropout(0.2), 1)],
+    "layer,stddev", [(layers.GaussianNoise(0.3), 0.3), (layers.GaussianDropout(0.2), 1)]
 )
 def test_gaussian_noise_is_normal(layer, stddev):
     shape = (100, 100, 3)

@@ -21,11 +21,7 @@ from towers.config import Config
         ("early_sizes", "16:.2,24:.9", ((16, 0.2), (24, 0.9))),
         ("param_rates", "", ()),
         ("param_rates", "*/bias:0", (("*/bias", 0.0, None),)),
-        (
-            "param_rates",
-            "fc/*:0.5:3,*:1e-3",
-            (("fc/*", 0.5, 3.0), ("*", 0.001, None)),
-        ),
+        ("param_rates", "fc/*:0.5:3,*:1e-3", (("fc/*", 0.5, 3.0), ("*", 0.001, None))),
         ("freeze", "", ()),
         ("freeze", "stem*, conv1/*", ("stem*", "conv1/*")),
         ("optimizer_options", "", {}),

@@ -1,6 +1,7 @@
-"""Losses against NumPy in float64 and against Keras' own."""
+"""Losses against NumPy in float64."""
 
 import dataclasses
+import json
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from small_runs import small_config
 from towers import build, build_trainer, load_run, train
 from towers.config.choices import LOSSES
 from towers.data.batches import EvalBatches
+from towers.data.orders import BalancedOrder
 from towers.errors import ConfigError
 from towers.optim import losses
 from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
@@ -128,22 +130,6 @@ def test_a_loss_and_its_gradient_equal_their_formulas(
     np.testing.assert_allclose(tape.gradient(found, logits), gradients, atol=1e-9)
 
 
-KERAS = {
-    "cross_entropy": keras.losses.CategoricalCrossentropy(True, reduction=None),
-    "focal": keras.losses.CategoricalFocalCrossentropy(
-        1.0, 2.0, from_logits=True, reduction=None
-    ),
-    "binary_cross_entropy": keras.losses.BinaryCrossentropy(True, reduction=None),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_are_those_of_keras(name):
-    logits = example(scale=1.5)[0].astype(np.float32)
-    found = losses.create_loss(name)(tf.constant(logits), soft_labels())
-    np.testing.assert_allclose(found, KERAS[name](soft_labels(), logits), rtol=1e-5)
-
-
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
 def test_focal_losses_of_certain_images_have_finite_gradients(gamma):
     logits = tf.constant([[200.0, -200.0], [0.0, 50.0]])
@@ -155,23 +141,39 @@ def test_focal_losses_of_certain_images_have_finite_gradients(gamma):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_training_and_evaluations_have_the_chosen_loss(monkeypatch, name):
+def test_the_training_alone_has_weights_shares_and_a_sampler(
+    monkeypatch, tmp_path, name
+):
+    """The loss of evaluations is the chosen one without them."""
     small_runs.use(monkeypatch)
+    weights = dict(zip("abcde", (3.0, 0.5, 1.0, 2.0, 0.0), strict=True))
+    (tmp_path / "weights.json").write_text(json.dumps(weights))
     options = {"label_smoothing": 0.2, "focal_gamma": 1.5, "target_threshold": 0.4}
+    in_training = {"logit_adjustment": 2.0, "sampler": "balanced"}
+    in_training["class_weights"] = str(tmp_path / "weights.json")
     config = small_config(
-        loss=name, **options, logit_adjustment=2.0, weight_decay=0.0, augment="none"
+        loss=name, **options, **in_training, weight_decay=0.0, augment="none"
     )
     parts = build.build(config)
     trainer = build_trainer.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
     source, test = parts.data.train, parts.data.test
+    step = tf.constant(0, tf.int64)
+    batch = parts.train_batches(step)
+    drawn = BalancedOrder(source.labels)(config.seed, step)[:10]
+    np.testing.assert_array_equal(batch["labels"], source.labels[drawn])
     shares = np.log(np.bincount(source.labels) / source.num_examples)
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    of_name = losses.create_loss(name, **options)
-    expected = of_name(parts.model(batch["images"]) + 2 * shares, batch["labels"])
+    weighted = losses.create_loss(
+        name,
+        **options,
+        class_weights=tuple(weights.values()),
+        logit_adjustment=2 * shares,
+    )
+    expected = weighted(parts.model(batch["images"]), batch["labels"])
     feed = build_trainer.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
     counts = trainer.evaluate(feed, 3, heartbeat=lambda: None).reported
     images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
-    plain = of_name(parts.model(parts.augment.evaluate(images)), labels)
+    plain_fn = losses.create_loss(name, **options)
+    plain = plain_fn(parts.model(parts.augment.evaluate(images)), labels)
     assert counts["loss"] == pytest.approx(np.sum(plain), rel=1e-5)
     assert float(trainer.train(1)["loss"]) == pytest.approx(np.mean(expected), rel=1e-5)
 

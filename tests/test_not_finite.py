@@ -51,8 +51,7 @@ def without_counts(state):
 
 
 @pytest.mark.parametrize(
-    "cls,num_devices,options",
-    [KINDS[0], *(slow(*kind) for kind in KINDS[1:])],
+    "cls,num_devices,options", [KINDS[0], *(slow(*kind) for kind in KINDS[1:])]
 )
 @pytest.mark.row(14)
 def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, options):

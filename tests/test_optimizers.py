@@ -14,10 +14,7 @@ from recipes import Recipe, assert_equal_to_oracle, create_trainer
 from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
 from towers.optim.losses import pop_weight_decay
-from towers.optim.optimizers import (
-    create_optimizer,
-    orthogonalized,
-)
+from towers.optim.optimizers import create_optimizer, orthogonalized
 from towers.optim.update import Update, moving_averages
 from towers.optim.vector import Layout
 from towers.parallel import strategies

@@ -16,12 +16,7 @@ from recipes import (
     create_trainer,
 )
 
-from towers.optim.phases import (
-    Phase,
-    downscale,
-    phase_at,
-    phases_of,
-)
+from towers.optim.phases import Phase, downscale, phase_at, phases_of
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 

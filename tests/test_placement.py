@@ -46,32 +46,13 @@ def in_a_loop(images):
     return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, body(x)), (0, images))
 
 
-def in_a_function_with_a_part_of_a_device(images):
-    @tf.function(autograph=False)
-    def call(images):
-        with tf.device("/device:GPU:*"):
-            return gathered(images)
-
-    with tf.device("/job:localhost/replica:0/task:0/device:GPU:1"):
-        return call(images)
-
-
-def in_a_branch(images):
-    return tf.cond(
-        tf.reduce_all(images > 0), lambda: gathered(images), lambda: images[:2]
-    )
-
-
 def in_one_of_many_branches(images):
     branches = [lambda: images[:2], lambda: gathered(images)]
     return tf.switch_case(tf.shape(images)[0], branches)
 
 
 BAD = {
-    "plainly": on_gpu(gathered),
     "in a loop": in_a_loop,
-    "in a function, a part of a device": in_a_function_with_a_part_of_a_device,
-    "in a branch": on_gpu(in_a_branch),
     "in one of many branches": on_gpu(in_one_of_many_branches),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from PIL import Image
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
@@ -67,7 +68,7 @@ SPLIT = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 
 @pytest.mark.parametrize(
     "trained,options",
-    [({}, {}), ({}, {"num_towers": 3, "batch_size": 7}), (SPLIT, {"num_towers": 3})],
+    [slow({}, {}), ({}, {"num_towers": 3, "batch_size": 7}), (SPLIT, {})],
 )
 def test_the_best_classes_have_their_probabilities(photos, capfd, trained, options):
     """On any number of devices, also where those of the run shared a network."""
@@ -113,12 +114,15 @@ def test_in_python_arrays_are_returned_and_nothing_is_printed(
 @pytest.mark.parametrize(
     "form",
     [
-        np.stack,
+        slow(np.stack, id="array"),
         lambda images: list(images)[:1] + [Image.fromarray(x) for x in images[1:]],
-        lambda images: tf.data.Dataset.from_tensor_slices(np.float32(images)),
+        slow(
+            lambda images: tf.data.Dataset.from_tensor_slices(np.float32(images)),
+            id="elements",
+        ),
         lambda images: tf.data.Dataset.from_tensor_slices((images, images)).batch(4),
     ],
-    ids=["array", "list", "elements", "batches"],
+    ids=[None, "list", None, "batches"],
 )
 def test_images_in_memory_are_predicted_as_their_files(
     workdir, photos, form, tmp_path, monkeypatch

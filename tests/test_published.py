@@ -334,10 +334,7 @@ def test_what_is_not_there_is_downloaded(
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (
-            lambda request, x: request.send(x[:-1] + b"?"),
-            "expected sha256 {}, got {}",
-        ),
+        (lambda request, x: request.send(x[:-1] + b"?"), "expected sha256 {}, got {}"),
         (lambda request, x: request.send(x[:50], len(x)), "bytes too early"),
         (lambda request, x: request.send_error(403), "403: Forbidden"),
     ],

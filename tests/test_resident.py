@@ -3,10 +3,8 @@
 import dataclasses
 
 import numpy as np
-import pytest
 import small_runs
 import tensorflow as tf
-from marks import slow
 
 from towers.data.augment.augmentation import create_augment
 from towers.data.batches import TrainBatches
@@ -43,26 +41,8 @@ def test_the_order_of_an_epoch_is_drawn_once():
         np.testing.assert_array_equal(np.sort(epoch), np.sort(expected))
 
 
-@pytest.mark.parametrize(
-    "options,network",
-    [
-        ({"num_towers": 2}, small_runs.linear_network),
-        slow({"num_towers": 2}, small_runs.full_network),
-        slow(
-            {"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2},
-            small_runs.full_network,
-        ),
-        slow(
-            {"num_towers": 4, "strategy": "model_parallel", "group_size": 2},
-            small_runs.full_network,
-        ),
-        slow({"num_towers": 2, "batch_norm": "sync"}, small_runs.full_network),
-    ],
-)
-def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
-    options, network, tmp_path, monkeypatch
-):
-    config = small_runs.small_config(**options)
+def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(tmp_path, monkeypatch):
+    config, network = small_runs.small_config(num_towers=2), small_runs.full_network
     streamed = small_runs.uninterrupted(config, network).state
     small_runs.use(monkeypatch, network)
     config = dataclasses.replace(config, input="resident")

@@ -67,7 +67,7 @@ def test_a_network_with_a_state_and_dropout_predicts_as_it_is_evaluated(
 def test_an_older_step_has_the_options_that_it_was_trained_with(half_way):
     changed = small_config(augment="translate_flip")
     train(half_way, changed, allow_change=("augment",))
-    for step, augment in ((5, "pad_crop_flip"), (10, changed.augment)):
+    for step, augment in ((5, "none"), (10, changed.augment)):
         assert load_run(half_way, step=step).config.augment == augment
         assert evaluation_config(RunFolder(half_way), step).augment == augment
     assert load_run(half_way).config.augment == changed.augment

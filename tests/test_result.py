@@ -13,9 +13,7 @@ from towers.training.train import train
 pytestmark = pytest.mark.usefixtures("small")
 
 
-def test_a_run_in_two_parts_has_the_history_of_its_file_and_its_network(
-    tmp_path,
-):
+def test_a_run_in_two_parts_has_the_history_of_its_file_and_its_network(tmp_path):
     config = small_config(eval_every_epochs=1.0, num_towers=2)
     train(tmp_path, small_config(eval_every_epochs=1.0, max_steps=5))
     for _ in range(2):  # the second finds the run finished

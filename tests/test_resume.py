@@ -38,7 +38,7 @@ def damage(workdir, step):
 # Row 10: stopping and continuing.
 
 
-FULL = {"num_towers": 2, "eval_every_epochs": 0.5}
+FULL = {"num_towers": 2, "eval_every_epochs": 0.5, "augment": "pad_crop_flip"}
 
 
 @pytest.mark.parametrize(

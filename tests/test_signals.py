@@ -10,12 +10,10 @@ import time
 import pytest
 from marks import slow
 from small_runs import (
-    HELD_OUT,
     assert_equal_states,
     every_strategy,
     halt_at,
     records,
-    saved,
     saved_steps,
     small_config,
     snapshot,
@@ -155,27 +153,6 @@ def assert_saves_and_continues(
 
     assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
-
-
-def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(
-    train_and_halt, tmp_path
-):
-    config = small_config(**HELD_OUT)
-    expected = uninterrupted(config)
-    best, last = saved_steps(expected.path)
-    for nth in (best // 3, 1):  # there is one every three steps
-        halt = Halt(signal.SIGTERM, nth)
-        message = train_and_halt(config, tmp_path, "evaluating", halt)
-        assert f"step {best} of {last} is saved" in message
-    # Evaluated at last, but not saved again: the next start evaluates once more.
-    train(tmp_path, dataclasses.replace(config, max_steps=best))
-    train(tmp_path, config)
-    assert saved_steps(tmp_path) == [best, last]
-    assert records(tmp_path) == expected.records
-    assert (
-        saved(tmp_path).trainer_state["best"]
-        == saved(expected.path).trainer_state["best"]
-    )
 
 
 class StepBegun:

@@ -98,10 +98,7 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
     assert steady[-1]["objects"] - first["objects"] < 500
 
     # What is due by the periods, and no more: the first step is logged too.
-    num_logs, num_evaluations = (
-        NUM_STEPS // LOG_EVERY + 1,
-        NUM_STEPS // EVAL_EVERY,
-    )
+    num_logs, num_evaluations = (NUM_STEPS // LOG_EVERY + 1, NUM_STEPS // EVAL_EVERY)
     # The rest comes by the clock.
     lines = done.stdout.splitlines()
     assert 0 <= len(lines) - num_evaluations < 60

@@ -108,23 +108,25 @@ def named(form, name):
     """A features.json that names a class, in each of the forms that TFDS reads."""
     legacy = {"type": name, "content": {}}
     sequence = "tensorflow_datasets.core.features.sequence_feature.Sequence"
-    if form == "class":
-        return {"pythonClassName": name, "jsonFeature": {"json": "{}"}}
-    if form == "snake_case":
-        return {"python_class_name": name, "json_feature": {"json": "{}"}}
-    if form == "legacy":
-        return legacy
     content = {"feature": legacy, "length": None}
-    if form == "nested":
-        return {"type": sequence, "content": content}
-    return {"pythonClassName": sequence, "jsonFeature": {"json": json.dumps(content)}}
+    return {
+        "class": {"pythonClassName": name, "jsonFeature": {"json": "{}"}},
+        "snake_case": {"python_class_name": name, "json_feature": {"json": "{}"}},
+        "legacy": legacy,
+        "nested": {"type": sequence, "content": content},
+        "in_a_string": {
+            "pythonClassName": sequence,
+            "jsonFeature": {"json": json.dumps(content)},
+        },
+    }[form]
 
 
 @pytest.mark.parametrize(
-    "form", ["class", "snake_case", "legacy", "nested", "in_a_string"]
-)
-@pytest.mark.parametrize(
-    "read", [load, lambda folder: tfds.read_arrays(str(folder), (8, 6, 3))]
+    "form,read",
+    [
+        *((x, load) for x in ("class", "snake_case", "legacy", "nested")),
+        ("in_a_string", lambda folder: tfds.read_arrays(str(folder), (8, 6, 3))),
+    ],
 )
 @pytest.mark.row(22)
 def test_a_module_that_prepared_data_name_is_not_imported(

@@ -42,7 +42,8 @@ def test_a_mean_begins_anew_with_an_epoch():
 
 def test_the_progress_of_a_loss_that_grows_is_the_same_after_json():
     losses = np.float32([1e30, 2])  # beyond any integer
-    progress = Progress(step=3, open_record={"step": 3, "tower_losses": losses})
+    record = {"step": 3, "tower_losses": losses}
+    progress = Progress(step=3, num_worse=1, num_plateaus=2, open_record=record)
     progress.means = RunningMean(0, 3.0, 1e30, 5.0)
     same = Progress.from_json(json.loads(json.dumps(progress.to_json())))
     np.testing.assert_array_equal(same.open_record.pop("tower_losses"), losses)

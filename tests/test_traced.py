@@ -68,8 +68,7 @@ def test_one_trace_serves_every_device_and_graph():
 
 
 @pytest.mark.parametrize(
-    "options,num_traces",
-    [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
+    "options,num_traces", [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)]
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""

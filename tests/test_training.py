@@ -25,12 +25,7 @@ import towers
 from towers.config import FIELDS, Config
 from towers.config.options import bind_arguments
 from towers.data.sets import synthetic
-from towers.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    NumericError,
-)
+from towers.errors import CheckpointError, ConfigError, DataError, NumericError
 from towers.evaluation.evaluate import evaluate
 from towers.training.train import train
 
@@ -142,10 +137,7 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
         size = state[name.replace("gradients", "params")].size
         assert list(histograms) == [4, 8] and histograms[8][:, 2].sum() == size
     assert list(train_curves["optimizer/update_ratio"]) == [5, 9]
-    for curves, name in (
-        (train_curves, "training_batch"),
-        (test_curves, "mistakes"),
-    ):
+    for curves, name in ((train_curves, "training_batch"), (test_curves, "mistakes")):
         for width, height, png in curves[f"pictures/{name}"].values():
             shape = int(height), int(width), 3
             assert tf.io.decode_png(png).shape == shape

@@ -86,8 +86,7 @@ def test_a_layer_that_cannot_be_split_is_refused_by_name(layer, reason):
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [layers.Conv2D(10, 3, name="c"), GroupedConv2D(10, 3, groups=10, name="c")],
+    "layer", [layers.Conv2D(10, 3, name="c"), GroupedConv2D(10, 3, groups=10, name="c")]
 )
 def test_shards_own_slices_that_make_up_the_whole(layer):
     shards = Shards(networks.model_of(layer, shape=(8, 8, 10)), 4)
@@ -187,10 +186,7 @@ def sent_bytes(strategy):
     return total
 
 
-@pytest.mark.parametrize(
-    "name,group_size",
-    [("plain", 2), slow("residual", 3)],
-)
+@pytest.mark.parametrize("name,group_size", [("plain", 2), slow("residual", 3)])
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
