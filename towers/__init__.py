@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from towers.evaluation.predict import predict as predict
     from towers.evaluation.predict import write_predictions as write_predictions
     from towers.evaluation.restored import load_run as load_run
-    from towers.evaluation.soup import average as average
+    from towers.evaluation.studies import average as average
     from towers.evaluation.studies import calibrate as calibrate
     from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
     from towers.evaluation.studies import find_suspects as find_suspects
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _MODULES = {
     "Config": "config",
-    "average": "evaluation.soup",
+    "average": "evaluation.studies",
     "calibrate": "evaluation.studies",
     "compare": "evaluation.comparison",
     "cross_validate": "training.cross_validation",

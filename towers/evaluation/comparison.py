@@ -31,24 +31,6 @@ class Run(NamedTuple):
     curves: Mapping[str, Any]  # as in `report.json`
 
 
-class Difference(NamedTuple):
-    """The mean difference in accuracy between two groups of runs with the same seeds,
-    second minus first, and its standard error; NaN for one seed."""
-
-    first: str
-    second: str
-    seeds: Sequence[int]
-    mean: float
-    standard_error: float
-
-    def __str__(self) -> str:
-        text = f"Accuracy with {self.second} minus {self.first}: {self.mean:+.4f}"
-        if len(self.seeds) > 1:
-            text += f", standard error {self.standard_error:.4f}"
-        seeds = ", ".join(map(str, self.seeds))
-        return f"{text}; mean over pairs of the same seed ({seeds})"
-
-
 def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     """Prints a table of runs, and writes a web page with their results, curves and the
     options that differ.
@@ -88,34 +70,37 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     return path
 
 
-def paired_difference(runs: Sequence[Run]) -> Difference | None:
-    """Paired difference of two groups of runs whose options are the same but for the
-    seed; None where the runs are no such groups, or have no seed in common."""
-    groups = {}
-    for run, group in zip(runs, _groups(runs), strict=True):
-        accuracies = groups.setdefault(group, {})
+def paired_difference(runs: Sequence[Run]) -> str:
+    """The mean difference in accuracy of two groups of runs with the same options but
+    for the seed, over pairs of the same seed; empty where there are no such groups."""
+    groups, options = {}, []
+    for run in runs:
+        values = dataclasses.asdict(run.config) | {"seed": None}
+        accuracies = groups.setdefault(tuple(values.items()), {})
+        if not accuracies:
+            options.append(run.config)
         accuracy = reported_figure(run.result, "accuracy")
         if accuracy is None or run.config.seed in accuracies:
-            return None
+            return ""
         accuracies[run.config.seed] = accuracy
     if len(groups) != 2 or len({run.result["reported"] for run in runs}) != 1:
-        return None
+        return ""
     first, second = groups.values()
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
-        return None
+        return ""
+    names = [name for name in _differing(runs) if name != "seed"]
+    one, other = (
+        " ".join(f"{name}={getattr(config, name)}" for name in names)
+        for config in options
+    )
     differences = [second[seed] - first[seed] for seed in seeds]
-    error = math.nan
+    mean = statistics.fmean(differences)
+    text = f"Accuracy with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
-    options = _differing(runs)
-    options.pop("seed", None)
-    one, other = (_groups(runs).index(group) for group in groups)
-    names = [
-        " ".join(f"{name}={values[i]}" for name, values in options.items())
-        for i in (one, other)
-    ]
-    return Difference(*names, seeds, statistics.fmean(differences), error)
+        text += f", standard error {error:.4f}"
+    return f"{text}; mean over pairs of the same seed ({', '.join(map(str, seeds))})"
 
 
 def _names(folders):
@@ -148,12 +133,6 @@ def _result(folder, records):
     return max(results[::-1], key=precedence)
 
 
-def _groups(runs):
-    """Options without the seed, per run."""
-    values = [dataclasses.asdict(run.config) | {"seed": None} for run in runs]
-    return [tuple(x.items()) for x in values]
-
-
 def _differing(runs):
     """Option -> its values in the runs, where they differ."""
     values = {name: [getattr(run.config, name) for run in runs] for name in FIELDS}
@@ -168,12 +147,10 @@ def _rows(runs) -> Iterator[list[str]]:
             reported_figure(run.result, name)
             for name in ("accuracy", "accuracy_interval", "loss")
         )
-        speed = run.result.get("images_per_sec")
+        speed, reported = run.result.get("images_per_sec"), run.result["reported"]
         yield [
             run.name,
-            (run.result["reported"] or "none")
-            .replace("_accuracy", "")
-            .replace("_", " "),
+            (reported or "none").replace("_accuracy", "").replace("_", " "),
             "" if accuracy is None else f"{accuracy:.4f}",
             "{:.4f} to {:.4f}".format(*interval) if interval else "",
             "" if loss is None else f"{loss:.4f}",
@@ -189,19 +166,18 @@ def _lines(runs):
     for row in rows:
         cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-    for name, values in _differing(runs).items():
-        text = f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
+    texts = [
+        f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
+        for name, values in _differing(runs).items()
+    ]
+    for text in (*texts, paired_difference(runs)):
         yield from textwrap.wrap(text, 80, subsequent_indent="  ")
-    if difference := paired_difference(runs):
-        yield from textwrap.wrap(str(difference), 80, subsequent_indent="  ")
 
 
 def _page(runs):
     head, *rows = _rows(runs)
     names = [run.name for run in runs]
-    differing = [
-        (name, *(str(x) for x in values)) for name, values in _differing(runs).items()
-    ]
+    differing = [[name, *map(str, x)] for name, x in _differing(runs).items()]
     options = page.paragraph("All options are alike.")
     if differing:
         options = page.table(["option", *names], differing)
@@ -221,25 +197,25 @@ def _page(runs):
 def _curves(runs):
     """The section of curves, a color per run."""
     panels = []
-    keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
     for title, names in (
-        ("Accuracy", lambda run: [_evaluated(run, "accuracy")]),
-        ("Loss", lambda run: [_evaluated(run, "loss")]),
-        ("Training loss", lambda run: ["epoch_loss", "loss"]),
-        ("Learning rate", lambda run: ["learning_rate"]),
+        ("Accuracy", ()),
+        ("Loss", ()),
+        ("Training loss", ("epoch_loss", "loss")),
+        ("Learning rate", ("learning_rate",)),
     ):
-        series: list[Series] = []
+        series = []
         for color, run in enumerate(runs):
-            each = (metric_series(run.curves, x, run.name, color) for x in names(run))
+            reported = run.result["reported"] or "test_accuracy"
+            evaluated = reported.replace("accuracy", title.lower())
+            each = (
+                metric_series(run.curves, name, run.name, color)
+                for name in names or (evaluated,)
+            )
             series += next(filter(None, each), [])
         if series:
             svg = charts.curves(title, series, title == "Accuracy")
             panels.append(page.chart(title, svg))
     if panels:
+        keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
         legend = f"<p>{page.legend(keys)}</p>"
         yield page.section("Curves", legend, page.grid(*panels))
-
-
-def _evaluated(run, name):
-    """The reported metric of evaluations during training."""
-    return (run.result["reported"] or "test_accuracy").replace("accuracy", name)

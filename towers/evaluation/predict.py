@@ -183,10 +183,7 @@ def write_predictions(
     if features:
         results = create_features_file(path)
     else:
-        run = prediction.run
-        results = create_table(
-            path, form, run.class_names, top, run.to_probabilities, run.thresholds
-        )
+        results = create_table(path, form, prediction.run, top)
     with _errors_of_output(path), results as write:
         for batch in prediction.batches():
             write(*batch)

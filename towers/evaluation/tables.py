@@ -15,7 +15,7 @@ import numpy as np
 from towers import store
 from towers.data.files.paths import shown
 from towers.errors import printable
-from towers.evaluation.predictions import softmax
+from towers.evaluation.restored import RestoredRun
 
 FORMS = ("table", "csv", "json")
 
@@ -28,36 +28,30 @@ Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 
 
 @contextlib.contextmanager
-def create_table(
-    path: str,
-    form: str,
-    class_names: Sequence[str],
-    top: int,
-    probabilities_fn: Callable[[np.ndarray], np.ndarray] = softmax,
-    thresholds: np.ndarray | None = None,
-) -> Iterator[Write]:
+def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[Write]:
     """The function that writes a line for each image, from logits [n, num_classes], to
     a file, or to standard output where the path is empty.
 
-    With `top=0` all classes are written in the order of `class_names`, which are then
-    the columns of "csv". "json" has null for a probability that is not a number and,
-    with thresholds, "present", the classes that reach them.
+    With `top=0` all classes are written in their order, as columns of "csv". "json" has
+    null for a probability that is not a number and, of label sets, "present", the
+    classes that reach their thresholds.
     """
+    class_names, thresholds = run.class_names, run.thresholds
     digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
     in_order, top = not top, min(top or len(class_names), len(class_names))
     width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
 
     def write_line(path, label, best, present):
         if form == "csv":
-            cells = (x for name, p in best for x in (name, digits.format(p)))
-            cells = (digits.format(p) for _, p in best) if in_order else cells
+            cells = [digits.format(p) for _, p in best]
+            if not in_order:
+                cells = [x for name, p in best for x in (name, digits.format(p))]
             csv_file.writerow([path, label or "", *cells])
         elif form == "json":
-            predictions = [
-                {"class": name, "probability": None if math.isnan(p) else x}
-                for name, p in best
-                for x in [float(digits.format(p))]
-            ]
+            predictions = []
+            for name, p in best:
+                number = None if math.isnan(p) else float(digits.format(p))
+                predictions.append({"class": name, "probability": number})
             row = {"path": path, "label": label, "predictions": predictions}
             if thresholds is not None:
                 row["present"] = [class_names[c] for c in np.flatnonzero(present)]
@@ -70,7 +64,7 @@ def create_table(
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         if in_order:
             order = np.broadcast_to(np.arange(top), order.shape)
-        probabilities = probabilities_fn(logits)
+        probabilities = run.to_probabilities(logits)
         is_present = probabilities >= (1.0 if thresholds is None else thresholds)
         probabilities = np.take_along_axis(probabilities, order, 1).tolist()
         for path, label, classes, values, present in zip(
@@ -83,9 +77,12 @@ def create_table(
     with _open_output(path) as stream:
         csv_file = csv.writer(stream, lineterminator="\n")
         if form == "csv":
-            numbers = range(1, top + 1)
-            columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
-            columns = class_names if in_order else columns
+            columns = class_names
+            if not in_order:
+                numbers = range(1, top + 1)
+                columns = [
+                    f"{x}_{n}" for n in numbers for x in ("class", "probability")
+                ]
             csv_file.writerow(["path", "label", *columns])
         yield write
 
