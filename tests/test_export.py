@@ -21,11 +21,16 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data.files.image import read_image
 from towers.data.sets import synthetic
 from towers.errors import ConfigError, DataError, ExportError
-from towers.exporting import comparison, load_in_new_process, staging, state_dicts
-from towers.exporting.examples import images_of
+from towers.exporting import comparison, load_in_new_process, staging
+from towers.exporting.comparison import images_of
 from towers.exporting.export import FORMATS, export
 from towers.exporting.stock import stock_network, with_preprocessing
-from towers.exporting.writers import WRITERS, decode_image, write_keras
+from towers.exporting.writers import (
+    WRITERS,
+    decode_image,
+    write_keras,
+    write_safetensors,
+)
 from towers.models.create import without_noise
 from towers.models.variables import keras_settings
 from towers.models.zoo import vit
@@ -355,7 +360,7 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
 
     run = random_run(name, width=0.1, ema_decay=0.9)
     trained, path = comparison.trained_network(run), tmp_path / "a.safetensors"
-    state_dicts.write_safetensors(path, trained, run)
+    write_safetensors(path, trained, run)
     values = {v.path: v.numpy() for v in trained.variables}
     with safetensors.safe_open(path, "numpy") as file:
         theirs = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -380,6 +385,6 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
     assert tuple(json.loads(metadata["class_names"])) == run.class_names
     np.testing.assert_allclose(json.loads(metadata["mean"]), np.array(run.mean) / 255)
     images = random_images(run)
-    logits, _ = state_dicts.predict(path, run, images)
+    logits, _ = comparison.predict_with_variables(path, run, images)
     expected = comparison.logits_of(run, trained, images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)

@@ -29,7 +29,7 @@ from timm.layers import resample_abs_pos_embed  # noqa: E402
 
 from towers.config.choices import MODELS  # noqa: E402
 from towers.data.files.image import read_image  # noqa: E402
-from towers.exporting.state_dicts import write_safetensors  # noqa: E402
+from towers.exporting.writers import write_safetensors  # noqa: E402
 from towers.models.torch_names import resample_positions  # noqa: E402
 from towers.run.initial import read_variables  # noqa: E402
 from towers.run.weights import open_weights  # noqa: E402

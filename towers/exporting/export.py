@@ -92,7 +92,7 @@ def export(
     output = pathlib.Path(os.path.expanduser(output))
     with quiet_imports():
         from towers.evaluation.restored import read_run
-        from towers.exporting import comparison, examples, staging, state_dicts
+        from towers.exporting import comparison, staging
         from towers.exporting.stock import stock_network
         from towers.exporting.writers import WRITERS
         from towers.parallel.devices import show_gpus
@@ -104,7 +104,7 @@ def export(
     averages = "the moving averages of " if run.config.ema_decay else ""
     console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
-    compared, calibration, origin = examples.images_of(
+    compared, calibration, origin = comparison.images_of(
         run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
     if precision == "int8" and calibration is None:
@@ -122,8 +122,8 @@ def export(
             results = comparison.predict_in_new_process(format, path, compared)
         else:
             where = "Read into a new network"
-            state_dicts.write_safetensors(path, trained, run)
-            results = state_dicts.predict(path, run, compared)
+            WRITERS[format](path, trained, run)
+            results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
         if class_names != tuple(map(printable, run.class_names)):
             raise ExportError(

@@ -1,4 +1,4 @@
-"""The formats: each written from a network of stock layers, with its preprocessing."""
+"""Writers of the formats; all but safetensors write a network of stock layers."""
 
 import json
 import logging
@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers import quiet_imports
-from towers.errors import printable
+from towers.errors import ConfigError, printable
 from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
+from towers.models import torch_names
 
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
 PREPROCESSING = "preprocessing"  # in the names of the operations before the network
@@ -24,9 +25,8 @@ ONNX_OPSET = 18
 
 def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
     """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes], by a softmax, or of a network of several
-    labels an image by a sigmoid per class; then also "present", bool [n, classes],
-    whether a probability reaches the threshold that held-out images have chosen."""
+    "probabilities", float32 [n, classes]; of label sets also "present", bool [n,
+    classes], whether a probability reaches the threshold of held-out images."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -38,9 +38,8 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         probabilities = to_probabilities(logits / run.temperature)
         results = {"logits": logits, "probabilities": probabilities}
         if run.thresholds is not None:
-            results["present"] = probabilities >= tf.constant(
-                run.thresholds, probabilities.dtype
-            )
+            thresholds = tf.constant(run.thresholds, probabilities.dtype)
+            results["present"] = probabilities >= thresholds
         return results
 
     return predict
@@ -54,13 +53,9 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     predict = predict_fn(network, run)
 
     def predict_encoded(encoded_images):
+        options = run.image_shape, run.config.center_crop, run.config.interpolation
         images = tf.map_fn(
-            lambda content: decode_image(
-                content,
-                run.image_shape,
-                run.config.center_crop,
-                run.config.interpolation,
-            ),
+            lambda content: decode_image(content, *options),
             encoded_images,
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
         )
@@ -132,32 +127,24 @@ def write_tflite(
     The names of the classes are `labels.txt`, a line each, in a zip archive at the end
     of the file, where the metadata tools of TensorFlow Lite put associated files.
     """
+    create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
         write_saved_model(pathlib.Path(source), network, run)
-        content = _converted(source, precision, calibration)
+        with quiet_imports(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own former parts
+            converter = create_converter(source, [SERVING])
+            if precision == "float16":
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                converter.target_spec.supported_types = [tf.float16]
+            content = converter.convert()
+            if precision == "int8":
+                converter = create_converter(source, [SERVING])
+                content = _quantized(converter, content, calibration)
     path.write_bytes(content)
     with zipfile.ZipFile(path, "a") as archive:
         names = "".join(f"{printable(name)}\n" for name in run.class_names)
         archive.writestr("labels.txt", names)
-
-
-def _converted(source, precision, calibration):
-    """The bytes of a .tflite file, from the folder of a SavedModel."""
-
-    def create_converter():
-        return tf.lite.TFLiteConverter.from_saved_model(source, [SERVING])
-
-    with quiet_imports(), warnings.catch_warnings():  # about its own former parts
-        warnings.simplefilter("ignore")
-        converter = create_converter()
-        if precision == "float16":
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-            converter.target_spec.supported_types = [tf.float16]
-        content = converter.convert()
-        if precision == "int8":
-            content = _quantized(create_converter(), content, calibration)
-    return content
 
 
 def _quantized(converter, in_float32, calibration):
@@ -204,9 +191,38 @@ def _erfc(graph, node, name, args):
     )
 
 
+def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun, *_):
+    """Writes the variables of a `comparison.trained_network` under timm's names, in
+    float32; the metadata has class names, sides of images, mean and standard deviation
+    in units of 0..1, in JSON. ConfigError where there are no such names for the
+    network."""
+    model = run.config.model
+    tables = torch_names.tables(model)
+    ours = {variable.path for variable in trained.variables}
+    if not tables or torch_names.missing_variables(tables[0], ours):
+        raise ConfigError(
+            f"format=safetensors: timm has no network like model={model}, whose names "
+            "could be written; choose another --format, such as keras"
+        )
+    from safetensors.numpy import save_file
+
+    metadata = {
+        "class_names": run.class_names,
+        "input_size": run.input_shape,
+        "mean": [value / 255 for value in run.mean],
+        "std": [value / 255 for value in run.std],
+    }
+    save_file(
+        torch_names.state_dict(trained, tables[0]),
+        path,
+        {"format": "pt"} | {name: json.dumps(x) for name, x in metadata.items()},
+    )
+
+
 WRITERS = {
     "saved_model": write_saved_model,
     "keras": write_keras,
     "tflite": write_tflite,
     "onnx": write_onnx,
+    "safetensors": write_safetensors,
 }
