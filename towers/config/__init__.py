@@ -5,9 +5,12 @@ from towers.config.config import (
     Config,
     changed_mathematics,
     check_names,
+    from_json,
+    from_values,
     non_defaults,
+    parse_json,
+    to_json,
 )
-from towers.config.storage import from_json, from_values, parse_json, to_json
 
 __all__ = [
     "FIELDS",

@@ -161,26 +161,15 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "no trained weights of this network are known; give a file or a run "
             "folder, or another --model, such as tf_efficientnet_lite0 or keras:NAME",
         )
-    if own_moments and config.choice_of("augment").standardizes_images:
-        yield (
-            ("augment", "model"),
-            "the one standardizes each image by itself, the other was made for a mean "
-            "and a std of its own; choose another --augment, such as "
-            "pad_crop_flip",
-        )
-    is_standardized = config.standardize not in ("auto", "data")
-    if is_standardized and config.choice_of("augment").standardizes_images:
-        yield (
-            ("augment", "standardize"),
-            "the one standardizes each image by itself; choose another --augment, such "
-            "as pad_crop_flip, or drop --standardize",
-        )
-    if config.policy != "none" and config.choice_of("augment").standardizes_images:
-        yield (
-            ("policy", "augment"),
-            "the one needs pixel values, the other standardizes each image by itself; "
-            "choose another --augment, such as pad_crop_flip",
-        )
+    if config.choice_of("augment").standardizes_images:
+        why = "--augment standardizes each image by itself, the other option "
+        way = "; choose another --augment, such as pad_crop_flip"
+        if own_moments:
+            yield ("augment", "model"), f"{why}needs its own mean and std{way}"
+        if config.standardize not in ("auto", "data"):
+            yield ("augment", "standardize"), f"{why}would do so once more{way}"
+        if config.policy != "none":
+            yield ("augment", "policy"), f"{why}needs pixel values{way}"
     if config.policy == config.augment == "rand_augment":
         yield (
             ("policy", "augment"),
@@ -195,30 +184,19 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
     if not strategy.asynchronous:
         return
+    way = "or choose a synchronous strategy"
     if config.accumulate_steps > 1:
-        yield (
-            ("accumulate_steps", "strategy"),
-            "each tower applies its gradients at once; raise --batch_size or choose a "
-            "synchronous strategy",
-        )
+        why = "each tower applies its gradients at once; raise --batch_size"
+        yield ("accumulate_steps", "strategy"), f"{why} {way}"
     if config.batch_norm == "sync":
-        yield (
-            ("batch_norm", "strategy"),
-            "its towers do not wait for each other to share moments; set "
-            "--batch_norm=local or choose a synchronous strategy",
-        )
+        why = "its towers do not share moments; set --batch_norm=local"
+        yield ("batch_norm", "strategy"), f"{why} {way}"
     if config.precision == "float16":
-        yield (
-            ("precision", "strategy"),
-            "its towers have no common step that could be skipped where one overflows; "
-            "set --precision=bfloat16 or choose a synchronous strategy",
-        )
+        why = "its towers cannot skip a step together where one overflows; set "
+        yield ("precision", "strategy"), f"{why}--precision=bfloat16 {way}"
     if config.input == "resident":
-        yield (
-            ("input", "strategy"),
-            "its towers draw their shares from one stream; set --input=stream or "
-            "choose a synchronous strategy",
-        )
+        why = "its towers draw their shares from one stream; set --input=stream"
+        yield ("input", "strategy"), f"{why} {way}"
     if config.async_scale_gradients and config.choice_of("optimizer").scale_free:
         yield (
             ("optimizer", "async_scale_gradients"),

@@ -7,6 +7,7 @@ happens (its folder, the addresses of a cluster) is not part of it.
 
 import dataclasses
 import functools
+import json
 import textwrap
 from collections.abc import Iterable
 from typing import Any
@@ -772,3 +773,31 @@ def check_names(names: Iterable[str], source: str = "") -> None:
                 f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
                 f"{program('train')} --help lists them"
             )
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str | bytes) -> Config:
+    """The Config of a stored `config.json`; fields that it lacks take their default."""
+    try:
+        values = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"not a config.json: {error}") from None
+    return from_values(values)
+
+
+def from_values(values: Any) -> Config:
+    """The Config of a stored object of options."""
+    if not isinstance(values, dict):
+        raise ConfigError("not a config.json: an object of options is expected")
+    return Config(**values)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The value of a JSON text; a ValueError where it is none, or nested too deeply."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -87,16 +87,15 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
     begin = f"{option}: " if option else ""
     if not os.path.isfile(path):  # also where the name is none of a file
         raise ConfigError(f"{begin}there is no file {path.absolute()}")
-    module = _with_errors_in_one_line(begin, path, _load_file)(
-        path.resolve(), path.stat().st_mtime_ns
-    )
-    # Also of a module with a `__getattr__` of its own.
-    function = _with_errors_in_one_line(begin, path, getattr)(module, name, None)
+    with _errors_in_one_line(begin, path):
+        module = _load_file(path.resolve(), path.stat().st_mtime_ns)
+        # Also of a module with a `__getattr__` of its own.
+        function = getattr(module, name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value)]
         message = f"{begin}{path} has no function {name!r}"
         raise ConfigError(with_nearest(message, name, functions))
-    return _with_errors_in_one_line(begin, path, function)
+    return _errors_in_one_line(begin, path)(function)
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
@@ -152,26 +151,22 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     return module
 
 
-def _with_errors_in_one_line(begin, path, function):
-    """A function whose errors name the line of the user's file."""
-
-    @functools.wraps(function)
-    def wrapped(*args, **kwargs):
-        try:
-            return function(*args, **kwargs)
-        except TowersError as error:
-            where = begin or f"{_line_of_error(path, error)}: "
-            error.args = (f"{where}{error}",)
-            raise
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            where = _line_of_error(path, error)
-            raise ConfigError(
-                f"{begin}{where}: {type(error).__name__}: {one_line(error)}"
-            ) from error
-
-    return wrapped
+@contextlib.contextmanager
+def _errors_in_one_line(begin, path):
+    """Errors that name the line of the user's file."""
+    try:
+        yield
+    except TowersError as error:
+        where = begin or f"{_line_of_error(path, error)}: "
+        error.args = (f"{where}{error}",)
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        where = _line_of_error(path, error)
+        raise ConfigError(
+            f"{begin}{where}: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:

@@ -17,7 +17,7 @@ class ParamRate(NamedTuple):
 def parse(option: str, text: str) -> Any:
     """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01)). ConfigError
     where a part between commas is wrong."""
-    read, kind, least, expected = LISTS[option]
+    read, least, expected = LISTS[option]
     values = []
     for part in text.split(",") if text else []:
         try:
@@ -29,7 +29,7 @@ def parse(option: str, text: str) -> Any:
         values.append(value)
     if len(values) < least:
         raise ConfigError(f"{option}={text!r}: {text!r} should be {expected}")
-    return kind(values)
+    return dict(values) if read is _hyperparameter else tuple(values)
 
 
 def height_and_width(image_size: int | str) -> tuple[int, int]:
@@ -87,44 +87,38 @@ def _number(text):
     return number
 
 
-# Option -> the function that reads a part, the type of the whole, the least number of
-# parts, and a description of a valid part.
+# Option -> the function that reads a part, the least number of parts, and a description
+# of a valid part.
 LISTS = {
     "crop_scale": (
         _share,
-        tuple,
         2,
         "a share of the area, first the least, then the most, such as 0.35,1",
     ),
     "early_sizes": (
         _early_size,
-        tuple,
         0,
         "pixels and the part of the run, below 1, that ends with them, both growing, "
         "such as 16:0.2,24:0.5",
     ),
     "epoch_factors": (
         _epoch_factor,
-        tuple,
         0,
         "an epoch after those before, and a factor, such as 30:0.1",
     ),
-    "freeze": (_pattern, tuple, 0, "a pattern, such as stem*"),
+    "freeze": (_pattern, 0, "a pattern, such as stem*"),
     "optimizer_options": (
         _hyperparameter,
-        dict,
         0,
         "a hyperparameter that comes once, and a number, such as beta3:0.99",
     ),
     "rand_augment": (
         _rand_augment,
-        tuple,
         2,
         "a number of operations, 1 to 14, then a magnitude, 0 to 30, such as 2,9",
     ),
     "param_rates": (
         _param_rate,
-        tuple,
         0,
         "a pattern, a factor and, if that is not 0, a number of epochs above 0, such "
         "as */bias:2 or stem/kernel:0.1:3",

@@ -66,14 +66,8 @@ def option(
     if table:
         choices = tuple(tables.TABLES[table])
         help = f"{help}: {tables.explained(table)}."
-    metadata = {
-        "help": help,
-        "range": range,
-        "choices": choices,
-        "table": table,
-        "read_by": read_by,
-        "resumable": resumable,
-    }
+    metadata = {"help": help, "range": range, "choices": choices, "table": table}
+    metadata |= {"read_by": read_by, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -180,18 +174,20 @@ def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> 
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         is_possible = False
+    text = os.fspath(path)
     if not is_possible:
         raise ConfigError(
-            f"{name}={_short(os.fspath(path))}: has a character that no path can have, "
-            "a zero or half of a pair; leave it out"
+            f"{name}={_short(text)}: has a character that no path can have, a zero or "
+            "half of a pair; leave it out"
         )
-    if not may_be_url or "://" not in os.fsdecode(path):
+    text = os.fsdecode(text)
+    if not may_be_url or "://" not in text:
         refuse_url(name, path)
-    home = os.fsdecode(path).partition(os.sep)[0]
+    home = text.partition(os.sep)[0]
     if home.startswith("~") and os.path.expanduser(home) == home:
         raise ConfigError(
-            f"{name}={_short(os.fsdecode(path))}: there is no user {home[1:]!r}; "
-            "give the whole path, or begin with ./ for a folder here"
+            f"{name}={_short(text)}: there is no user {home[1:]!r}; give the whole "
+            "path, or begin with ./ for a folder here"
         )
 
 

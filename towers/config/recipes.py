@@ -7,11 +7,10 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from towers.config.config import FIELDS, Config, non_defaults
+from towers.config.config import FIELDS, Config, from_json, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
-from towers.config.storage import from_json
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
