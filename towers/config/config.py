@@ -23,8 +23,14 @@ from towers.config.options import (
     POSITIVE,
     Range,
     check_option,
+    dataset_option,
+    loss_option,
+    model_option,
+    optimizer_option,
     option,
     resumable_option,
+    schedule_option,
+    strategy_option,
 )
 from towers.config.preprocessing import INTERPOLATIONS
 from towers.config.synonyms import suggestion
@@ -42,64 +48,58 @@ class Config:
 
     # Data set, input and augmentation.
     dataset: str = option("cifar10", "Data set", table="dataset")
-    data_dir: str = resumable_option(
+    data_dir: str = dataset_option(
         "",
         "Folder that holds the data set; if empty, data/ and the default folder of "
         "tensorflow-datasets are searched.",
-        read_by="dataset",
+        resumable=True,
     )
-    columns: str = option(
+    columns: str = dataset_option(
         "",
         "Column names as ROLE:NAME, separated by commas, where they differ from the "
         "usual ones: path, label, split, fold and weight of a table; image and label "
         "of parquet and webdataset; image, label and text of tfrecord.",
-        read_by="dataset",
     )
-    image_dir: str = resumable_option(
+    image_dir: str = dataset_option(
         "",
         "Folder that paths in a table are relative to; by default the table's own "
         "folder.",
-        read_by="dataset",
+        resumable=True,
     )
-    fold: int = option(
+    fold: int = dataset_option(
         -1,
         "Value in a table's column fold that marks the test images; -1 for none.",
         Range(at_least=-1),
-        read_by="dataset",
     )
-    shuffle_buffer_mb: float = option(
+    shuffle_buffer_mb: float = dataset_option(
         1000.0,
         "Size of the shuffle buffer in megabytes, for row groups of Parquet files and "
         "blocks of remote files; an epoch that fits in the buffer is shuffled as a "
         "whole.",
         POSITIVE,
-        read_by="dataset",
     )
-    image_size: int | str = option(
+    image_size: int | str = dataset_option(
         0,
         "Size in pixels to which images of image_folder and tfds:NAME are resized and "
         "cropped: one number, or HEIGHTxWIDTH such as 96x128. 0 keeps the stored "
         "size; if sizes differ, 0 takes the size of the trained weights of "
         "--init_from, otherwise 64. Images of synthetic have this size, or 32.",
         NOT_NEGATIVE,
-        read_by="dataset",
     )
-    center_crop: float = option(
+    center_crop: float = dataset_option(
         0.0,
         "Fraction of the height and width of image_folder and tfds:NAME images that "
         "the center crop keeps before it is resized to --image_size; 0.875 equals a "
         "resize to 256 and a crop of 224. 0 crops as for the trained weights of "
         "--init_from, otherwise 1.",
         Range(at_least=0, at_most=1),
-        read_by="dataset",
     )
-    interpolation: str = option(
+    interpolation: str = dataset_option(
         "auto",
         "Interpolation used to resize images of image_folder and tfds:NAME, as in "
         "Pillow. auto is the interpolation of the trained weights of --init_from, "
         "otherwise bilinear.",
         choices=INTERPOLATIONS,
-        read_by="dataset",
     )
     standardize: str = option(
         "auto",
@@ -124,27 +124,27 @@ class Config:
         "is resident on GPUs if the data is in memory.",
         choices=("auto", "stream", "resident"),
     )
-    image_cache_mb: float = resumable_option(
+    image_cache_mb: float = dataset_option(
         2000.0,
         "Size of the cache of decoded images of image_folder and tfds:NAME, in "
         "megabytes; 0 decodes them in every epoch.",
         NOT_NEGATIVE,
-        read_by="dataset",
+        resumable=True,
     )
-    max_image_pixels: int = resumable_option(
+    max_image_pixels: int = dataset_option(
         choices.MAX_IMAGE_PIXELS,
         "Maximum number of pixels of an image file of image_folder and tfds:NAME; a "
         "larger one is refused before it is decoded.",
         AT_LEAST_1,
-        read_by="dataset",
+        resumable=True,
     )
-    bad_images: str = resumable_option(
+    bad_images: str = dataset_option(
         "stop",
         "Handling of image files of image_folder and tfds:NAME that cannot be used: "
         "stop ends the run; skip reads all files at the start and leaves the bad ones "
         "out.",
         choices=("stop", "skip"),
-        read_by="dataset",
+        resumable=True,
     )
     validation_fraction: float = option(
         0.0,
@@ -242,24 +242,21 @@ class Config:
 
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network", table="model")
-    width: float = option(
+    width: float = model_option(
         1.0,
         "Factor on the number of channels of every layer.",
         Range(above=0, at_most=1000),
-        read_by="model",
     )
-    dropout: float = option(
+    dropout: float = model_option(
         0.0,
         "Dropout rate, of the networks that docs/networks.md lists for it.",
         BELOW_1,
-        read_by="model",
     )
-    stochastic_depth: float = option(
+    stochastic_depth: float = model_option(
         0.0,
         "Probability of skipping the last residual block of a network (stochastic "
         "depth); it decreases linearly to the first block.",
         BELOW_1,
-        read_by="model",
     )
     precision: str = option(
         "float32",
@@ -279,43 +276,34 @@ class Config:
     # Optimizer, learning rate, weight decay and moving averages.
     optimizer: str = option("nesterov", "Optimizer", table="optimizer")
     learning_rate: float = option(0.1, "Initial or peak learning rate.", POSITIVE)
-    momentum: float = option(
-        0.9, "Momentum of the optimizer.", BELOW_1, read_by="optimizer"
-    )
-    beta1: float = option(
+    momentum: float = optimizer_option(0.9, "Momentum of the optimizer.", BELOW_1)
+    beta1: float = optimizer_option(
         0.9,
         "Exponential decay rate of the first moment of adam, adamw, lamb and lion.",
         BELOW_1,
-        read_by="optimizer",
     )
-    beta2: float = option(
+    beta2: float = optimizer_option(
         0.999,
         "Exponential decay rate of the second moment of adam, adamw and lamb.",
         BELOW_1,
-        read_by="optimizer",
     )
-    rho: float = option(
-        0.9,
-        "Exponential decay rate of the mean squared gradient of rmsprop.",
-        BELOW_1,
-        read_by="optimizer",
+    rho: float = optimizer_option(
+        0.9, "Exponential decay rate of the mean squared gradient of rmsprop.", BELOW_1
     )
-    epsilon: float = option(
+    epsilon: float = optimizer_option(
         1e-7,
         "Added to the denominator of adam, adamw and lamb for numerical stability; "
         "with rmsprop, added below the square root.",
         POSITIVE,
-        read_by="optimizer",
     )
-    muon_momentum: float = option(
-        0.6, "Momentum of the convolutions with muon.", BELOW_1, read_by="optimizer"
+    muon_momentum: float = optimizer_option(
+        0.6, "Momentum of the convolutions with muon.", BELOW_1
     )
-    trust_coefficient: float = option(
+    trust_coefficient: float = optimizer_option(
         0.001,
         "Trust coefficient of lars: the ratio of a kernel's update to its norm at "
         "learning rate 1.",
         POSITIVE,
-        read_by="optimizer",
     )
     optimizer_options: str = option(
         "",
@@ -331,45 +319,39 @@ class Config:
         NOT_NEGATIVE,
     )
     loss: str = option("cross_entropy", "Loss function", table="loss")
-    label_smoothing: float = option(
+    label_smoothing: float = loss_option(
         0.0,
         "Label smoothing: the probability that is distributed evenly over all classes.",
         BELOW_1,
-        read_by="loss",
     )
-    focal_gamma: float = option(
+    focal_gamma: float = loss_option(
         2.0,
         "Focusing parameter gamma of the focal loss; 0 equals cross_entropy.",
         NOT_NEGATIVE,
-        read_by="loss",
     )
-    target_threshold: float = option(
+    target_threshold: float = loss_option(
         0.0,
         "With binary_cross_entropy, targets of mixed images above this count as 1 and "
         "others as 0; 0 keeps the targets.",
         BELOW_1,
-        read_by="loss",
     )
-    class_weights: str = option(
+    class_weights: str = loss_option(
         "",
         "Class weights of the training loss: balanced for weights inversely "
         "proportional to the number of images, or a JSON file of class names and "
         "weights (in Python also a dict of class names or numbers); empty for none.",
-        read_by="loss",
     )
-    pos_weights: str = option(
+    pos_weights: str = loss_option(
         "",
         "With binary_cross_entropy, weights of the positive examples of each class: "
         "balanced for the ratio of negative to positive images, or a JSON file (in "
         "Python a dict) as for --class_weights; empty for none.",
-        read_by="loss",
     )
-    logit_adjustment: float = option(
+    logit_adjustment: float = loss_option(
         0.0,
         "Logit adjustment for rare classes: the training loss adds this times the "
         "logarithm of the class frequency to the logits.",
         NOT_NEGATIVE,
-        read_by="loss",
     )
     teacher: str = option(
         "",
@@ -406,48 +388,38 @@ class Config:
         "frozen uses its moving averages and does not update them.",
     )
     schedule: str = option(
-        "cosine",
-        "Learning rate schedule over the training images",
-        table="schedule",
+        "cosine", "Learning rate schedule over the training images", table="schedule"
     )
-    decay_factor: float = option(
+    decay_factor: float = schedule_option(
         0.1,
         "Factor on the learning rate at each stair of the exponential schedules, and "
         "at each plateau.",
         POSITIVE,
-        read_by="schedule",
     )
-    epochs_per_decay: float = option(
-        350.0,
-        "Length of a stair of the exponential schedules, in epochs.",
-        POSITIVE,
-        read_by="schedule",
+    epochs_per_decay: float = schedule_option(
+        350.0, "Length of a stair of the exponential schedules, in epochs.", POSITIVE
     )
-    epoch_factors: str = option(
+    epoch_factors: str = schedule_option(
         "",
         "With the piecewise schedule: epochs, and the factor on the learning rate "
         "from each of them on, such as 30:0.1,60:0.01.",
-        read_by="schedule",
     )
-    min_rate_factor: float = option(
+    min_rate_factor: float = schedule_option(
         0.0,
         "Final learning rate of the cosine schedule, as a fraction of the initial "
         "rate.",
         BELOW_1,
-        read_by="schedule",
     )
-    peak_fraction: float = option(
+    peak_fraction: float = schedule_option(
         0.3,
         "Fraction of --num_epochs at which the one_cycle schedule peaks.",
         Range(above=0, below=1),
-        read_by="schedule",
     )
-    plateau_patience: int = option(
+    plateau_patience: int = schedule_option(
         5,
         "Number of evaluations on held-out images without improvement after which the "
         "plateau schedule reduces the learning rate.",
         AT_LEAST_1,
-        read_by="schedule",
     )
     warmup_epochs: float = option(
         -1.0,
@@ -497,33 +469,32 @@ class Config:
         "Device type of the towers; cpu creates a logical device per tower.",
         choices=("auto", "cpu", "gpu"),
     )
-    parameter_device: str = resumable_option(
+    parameter_device: str = strategy_option(
         "auto",
         "Device on which strategies towers and async_towers keep and update the "
         "variables; auto is the CPU, or with a single tower its own device.",
         choices=("auto", "cpu", "gpu"),
-        read_by="strategy",
+        resumable=True,
     )
-    async_scale_gradients: bool = option(
+    async_scale_gradients: bool = strategy_option(
         True,
         "Scale a tower's gradients by its share of the batch in strategy "
         "async_towers, so that an epoch moves the parameters as far as with the other "
         "strategies.",
-        read_by="strategy",
     )
-    max_staleness: int = resumable_option(
+    max_staleness: int = strategy_option(
         0,
         "Maximum number of updates by other towers between fetch and update of a "
         "tower in strategy async_towers; 0 for no limit.",
         NOT_NEGATIVE,
-        read_by="strategy",
+        resumable=True,
     )
-    group_size: int = resumable_option(
+    group_size: int = strategy_option(
         1,
         "Number of devices that share one network in strategy model_parallel; "
         "num_towers is a multiple of it.",
         AT_LEAST_1,
-        read_by="strategy",
+        resumable=True,
     )
     device_order: str = resumable_option(
         "",
@@ -544,27 +515,26 @@ class Config:
         "that are not trained.",
         choices=("local", "sync", "frozen"),
     )
-    all_reduce: str = resumable_option(
+    all_reduce: str = strategy_option(
         "auto",
         "Algorithm that sums the gradients of strategy replicated: star (on one "
         "device), tree, ring, or nccl (two or more GPUs); of multi_worker: ring or "
         "nccl. auto is nccl between GPUs, otherwise star, or ring with multi_worker.",
         choices=("auto", "star", "tree", "ring", "nccl"),
-        read_by="strategy",
+        resumable=True,
     )
-    all_reduce_pack_mb: float = resumable_option(
+    all_reduce_pack_mb: float = strategy_option(
         -1.0,
         "Size of the buffers in which gradients are sent between workers, in "
         "megabytes; 0 for a single buffer, -1 for the default size.",
         Range(at_least=-1, at_most=1e9),
-        read_by="strategy",
+        resumable=True,
     )
-    all_reduce_dtype: str = option(
+    all_reduce_dtype: str = strategy_option(
         "float32",
         "Data type of the gradients in the all-reduce; bfloat16 halves the traffic "
         "and rounds the gradients.",
         choices=("float32", "bfloat16"),
-        read_by="strategy",
     )
     batch_size: int = option(
         128,

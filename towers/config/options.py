@@ -77,6 +77,14 @@ MAY_BE_URLS = "data_dir", "image_dir", "init_from"
 # An option that a resumed run may change.
 resumable_option = functools.partial(option, resumable=True)
 
+# Options that only the choice of another option reads.
+dataset_option = functools.partial(option, read_by="dataset")
+model_option = functools.partial(option, read_by="model")
+optimizer_option = functools.partial(option, read_by="optimizer")
+loss_option = functools.partial(option, read_by="loss")
+schedule_option = functools.partial(option, read_by="schedule")
+strategy_option = functools.partial(option, read_by="strategy")
+
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:
     """The value in the field's own type, or a ConfigError that names the field."""
