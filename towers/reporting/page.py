@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import pathlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,64 +15,7 @@ from towers.reporting.charts import COLORS, Series
 # Pixels of the longer side of a picture; smaller images are not resized.
 _LONGEST, _SMALL = 160, 64
 
-_STYLE = """\
-:root { color-scheme: light dark; --page: #fff; --text: #1b1f24; --muted: #59636e;
-  --grid: #d8dee4; --panel: #f6f8fa; --wrong: #b42318; --link: #1f5fbf; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171c; --text: #e6e9ed;
-  --muted: #9aa4af; --grid: #343b44; --panel: #1d2229; --wrong: #ff8a80;
-  --link: #6ca6ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1400px; padding: 16px clamp(14px, 2.5vw, 36px) 40px;
-  background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 20px; margin: 0 0 8px; overflow-wrap: anywhere; }
-h2 { font-size: 17px; margin: 36px 0 10px; padding-top: 12px;
-  border-top: 1px solid var(--grid); }
-p { margin: 4px 0; max-width: 75ch; overflow-wrap: anywhere; }
-a { color: var(--link); }
-.muted { color: var(--muted); }
-.figure { font-size: 44px; line-height: 1.1; font-weight: 650; margin: 6px 0; }
-.figure small { font-size: 17px; font-weight: 400; display: inline-block;
-  line-height: 1.3; }
-dl.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr));
-  gap: 10px; margin: 16px 0 0; }
-dl.tiles > div { background: var(--panel); border-radius: 6px; padding: 8px 12px; }
-dt { color: var(--muted); font-size: 13px; } dd { margin: 0; font-size: 18px; }
-dd small { font-size: 13px; color: var(--muted); display: block; }
-.row { display: flex; flex-wrap: wrap; gap: 20px 28px; align-items: flex-start; }
-.row > * { min-width: 0; max-width: 100%; }
-.grid { display: grid; gap: 20px 28px; align-items: end;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); }
-figure { margin: 0; } figcaption { font-size: 14px; margin-bottom: 2px; }
-.grid figcaption b { display: block; }
-figcaption b { font-weight: 600; }
-.key { white-space: nowrap; color: var(--muted); margin-right: 12px; font-size: 13px;
-  display: inline-block; max-width: 100%; overflow: hidden; text-overflow: ellipsis;
-  vertical-align: bottom; }
-.key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;
-  vertical-align: middle; }
-img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
-.wide { overflow-x: auto; } .wide img { max-width: none; }
-table { border-collapse: collapse; font-size: 14px; }
-th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--grid); overflow-wrap: break-word; max-width: 60ch; }
-th { color: var(--muted); font-weight: 500; }
-td.short { white-space: nowrap; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
-.images { display: grid; gap: 14px;
-  grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); }
-.images figcaption { font-size: 13px; line-height: 1.35; overflow-wrap: anywhere; }
-.images img { width: 100%; max-width: 160px; aspect-ratio: 1; object-fit: contain;
-  background: var(--panel); border-radius: 4px; display: block; }
-.images img.small { image-rendering: pixelated; }
-.wrong { color: var(--wrong); }
-.name { display: block; overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
-  border-radius: 6px; padding: 10px 12px; font-size: 13px; margin: 8px 0; }
-details { margin-top: 10px; } summary { cursor: pointer; color: var(--muted); }
-"""
+_STYLE = pathlib.Path(__file__).with_suffix(".css").read_text("utf-8")
 
 # Characters of a cell that is not broken into lines.
 _SHORT = 20
