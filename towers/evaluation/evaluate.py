@@ -3,11 +3,9 @@
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
-
-import tensorflow as tf
 
 from towers import build, build_trainer, console
 from towers.config import Config, checks
@@ -16,7 +14,7 @@ from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import figures, read_thresholds
-from towers.evaluation.predictions import Predictions, predictions_of
+from towers.evaluation.predictions import predictions_of
 from towers.evaluation.report import (
     accuracy_line,
     mistakes_csv,
@@ -33,9 +31,6 @@ from towers.evaluation.restored import (
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.schedules import num_images
-from towers.parallel.copies import Weights
-from towers.parallel.evaluator import Evaluation
-from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -117,13 +112,13 @@ def evaluate(
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
             progress = Progress.from_json(checkpoint.trainer_state)
-            predictions = evaluate_checkpoint(trainer, checkpoint, stream, weights)
+            trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+            with data_errors_of_tensorflow():
+                batches = trainer.evaluator.predictions(stream, weights)
+                predictions = predictions_of(batches)
             thresholds = read_thresholds(folder.thresholds, class_names)
-            evaluation = predictions.map(
-                functools.partial(
-                    figures, class_names=class_names, thresholds=thresholds
-                )
-            )
+            options = {"class_names": class_names, "thresholds": thresholds}
+            evaluation = predictions.map(functools.partial(figures, **options))
             result = _write_result(reports, folder, evaluation, checkpoint, progress)
             mistakes = mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
@@ -138,11 +133,8 @@ def evaluate(
         console.line(f"the images that are predicted wrongly: {folder.mistakes}")
     if is_of_run and report:
         evaluated = Evaluated("test", test, predictions)
-        try_to_write(
-            functools.partial(
-                _report, folder, config, class_names, evaluated, checkpoint, progress
-            )
-        )
+        subject = folder, config, class_names, evaluated, checkpoint, progress
+        try_to_write(functools.partial(_report, *subject))
     return result
 
 
@@ -156,18 +148,6 @@ def _validate_arguments(data, step, eval_interval_secs):
         )
     if data is not None and eval_interval_secs:
         raise ConfigError("data is evaluated once; leave eval_interval_secs out")
-
-
-def evaluate_checkpoint(
-    trainer: Trainer,
-    checkpoint: Checkpoint,
-    stream: Iterable[Mapping[str, tf.Tensor]],
-    weights: Sequence[Weights],
-) -> Evaluation[Predictions]:
-    """The predictions of the network of a checkpoint for all images of a stream."""
-    trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-    with data_errors_of_tensorflow():
-        return predictions_of(trainer.evaluator.predictions(stream, weights))
 
 
 def _with_test_set(config, data, info, is_of_run):

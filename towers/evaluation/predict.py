@@ -218,10 +218,9 @@ class _Prediction:
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
         """Of each batch of n images their paths, labels, -1 where there is none, and
         the outputs of the network, [n, ...]."""
-        run, paths, counts = self.run, self._paths, self._counts
-        label_of, is_training_image = Labels(run.class_names, paths), lambda path: False
-        if paths:
-            is_training_image = _training_images(run)
+        paths, counts = self._paths, self._counts
+        label_of = Labels(self.run.class_names, paths)
+        is_training_image = _training_images(self.run)
         files, size = self._readable_files(), 0
         while batch := list(itertools.islice(files, self._config.batch_size)):
             size = max(size, len(batch))
@@ -230,7 +229,7 @@ class _Prediction:
             labels = [label_of(name) if paths else -1 for name in names]
             counts["read"] += len(batch)
             if self._has_classes:
-                counts["trained"] += sum(map(is_training_image, names))
+                counts["trained"] += sum(map(is_training_image, names if paths else ()))
                 counts["labeled"] += sum(label >= 0 for label in labels)
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             yield names, labels, outputs
@@ -239,9 +238,9 @@ class _Prediction:
         files = enumerate(self._images)
         if self._paths:
             files = image_paths.walk(self._paths, self._fail)
-        trained = self.run.config
-        options = trained.center_crop, trained.interpolation
-        options = self._config.max_image_pixels, *options, self._config.batch_size
+        trained, config = self.run.config, self._config
+        options = trained.center_crop, trained.interpolation, config.batch_size
+        options = config.max_image_pixels, *options
         for file in read_files(files, self.run.image_shape, *options):
             if file.image is None:
                 self._fail(file.path, file.fault)

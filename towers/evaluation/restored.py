@@ -272,6 +272,5 @@ def evaluated_weights(
     """The weights to evaluate: those that `use_ema` asks for, by default all that the
     run keeps."""
     reported = reported_weights(config, use_ema)
-    if use_ema is None and reported is Weights.EMA:
-        return Weights.RAW, Weights.EMA
-    return (reported,)
+    both = use_ema is None and reported is Weights.EMA
+    return (Weights.RAW, Weights.EMA) if both else (reported,)
