@@ -19,6 +19,7 @@ from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
     BELOW_1,
+    FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
     Range,
@@ -61,15 +62,10 @@ class Config:
         "of parquet and webdataset; image, label and text of tfrecord.",
     )
     image_dir: str = dataset_option(
-        "",
-        "Folder that paths in a table are relative to; by default the table's own "
-        "folder.",
-        resumable=True,
+        "", "Base folder of the paths in a table; default: the table's.", resumable=True
     )
     fold: int = dataset_option(
-        -1,
-        "Value in a table's column fold that marks the test images; -1 for none.",
-        Range(at_least=-1),
+        -1, "Value of column fold of test images; -1 for none.", Range(at_least=-1)
     )
     shuffle_buffer_mb: float = dataset_option(
         1000.0,
@@ -92,7 +88,7 @@ class Config:
         "the center crop keeps before it is resized to --image_size; 0.875 equals a "
         "resize to 256 and a crop of 224. 0 crops as for the trained weights of "
         "--init_from, otherwise 1.",
-        Range(at_least=0, at_most=1),
+        FRACTION,
     )
     interpolation: str = dataset_option(
         "auto",
@@ -166,10 +162,7 @@ class Config:
         table="best_by",
     )
     min_delta: float = resumable_option(
-        0.0,
-        "Minimum improvement of --best_by that --patience and schedule plateau count "
-        "as an improvement.",
-        NOT_NEGATIVE,
+        0.0, "Minimum gain in --best_by for --patience and plateau.", NOT_NEGATIVE
     )
     sampler: str = option(
         "shuffle",
@@ -187,8 +180,7 @@ class Config:
     augment: str = option("auto", "Augmentation", table="augment")
     crop_scale: str = option(
         "0.08,1",
-        "Minimum and maximum fraction of the area that random_resized_crop and "
-        "rand_augment crop.",
+        "Area of the crops of random_resized_crop and rand_augment, as fractions.",
         read_by="augment",
     )
     policy: str = option(
@@ -196,8 +188,7 @@ class Config:
     )
     rand_augment: str = option(
         "2,9",
-        "Number of operations of --policy=rand_augment, and their magnitude from 0 to "
-        "30.",
+        "Operations of --policy=rand_augment, and their magnitude (0 to 30).",
         read_by="policy",
     )
     color_jitter: float = option(
@@ -207,19 +198,13 @@ class Config:
         NOT_NEGATIVE,
     )
     random_gray: float = option(
-        0.0,
-        "Probability that an image is converted to grayscale.",
-        Range(at_least=0, at_most=1),
+        0.0, "Probability that an image is converted to grayscale.", FRACTION
     )
     random_erasing: float = option(
-        0.0,
-        "Probability that a random rectangle of an image is erased.",
-        Range(at_least=0, at_most=1),
+        0.0, "Probability that a random rectangle of an image is erased.", FRACTION
     )
     cutout_size: int = option(
-        0,
-        "Side in pixels of the square that Cutout erases from every image; 0 for none.",
-        NOT_NEGATIVE,
+        0, "Side in pixels of the square that Cutout erases; 0 for none.", NOT_NEGATIVE
     )
     mixup: float = option(
         0.0,
@@ -235,22 +220,16 @@ class Config:
         NOT_NEGATIVE,
     )
     seed: int = option(
-        0,
-        "Random seed of the parameters, the order of images and the augmentation.",
-        NOT_NEGATIVE,
+        0, "Random seed of parameters, order of images and augmentation.", NOT_NEGATIVE
     )
 
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network", table="model")
     width: float = model_option(
-        1.0,
-        "Factor on the number of channels of every layer.",
-        Range(above=0, at_most=1000),
+        1.0, "Factor on the channels of every layer.", Range(above=0, at_most=1000)
     )
     dropout: float = model_option(
-        0.0,
-        "Dropout rate, of the networks that docs/networks.md lists for it.",
-        BELOW_1,
+        0.0, "Dropout rate of the networks that docs/networks.md lists.", BELOW_1
     )
     stochastic_depth: float = model_option(
         0.0,
@@ -278,14 +257,10 @@ class Config:
     learning_rate: float = option(0.1, "Initial or peak learning rate.", POSITIVE)
     momentum: float = optimizer_option(0.9, "Momentum of the optimizer.", BELOW_1)
     beta1: float = optimizer_option(
-        0.9,
-        "Exponential decay rate of the first moment of adam, adamw, lamb and lion.",
-        BELOW_1,
+        0.9, "Decay rate of the first moment of adam, adamw, lamb and lion.", BELOW_1
     )
     beta2: float = optimizer_option(
-        0.999,
-        "Exponential decay rate of the second moment of adam, adamw and lamb.",
-        BELOW_1,
+        0.999, "Decay rate of the second moment of adam, adamw and lamb.", BELOW_1
     )
     rho: float = optimizer_option(
         0.9, "Exponential decay rate of the mean squared gradient of rmsprop.", BELOW_1
@@ -301,14 +276,11 @@ class Config:
     )
     trust_coefficient: float = optimizer_option(
         0.001,
-        "Trust coefficient of lars: the ratio of a kernel's update to its norm at "
-        "learning rate 1.",
+        "Trust coefficient of lars: update to kernel norm at learning rate 1.",
         POSITIVE,
     )
     optimizer_options: str = option(
-        "",
-        "Hyperparameters of the optimizer without a flag of their own, such as "
-        "'beta3:0.99,warm:5'.",
+        "", "Further hyperparameters of the optimizer, such as 'beta3:0.99,warm:5'."
     )
     weight_decay: float = option(
         0.0005,
@@ -320,14 +292,10 @@ class Config:
     )
     loss: str = option("cross_entropy", "Loss function", table="loss")
     label_smoothing: float = loss_option(
-        0.0,
-        "Label smoothing: the probability that is distributed evenly over all classes.",
-        BELOW_1,
+        0.0, "Label smoothing: probability spread evenly over all classes.", BELOW_1
     )
     focal_gamma: float = loss_option(
-        2.0,
-        "Focusing parameter gamma of the focal loss; 0 equals cross_entropy.",
-        NOT_NEGATIVE,
+        2.0, "Focusing parameter of focal loss; 0 equals cross_entropy.", NOT_NEGATIVE
     )
     target_threshold: float = loss_option(
         0.0,
@@ -359,14 +327,10 @@ class Config:
         "the same image shape and classes; empty for none.",
     )
     distillation_temperature: float = option(
-        4.0,
-        "Temperature of the distillation: divides the logits of both networks.",
-        POSITIVE,
+        4.0, "Distillation temperature: divides the logits of both networks.", POSITIVE
     )
     distillation_weight: float = option(
-        0.9,
-        "Weight of the distillation loss; the loss on the labels has the rest.",
-        Range(at_least=0, at_most=1),
+        0.9, "Weight of the distillation loss; the label loss has the rest.", FRACTION
     )
     param_rates: str = option(
         "",
@@ -391,10 +355,7 @@ class Config:
         "cosine", "Learning rate schedule over the training images", table="schedule"
     )
     decay_factor: float = schedule_option(
-        0.1,
-        "Factor on the learning rate at each stair of the exponential schedules, and "
-        "at each plateau.",
-        POSITIVE,
+        0.1, "Learning rate factor of a stair (exponential) and a plateau.", POSITIVE
     )
     epochs_per_decay: float = schedule_option(
         350.0, "Length of a stair of the exponential schedules, in epochs.", POSITIVE
@@ -405,15 +366,10 @@ class Config:
         "from each of them on, such as 30:0.1,60:0.01.",
     )
     min_rate_factor: float = schedule_option(
-        0.0,
-        "Final learning rate of the cosine schedule, as a fraction of the initial "
-        "rate.",
-        BELOW_1,
+        0.0, "Final rate of the cosine schedule, as a fraction of the initial.", BELOW_1
     )
     peak_fraction: float = schedule_option(
-        0.3,
-        "Fraction of --num_epochs at which the one_cycle schedule peaks.",
-        Range(above=0, below=1),
+        0.3, "Fraction of the run at which one_cycle peaks.", Range(above=0, below=1)
     )
     plateau_patience: int = schedule_option(
         5,
@@ -428,9 +384,7 @@ class Config:
         Range(at_least=-1),
     )
     warmup_start_factor: float = option(
-        0.0,
-        "Learning rate at the start of the warm-up, as a fraction of --learning_rate.",
-        BELOW_1,
+        0.0, "First rate of the warm-up, as a fraction of --learning_rate.", BELOW_1
     )
     ema_decay: float = option(
         0.9999,
@@ -439,9 +393,7 @@ class Config:
         BELOW_1,
     )
     clip_norm: float = option(
-        0.0,
-        "Maximum global norm of the mean gradient; 0 for no clipping.",
-        NOT_NEGATIVE,
+        0.0, "Maximum global norm of the gradient; 0 for no clipping.", NOT_NEGATIVE
     )
     # Resumable, as max_steps is: every update is the same with both, one of them
     # only ends the run earlier.
@@ -455,14 +407,10 @@ class Config:
 
     # Strategy, devices, all-reduce and the size of a batch.
     strategy: str = resumable_option(
-        "auto",
-        "Placement of the variables and averaging of the gradients",
-        table="strategy",
+        "auto", "Placement of variables and averaging of gradients", table="strategy"
     )
     num_towers: int = resumable_option(
-        0,
-        "Number of towers, one per device; 0 uses every GPU, or one CPU.",
-        NOT_NEGATIVE,
+        0, "Number of towers, one a device; 0 for every GPU, or one CPU.", NOT_NEGATIVE
     )
     device: str = resumable_option(
         "auto",
@@ -538,8 +486,7 @@ class Config:
     )
     batch_size: int = option(
         128,
-        "Number of images over all towers: per step, or per micro-batch with "
-        "--accumulate_steps.",
+        "Images over all towers, per step or micro-batch (--accumulate_steps).",
         Range(at_least=1, at_most=1_000_000),
     )
     accumulate_steps: int = option(
@@ -570,9 +517,7 @@ class Config:
         60.0, "Length of the run, in epochs.", Range(above=0, at_most=1e9)
     )
     max_steps: int = resumable_option(
-        0,
-        "Stop after this step, without changing the schedules; 0 for no limit.",
-        NOT_NEGATIVE,
+        0, "Stop after this step; changes no schedule; 0 for no limit.", NOT_NEGATIVE
     )
     steps_per_loop: int = resumable_option(
         100,
@@ -617,14 +562,11 @@ class Config:
         0, "Steps between checkpoints; 0 for no period in steps.", NOT_NEGATIVE
     )
     keep_checkpoints: int = resumable_option(
-        3,
-        "Number of most recent checkpoints to keep, in addition to the best.",
-        AT_LEAST_1,
+        3, "Number of latest checkpoints to keep, in addition to the best.", AT_LEAST_1
     )
     stuck_after_secs: float = resumable_option(
         600.0,
-        "Seconds without a finished step or save after which the run is ended as "
-        "stuck; 0 waits forever.",
+        "Seconds without a step or save after which a run ends; 0 waits forever.",
         NOT_NEGATIVE,
     )
 

@@ -41,6 +41,7 @@ NOT_NEGATIVE = Range(at_least=0)
 POSITIVE = Range(above=0)
 AT_LEAST_1 = Range(at_least=1)
 BELOW_1 = Range(at_least=0, below=1)
+FRACTION = Range(at_least=0, at_most=1)
 
 
 def option(
