@@ -70,69 +70,47 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         if not numbers or int(numbers[1]) >= int(numbers[2]) or numbers[2] == "1":
             yield ("validation_fold",), "expected FOLD/FOLDS, such as 0/5 to 4/5"
         if config.validation_fraction:
-            yield (
-                ("validation_fold", "validation_fraction"),
-                "both hold out images; drop one of the two",
-            )
+            why = "both hold out images; drop one of the two"
+            yield ("validation_fold", "validation_fraction"), why
     if config.optimizer == "nesterov" and config.momentum == 0:
-        yield (
-            ("optimizer", "momentum"),
-            "Nesterov's form needs a momentum; set --momentum=0.9 or --optimizer=sgd",
-        )
+        why = "it needs a momentum; set --momentum=0.9 or --optimizer=sgd"
+        yield ("optimizer", "momentum"), why
     if config.choice_of("optimizer").whole_parameters and strategy.sharded:
-        yield (
-            ("optimizer", "strategy"),
-            "its steps need whole kernels, which no device holds; choose another "
-            "--optimizer or --strategy",
-        )
+        why = "no device holds the whole kernels that its steps need; choose another "
+        yield ("optimizer", "strategy"), f"{why}--optimizer or --strategy"
     for name in lists["optimizer_options"].keys() & config.options_of("optimizer"):
         yield ("optimizer_options",), f"{name} has a flag of its own; set --{name}"
     if config.schedule == "piecewise" and not lists["epoch_factors"]:
-        yield (
-            ("schedule", "epoch_factors"),
-            "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01",
-        )
+        why = "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01"
+        yield ("schedule", "epoch_factors"), why
     if config.warmup_epochs > config.num_epochs:
-        yield (
-            ("warmup_epochs", "num_epochs"),
-            "the warm-up is longer than the run; lower --warmup_epochs, to "
-            f"{config.num_epochs / 10:g} for example, or raise --num_epochs",
-        )
+        why = "the warm-up is longer than the run; lower --warmup_epochs, to "
+        why += f"{config.num_epochs / 10:g} for example, or raise --num_epochs"
+        yield ("warmup_epochs", "num_epochs"), why
 
     for name in _read_evaluations(config):
         if not config.eval_every_epochs:
-            yield (
-                (name, "eval_every_epochs"),
-                "it goes by evaluations; set --eval_every_epochs=1",
-            )
+            why = "it goes by evaluations; set --eval_every_epochs=1"
+            yield (name, "eval_every_epochs"), why
     by_accuracy = config.choice_of("schedule").by_accuracy
     if by_accuracy and 0 < config.patience <= config.plateau_patience:
-        yield (
-            ("patience", "plateau_patience"),
-            "the run ends before a lower rate could help; raise --patience, or lower "
-            "--plateau_patience",
-        )
+        why = "the run ends before a lower rate could help; raise --patience, or lower "
+        yield ("patience", "plateau_patience"), f"{why}--plateau_patience"
 
     # Devices.
     group_size = config.devices_per_network
     if config.num_towers > config.batch_size * group_size:
-        yield (
-            ("batch_size", "num_towers"),
-            "every tower, or group of them, needs an image; raise --batch_size or "
-            "lower --num_towers",
-        )
+        why = "every tower, or group, needs an image; raise --batch_size or lower "
+        yield ("batch_size", "num_towers"), f"{why}--num_towers"
     if config.num_towers % group_size:
+        why = "the groups do not divide the towers; set --num_towers to a multiple of "
         yield (
             ("num_towers", "group_size"),
-            "the groups do not divide the towers; set --num_towers to a multiple of "
-            f"{group_size}, or another --group_size",
+            f"{why}{group_size}, or another --group_size",
         )
     if config.device == "cpu" and config.parameter_device == "gpu":
-        yield (
-            ("parameter_device", "device"),
-            "the towers would run on the CPU and their variables on a GPU; drop one "
-            "of the two",
-        )
+        why = "towers on the CPU have no variables on a GPU; drop one of the two"
+        yield ("parameter_device", "device"), why
     if config.compile == "xla":
         why = "the compiled part must not cross devices; drop one of the two"
         if strategy.sharded:
@@ -143,44 +121,32 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     # Images.
     num_pixels = math.prod(height_and_width(config.image_size))
     if num_pixels > config.max_image_pixels:
-        yield (
-            ("image_size", "max_image_pixels"),
-            f"the images have {num_pixels:,} pixels; lower the one or raise the other",
-        )
+        why = f"the images have {num_pixels:,} pixels; lower the one or raise the other"
+        yield ("image_size", "max_image_pixels"), why
     if 0 < config.center_crop < 1 and not config.image_size:
-        yield (
-            ("center_crop", "image_size"),
-            "images that keep their size are not cropped; set --image_size=N",
-        )
-    own_moments = config.choice_of("model").own_moments
-    if config.init_from == IMAGENET and not (
-        own_moments or config.choice_of("model").pretrained
-    ):
-        yield (
-            ("init_from", "model"),
-            "no trained weights of this network are known; give a file or a run "
-            "folder, or another --model, such as tf_efficientnet_lite0 or keras:NAME",
-        )
+        why = "images that keep their size are not cropped; set --image_size=N"
+        yield ("center_crop", "image_size"), why
+    model = config.choice_of("model")
+    is_known = model.own_moments or model.pretrained
+    if config.init_from == IMAGENET and not is_known:
+        why = "no trained weights of this network are known; give a file or a run "
+        why += "folder, or another --model, such as tf_efficientnet_lite0 or keras:NAME"
+        yield ("init_from", "model"), why
     if config.choice_of("augment").standardizes_images:
         why = "--augment standardizes each image by itself, the other option "
         way = "; choose another --augment, such as pad_crop_flip"
-        if own_moments:
+        if model.own_moments:
             yield ("augment", "model"), f"{why}needs its own mean and std{way}"
         if config.standardize not in ("auto", "data"):
             yield ("augment", "standardize"), f"{why}would do so once more{way}"
         if config.policy != "none":
             yield ("augment", "policy"), f"{why}needs pixel values{way}"
     if config.policy == config.augment == "rand_augment":
-        yield (
-            ("policy", "augment"),
-            "both would draw the same operations; set --augment=random_resized_crop",
-        )
+        why = "both would draw the same operations; set --augment=random_resized_crop"
+        yield ("policy", "augment"), why
     if config.repeats > config.images_per_step:
-        yield (
-            ("repeats", "batch_size"),
-            f"a step has {config.images_per_step} images; lower --repeats or raise "
-            "--batch_size",
-        )
+        why = f"a step has {config.images_per_step} images; lower --repeats or raise "
+        yield ("repeats", "batch_size"), f"{why}--batch_size"
 
     if not strategy.asynchronous:
         return
@@ -198,11 +164,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "its towers draw their shares from one stream; set --input=stream"
         yield ("input", "strategy"), f"{why} {way}"
     if config.async_scale_gradients and config.choice_of("optimizer").scale_free:
-        yield (
-            ("optimizer", "async_scale_gradients"),
-            "its steps are as long, however long the gradients are; set "
-            "--noasync_scale_gradients, and --learning_rate for an update per tower",
-        )
+        why = "its steps are as long, however long the gradients are; set "
+        why += "--noasync_scale_gradients, and --learning_rate for an update per tower"
+        yield ("optimizer", "async_scale_gradients"), why
 
 
 def ignored_options(config: "Config") -> list[str]:
