@@ -31,25 +31,16 @@ STANDARDIZATIONS: dict[str, Moments | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """Preprocessing with which weights were trained, as timm's `default_cfg` has it.
+    """Preprocessing with which weights were trained, as timm's `default_cfg` has it."""
 
-    Attributes:
-        mean, std: mean and standard deviation by which images are standardized, per
-            channel, red first, of pixels divided by 255.
-        size: height and width of the input.
-        interpolation: bilinear or bicubic, of the resize.
-        crop: size of the center crop, as a fraction of the resized shorter side.
-        timm: name and tag of the weights in timm.
-        package: that has a file of the weights, where there is one.
-    """
-
+    # Per channel, red first, of pixels divided by 255.
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    size: int = 224
-    interpolation: str = "bicubic"
-    crop: float = 0.875
-    timm: str = ""
-    package: str = ""
+    size: int = 224  # height and width of the input
+    interpolation: str = "bicubic"  # of the resize, or bilinear
+    crop: float = 0.875  # of the center, as a fraction of the resized shorter side
+    timm: str = ""  # name and tag of the weights in timm
+    package: str = ""  # that has a file of the weights, where there is one
 
 
 def parse_standardization(text: str) -> Moments | None:

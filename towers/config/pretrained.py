@@ -37,8 +37,9 @@ def weights_at_hand(model: str) -> str | None:
     hf_home = get("HF_HOME") or os.path.join(cache, "huggingface")
     hub = get("HF_HUB_CACHE") or os.path.join(hf_home, "hub")
     spec = importlib.util.find_spec(trained.package) if trained.package else None
+    folders = (spec and spec.submodule_search_locations) or ()
     places = [
-        *((folder, "models/*.pth") for folder in _folders(spec)),
+        *((folder, "models/*.pth") for folder in folders),
         (hub, f"models--timm--{trained.timm}/snapshots/*/model.safetensors"),
         (f"{torch_home}/hub/checkpoints", f"{trained.timm.partition('.')[0]}-*.pth"),
     ]
@@ -47,10 +48,6 @@ def weights_at_hand(model: str) -> str | None:
             if os.path.isfile(path := os.path.join(folder, name)):
                 return path
     return None
-
-
-def _folders(spec):
-    return (spec and spec.submodule_search_locations) or ()
 
 
 def find_weights(model: str) -> str:

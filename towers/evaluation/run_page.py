@@ -32,13 +32,14 @@ def report_page(
     parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
     if classes:
         accuracy = reported_figure(result, "accuracy")
+        title = "Calibration: how often a probability is right"
         parts += [
             page.section("Confusion matrix", *_confusion(result, classes)),
             page.section(
                 "Classes and calibration",
                 page.row(
                     _classes(classes, accuracy),
-                    _calibration(content),
+                    page.chart(title, charts.reliability(content["reliability"])),
                     *_precision_recall(content),
                 ),
                 _class_table(classes),
@@ -100,12 +101,10 @@ def _about(content):
 
 
 def _tiles(content):
-    result = content["result"]
-    tiles = []
+    result, curves, tiles = content["result"], content["curves"], []
     for name, title in TITLES.items():
         if name != "accuracy" and (value := reported_figure(result, name)) is not None:
             tiles.append((title, f"{value:.4f}", ""))
-    curves = content["curves"]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
     length = f"{max(epochs):.4g} epochs" if epochs else ""
     tiles.append(("step", f"{result['step']:,}", length))
@@ -198,18 +197,12 @@ def _classes(classes, accuracy):
 
 def _class_table(classes):
     has_curves = "average_precision" in classes[0]
-    rows = [
-        (
-            row["name"],
-            row["images"],
-            row["recall"],
-            "{:.4f} to {:.4f}".format(*row["recall_interval"]),
-            row["precision"],
-            row["f1"],
-            *([row["average_precision"]] if has_curves else []),
-        )
-        for row in sorted(classes, key=lambda row: (not row["images"], row["recall"]))
-    ]
+    rows = []
+    for row in sorted(classes, key=lambda row: (not row["images"], row["recall"])):
+        interval = "{:.4f} to {:.4f}".format(*row["recall_interval"])
+        cells = row["name"], row["images"], row["recall"], interval, row["precision"]
+        precision = [row["average_precision"]] if has_curves else []
+        rows.append([*cells, row["f1"], *precision])
     title = f"All {len(classes)} classes"
     if len(rows) > MOST_ROWS:
         title = f"The {MOST_ROWS} least accurate of {len(rows)} classes"
@@ -218,21 +211,13 @@ def _class_table(classes):
     return page.details(title, page.table(head, rows[:MOST_ROWS]))
 
 
-def _calibration(content):
-    svg = charts.reliability(content["reliability"])
-    return page.chart("Calibration: how often a probability is right", svg)
-
-
 def _precision_recall(content):
-    curves = content.get("precision_recall")
-    if not curves:
+    if not (curves := content.get("precision_recall")):
         return []
-    series = [
-        Series(
-            f"{x['name']} {x['average_precision']:.3f}", x["recall"], x["precision"], i
-        )
-        for i, x in enumerate(curves)
-    ]
+    series = []
+    for color, curve in enumerate(curves):
+        name = f"{curve['name']} {curve['average_precision']:.3f}"
+        series.append(Series(name, curve["recall"], curve["precision"], color))
     title = "Precision over recall, classes with the lowest average precision"
     return [page.chart(title, charts.precision_recall(series), series)]
 
@@ -262,14 +247,16 @@ def _run(content) -> Sequence[str]:
         ("machine", content["machine"] or "not recorded"),
         ("written", content["written"]),
     ]
-    parts = [page.table(["", ""], rows)]
+    parts = []
     if content["command"]:
-        parts.insert(0, f"<pre>{page.text(shlex.join(content['command']))}</pre>")
+        parts.append(f"<pre>{page.text(shlex.join(content['command']))}</pre>")
     options = [(name, str(value)) for name, value in content["options"].items()]
     table = page.table(["option", "value"], options)
-    parts.append(page.details("Options that are not defaults", table))
-    link = '<a href="report.json">report.json</a>'
-    parts.append(f'<p class="muted">The same as {link}</p>')
+    parts += [
+        page.table(["", ""], rows),
+        page.details("Options that are not defaults", table),
+        '<p class="muted">The same as <a href="report.json">report.json</a></p>',
+    ]
     speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
     if not speed:
         return parts

@@ -117,13 +117,8 @@ class Board:
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
         about = histogram.create_summary_metadata(None, None)
-        self._append(
-            step,
-            (
-                (f"tensors/{group}/{name}", about, _buckets(value))
-                for name, value in values.items()
-            ),
-        )
+        tagged = ((f"tensors/{group}/{name}", x) for name, x in values.items())
+        self._append(step, ((tag, about, _buckets(x)) for tag, x in tagged))
 
     def picture(self, step: int, name: str, pixels: np.ndarray, about: str) -> None:
         """A picture, uint8 [height, width, 3], with a description."""
@@ -203,8 +198,7 @@ def mistakes_picture(
 ) -> np.ndarray:
     """Images with their labels and what is predicted for them, as uint8 [height, width,
     3]."""
-    captions = [[label, f"as {other}"] for label, other in texts]
-    return captioned_images(images, captions)
+    return captioned_images(images, [[label, f"as {other}"] for label, other in texts])
 
 
 def batch_picture(
@@ -252,9 +246,8 @@ def captioned_images(
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(11)
     for number, (pixels, lines) in enumerate(zip(images, captions, strict=True)):
         left, top = (number % columns) * right, (number // columns) * down
-        picture = Image.fromarray(pixels).resize(
-            (width, height), Image.Resampling.NEAREST
-        )
+        picture = Image.fromarray(pixels)
+        picture = picture.resize((width, height), Image.Resampling.NEAREST)
         canvas.paste(picture, (left, top))
         for row, line in enumerate(lines):
             place = left, top + height + row * _LINE
@@ -274,6 +267,5 @@ def _stretched(images):
     images = images.astype(np.float32)
     low = images.min(axis=(1, 2, 3), keepdims=True)
     high = images.max(axis=(1, 2, 3), keepdims=True)
-    return np.round(255 * (images - low) / np.maximum(high - low, 1e-6)).astype(
-        np.uint8
-    )
+    shares = (images - low) / np.maximum(high - low, 1e-6)
+    return np.round(255 * shares).astype(np.uint8)
