@@ -12,23 +12,19 @@ def define_flags() -> None:
     """Defines the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.")
     flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
-    flags.DEFINE_list(
-        "ensemble", None, "Runs whose average probabilities are evaluated."
-    )
+    about = "Runs whose average probabilities are evaluated."
+    flags.DEFINE_list("ensemble", None, about)
     flags.register_multi_flags_validator(
         ["workdir", "compare", "ensemble"],
         lambda given: list(given.values()).count(None) == 2,
         "give --workdir, --compare or --ensemble",
     )
-    flags.DEFINE_list(
-        "average", None, "Runs whose parameters are averaged into --workdir first."
-    )
-    flags.DEFINE_bool(
-        "calibrate", False, "Fit a calibration temperature to held-out images."
-    )
-    flags.DEFINE_bool(
-        "suspects", False, "List images of --split with suspected label errors."
-    )
+    about = "Runs whose parameters are averaged into --workdir first."
+    flags.DEFINE_list("average", None, about)
+    about = "Fit a calibration temperature to held-out images."
+    flags.DEFINE_bool("calibrate", False, about)
+    about = "List images of --split with suspected label errors."
+    flags.DEFINE_bool("suspects", False, about)
     splits = ("test", "validation", "train")
     flags.DEFINE_enum("split", "test", splits, "Split of --suspects and --ensemble.")
     config_flags.define_step_flag()

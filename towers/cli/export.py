@@ -16,21 +16,13 @@ def define_flags() -> None:
     """Defines the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Output file or folder; default: in export/ of the run's folder.",
-    )
-    flags.DEFINE_enum(
-        "precision",
-        "float32",
-        TOLERANCES,
-        "Data type of the parameters; int8 also quantizes activations.",
-    )
+    about = "Output file or folder; default: in export/ of the run's folder."
+    flags.DEFINE_string("output", None, about)
+    about = "Data type of the parameters; int8 also quantizes activations."
+    flags.DEFINE_enum("precision", "float32", TOLERANCES, about)
     config_flags.define_step_flag()
-    flags.DEFINE_list(
-        "images", [], "Image files and folders, instead of the data set's."
-    )
+    about = "Image files and folders, instead of the data set's."
+    flags.DEFINE_list("images", [], about)
     flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")
     config_flags.define_config_flags(["data_dir"])

@@ -46,13 +46,11 @@ _TITLES = {
 }
 
 
-def help_text(
-    module: types.ModuleType, section: str = "", values: flags.FlagValues = flags.FLAGS
-) -> str:
+def help_text(module: types.ModuleType, section: str = "") -> str:
     """Text of `--help`: the usage, which is the docstring of the module that defines
     the flags, and these by subject; with a section, how a word of a title begins, its
     flags alone."""
-    own = {flag.name: flag for flag in values.get_key_flags_for_module(module)}
+    own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
     if len(own) <= len(COMMON):
         groups = {"Flags": list(own)}
@@ -106,14 +104,16 @@ def _flag_lines(flag):
 
 
 def _columns(head, text):
-    indent = " " * _INDENT
+    indent, is_long = " " * _INDENT, len(head) + 4 > _INDENT
     lines = textwrap.wrap(
-        text, _WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False
+        text,
+        _WIDTH,
+        initial_indent=indent if is_long else f"  {head:{_INDENT - 2}}",
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
-    if len(head) + 4 > _INDENT:
-        return [f"  {head}", *(indent + line for line in lines)]
-    first, *others = lines
-    return [f"  {head:{_INDENT - 2}}{first}", *(indent + line for line in others)]
+    return [f"  {head}", *lines] if is_long else lines
 
 
 def list_text(recipes: pathlib.Path) -> str:
@@ -122,13 +122,11 @@ def list_text(recipes: pathlib.Path) -> str:
     for option, title in _TITLES.items():
         lines += [f"{title} (--{option}):", ""]
         for name, row in choices.TABLES[option].items():
-            text = row.help
-            if option == "model" and row.num_params:
-                text = f"{row.num_params / 1e6:5.2f} M  {text}"
-            lines += _columns(name, text)
+            is_sized = option == "model" and row.num_params
+            size = f"{row.num_params / 1e6:5.2f} M  " if is_sized else ""
+            lines += _columns(name, f"{size}{row.help}")
         lines.append("")
-    lines += ["Recipes (--config), with accuracies that their sources publish and that"]
-    lines += ["were measured with towers:", ""]
+    lines += ["Recipes (--config), with published accuracies, and measured ones:", ""]
     for name, summary, accuracies in _recipes(recipes):
         lines += _columns(name, "; ".join([summary, *accuracies]))
     return "\n".join(lines)

@@ -33,62 +33,36 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines all flags of the program."""
     define_run_flags(values)
-    for name, default, about in (
-        ("dry_run", False, "Validate everything, run a few steps, write nothing."),
-        (
-            "lr_range_test",
-            False,
-            "Increase the learning rate until the loss diverges, and suggest one.",
-        ),
-        ("report", True, "Write report/index.html in the run folder at the end."),
-        (
-            "list",
-            False,
-            "Print networks, data sets, strategies, optimizers and recipes.",
-        ),
-    ):
-        flags.DEFINE_bool(name, default, about, flag_values=values)
-    for name, about in (
-        (
-            "allow_change",
-            "Options that may differ from the stored options of the run.",
-        ),
-        (
-            "profile_steps",
-            "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
-            "summary.",
-        ),
-        ("track", "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT."),
-    ):
-        flags.DEFINE_list(name, [], about, flag_values=values)
+    switch = functools.partial(flags.DEFINE_bool, flag_values=values)
+    words = functools.partial(flags.DEFINE_list, default=[], flag_values=values)
+    about = "Options that may differ from the stored options of the run."
+    words("allow_change", help=about)
+    switch("dry_run", False, "Validate everything, run a few steps, write nothing.")
+    about = "Increase the learning rate until the loss diverges, and suggest one."
+    switch("lr_range_test", False, about)
     about = "Number of folds of a cross-validation; trains a run for each."
     flags.DEFINE_integer("folds", 0, about, flag_values=values)
     about = "Progress bar of a terminal (live), lines at intervals (plain) or none "
     about += "(off); auto: live on a terminal, else plain."
     flags.DEFINE_enum("progress", "auto", console.MODES, about, flag_values=values)
+    about = "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
+    words("profile_steps", help=f"{about}summary.")
+    about = "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT."
+    words("track", help=about)
+    switch("report", True, "Write report/index.html in the run folder at the end.")
+    about = "Print networks, data sets, strategies, optimizers and recipes."
+    switch("list", False, about)
 
 
 def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of the cluster and of this process's number in it."""
-    flags.DEFINE_string(
-        "cluster",
-        "",
-        "Addresses of all workers, host:port separated by commas; by default from "
-        "TF_CONFIG or Slurm, if any.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "task_index",
-        None,
-        "Index of this worker in --cluster; 0 is the chief.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "allow_public_address",
-        False,
-        "Allow public addresses of workers, which have no authentication.",
-        flag_values=values,
-    )
+    about = "Addresses of all workers, host:port separated by commas; by default from "
+    about += "TF_CONFIG or Slurm, if any."
+    flags.DEFINE_string("cluster", "", about, flag_values=values)
+    about = "Index of this worker in --cluster; 0 is the chief."
+    flags.DEFINE_integer("task_index", None, about, flag_values=values)
+    about = "Allow public addresses of workers, which have no authentication."
+    flags.DEFINE_bool("allow_public_address", False, about, flag_values=values)
 
 
 def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Config:
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network", table="model")
     width: float = model_option(
-        1.0, "Factor on the channels of every layer.", Range(above=0, at_most=1000)
+        1.0, "Factor on the number of channels per layer.", Range(above=0, at_most=1000)
     )
     dropout: float = model_option(
         0.0, "Dropout rate of the networks that docs/networks.md lists.", BELOW_1
@@ -276,7 +276,7 @@ class Config:
     )
     trust_coefficient: float = optimizer_option(
         0.001,
-        "Trust coefficient of lars: update to kernel norm at learning rate 1.",
+        "Trust coefficient of lars: update norm over kernel norm at rate 1.",
         POSITIVE,
     )
     optimizer_options: str = option(
@@ -410,7 +410,7 @@ class Config:
         "auto", "Placement of variables and averaging of gradients", table="strategy"
     )
     num_towers: int = resumable_option(
-        0, "Number of towers, one a device; 0 for every GPU, or one CPU.", NOT_NEGATIVE
+        0, "Number of towers; 0 for one per GPU, or one on the CPU.", NOT_NEGATIVE
     )
     device: str = resumable_option(
         "auto",
