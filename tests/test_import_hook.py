@@ -29,7 +29,7 @@ def test_keras_alone_goes_without_optional_packages(tmp_path):
     )
     (tmp_path / "sklearn.py").touch()
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    script += "from towers.cli.import_hook import ImportHook\n"
+    script += "from towers.cli.main import ImportHook\n"
     script += "sys.meta_path.insert(0, ImportHook())\n"
     script += "import keras; assert keras.sklearn is None\n"
     script += "import sklearn; assert keras.later() is sklearn\n"

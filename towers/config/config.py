@@ -69,9 +69,8 @@ class Config:
     )
     shuffle_buffer_mb: float = dataset_option(
         1000.0,
-        "Size of the shuffle buffer in megabytes, for row groups of Parquet files and "
-        "blocks of remote files; an epoch that fits in the buffer is shuffled as a "
-        "whole.",
+        "Shuffle buffer in megabytes, for row groups of Parquet files and blocks of "
+        "remote files; an epoch that fits is shuffled as a whole.",
         POSITIVE,
     )
     image_size: int | str = dataset_option(
@@ -84,17 +83,15 @@ class Config:
     )
     center_crop: float = dataset_option(
         0.0,
-        "Fraction of the height and width of image_folder and tfds:NAME images that "
-        "the center crop keeps before it is resized to --image_size; 0.875 equals a "
-        "resize to 256 and a crop of 224. 0 crops as for the trained weights of "
-        "--init_from, otherwise 1.",
+        "Fraction of height and width of image_folder and tfds:NAME images that the "
+        "center crop keeps before the resize to --image_size; 0.875 equals a resize to "
+        "256 and a crop of 224. 0 crops as the weights of --init_from, otherwise 1.",
         FRACTION,
     )
     interpolation: str = dataset_option(
         "auto",
-        "Interpolation used to resize images of image_folder and tfds:NAME, as in "
-        "Pillow. auto is the interpolation of the trained weights of --init_from, "
-        "otherwise bilinear.",
+        "Filter that resizes images of image_folder and tfds:NAME, as in Pillow; auto "
+        "follows the weights of --init_from, otherwise is bilinear.",
         choices=INTERPOLATIONS,
     )
     standardize: str = option(
@@ -136,24 +133,21 @@ class Config:
     )
     bad_images: str = dataset_option(
         "stop",
-        "Handling of image files of image_folder and tfds:NAME that cannot be used: "
-        "stop ends the run; skip reads all files at the start and leaves the bad ones "
-        "out.",
+        "Image files of image_folder and tfds:NAME that cannot be used: stop ends the "
+        "run; skip reads all files at the start and leaves the bad ones out.",
         choices=("stop", "skip"),
         resumable=True,
     )
     validation_fraction: float = option(
         0.0,
-        "Fraction of the images of each class that is held out for validation, the "
-        "same for every seed; evaluations during training then use it, and the best "
-        "step is kept.",
+        "Fraction of each class's images that is held out for validation, the same for "
+        "every seed; evaluations then use it, and the best step is kept.",
         BELOW_1,
     )
     validation_fold: str = option(
         "",
-        "Fold of a cross-validation that is held out, instead of "
-        "--validation_fraction: 0/5 is the first of five, 4/5 the last; --folds=5 "
-        "trains all.",
+        "Fold of a cross-validation that is held out: 0/5 is the first of five, 4/5 "
+        "the last; --folds=5 trains all.",
     )
     best_by: str = resumable_option(
         "auto",
@@ -172,9 +166,8 @@ class Config:
     )
     repeats: int = option(
         1,
-        "Repeated augmentation: how often each drawn image occurs in a step, each "
-        "time with other random numbers; the number of images of an epoch does not "
-        "change.",
+        "Repeated augmentation: how often each drawn image occurs in a step, with "
+        "other random numbers; an epoch has as many images.",
         Range(at_least=1, at_most=1_000_000),
     )
     augment: str = option("auto", "Augmentation", table="augment")
@@ -239,16 +232,14 @@ class Config:
     )
     precision: str = option(
         "float32",
-        "Data type of the network's computations; parameters, optimizer slots and "
-        "sums stay float32. With float16 the loss is scaled, and a step that "
-        "overflows is skipped.",
+        "Data type of the network's computations; parameters, slots and sums stay "
+        "float32. float16 scales the loss, and skips steps that overflow.",
         choices=choices.PRECISIONS,
     )
     compile: str = resumable_option(
         "auto",
-        "xla compiles the forward and backward pass of each tower, and on GPUs the "
-        "update; auto uses XLA on GPUs, for networks that XLA compiles, in runs of at "
-        "least 5,000 steps.",
+        "xla compiles the passes of each tower, and on GPUs the update; auto does so "
+        "on GPUs, for networks that XLA compiles, in runs of 5,000 steps or more.",
         choices=("auto", "none", "xla"),
     )
 
@@ -286,8 +277,7 @@ class Config:
         0.0005,
         "Coefficient of the L2 penalty: this times half the sum of squares of the "
         "decayed parameters, as a rule kernels, is added to the loss. adamw, lars, "
-        "lamb, lion and muon (except for convolutions) apply decoupled weight decay "
-        "instead.",
+        "lamb, lion and muon (but for convolutions) apply decoupled weight decay.",
         NOT_NEGATIVE,
     )
     loss: str = option("cross_entropy", "Loss function", table="loss")
@@ -335,14 +325,12 @@ class Config:
     param_rates: str = option(
         "",
         "Learning rate multipliers of parameters by name; the first matching pattern "
-        "counts, such as '*/bias:2', and 0 freezes. With a third value, "
-        "'stem/bias:2:3', the rate decays linearly to zero within that number of "
-        "epochs.",
+        "counts, such as '*/bias:2', and 0 freezes. A third value, 'stem/bias:2:3', is "
+        "a number of epochs within which the rate falls to zero.",
     )
     layer_decay: float = option(
         1.0,
-        "Layer-wise learning rate decay: a factor for each block between a parameter "
-        "and the head; 1 for none.",
+        "Layer-wise learning rate decay, a factor per block below the head; 1: none.",
         Range(above=0, at_most=1),
     )
     freeze: str = option(
@@ -399,9 +387,8 @@ class Config:
     # only ends the run earlier.
     on_nonfinite: str = resumable_option(
         "stop",
-        "Handling of a loss or gradient that is not finite: stop ends the run before "
-        "the update; skip leaves out the update and counts the step. The tenth in a "
-        "row always ends the run.",
+        "A loss or gradient that is not finite: stop ends the run before the update; "
+        "skip leaves out the update. The tenth in a row always ends the run.",
         choices=("stop", "skip"),
     )
 
@@ -426,9 +413,8 @@ class Config:
     )
     async_scale_gradients: bool = strategy_option(
         True,
-        "Scale a tower's gradients by its share of the batch in strategy "
-        "async_towers, so that an epoch moves the parameters as far as with the other "
-        "strategies.",
+        "Scale a tower's gradients by its share of the batch in async_towers, so that "
+        "an epoch moves the parameters as far as with other strategies.",
     )
     max_staleness: int = strategy_option(
         0,
@@ -446,21 +432,18 @@ class Config:
     )
     device_order: str = resumable_option(
         "",
-        "Order in which devices are used, such as 0,1,4,5: neighbors form a group; "
-        "empty for the driver's order.",
+        "Order of devices, such as 0,1,4,5: neighbors form a group; empty: driver's.",
     )
     device_memory_mb: float = resumable_option(
         0.0,
-        "Memory limit of a device in megabytes; refused if the variables alone need "
-        "more. On GPUs also the limit of the logical devices created on them. 0 for "
-        "no limit.",
+        "Memory limit of a device in megabytes, refused if the variables alone need "
+        "more; of the logical devices on GPUs too. 0 for no limit.",
         Range(at_least=0, at_most=1e9),
     )
     batch_norm: str = option(
         "local",
         "Statistics of batch normalization: of each tower's images (local), of the "
-        "whole batch (sync), or the trained ones (frozen), with scales and offsets "
-        "that are not trained.",
+        "whole batch (sync), or the trained ones (frozen, with scales and offsets).",
         choices=("local", "sync", "frozen"),
     )
     all_reduce: str = strategy_option(
@@ -480,8 +463,7 @@ class Config:
     )
     all_reduce_dtype: str = strategy_option(
         "float32",
-        "Data type of the gradients in the all-reduce; bfloat16 halves the traffic "
-        "and rounds the gradients.",
+        "Data type of gradients in the all-reduce; bfloat16 rounds, half the traffic.",
         choices=("float32", "bfloat16"),
     )
     batch_size: int = option(
@@ -530,8 +512,7 @@ class Config:
     )
     summary_every_steps: int = resumable_option(
         1000,
-        "Steps between histograms, and pictures of training batches, in TensorBoard; "
-        "0 for no period in steps.",
+        "Steps between histograms and pictures in TensorBoard; 0 for no period.",
         NOT_NEGATIVE,
     )
     summary_every_secs: float = resumable_option(
