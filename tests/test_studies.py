@@ -16,7 +16,7 @@ import towers
 from towers import Config
 from towers.errors import ConfigError
 from towers.evaluation.figures import fit_temperature
-from towers.evaluation.grad_cam import activation_maps, overlay
+from towers.evaluation.run_report import activation_maps, overlay
 from towers.evaluation.studies import label_errors, label_set_errors, predict_split
 
 CONFIG = Config(

@@ -4,13 +4,22 @@ from towers.config.preprocessing import Preprocessing
 from towers.config.rows import ModelRow
 
 
+def _network(
+    help: str,
+    module: str,
+    num_params: int,
+    pretrained: Preprocessing | None = None,
+    function: str = "create_model",
+    **options,
+) -> ModelRow:
+    """A network of a module of `towers.models.zoo`."""
+    target = f"models.zoo.{module}:{function}"
+    return ModelRow(help, options, target, pretrained=pretrained, num_params=num_params)
+
+
 def _cifar_resnet(depth: int, num_params: int, help: str = "") -> ModelRow:
-    return ModelRow(
-        help or f"{depth} layers",
-        {"depth": depth},
-        "models.zoo.resnet:create_cifar_resnet",
-        num_params=num_params,
-    )
+    function, help = "create_cifar_resnet", help or f"{depth} layers"
+    return _network(help, "resnet", num_params, function=function, depth=depth)
 
 
 def _imagenet_resnet(
@@ -19,47 +28,20 @@ def _imagenet_resnet(
     """With weights of torchvision; from 50 layers on with bottlenecks."""
     if depth < 50:
         options["has_bottlenecks"] = False
-    return ModelRow(
-        f"{depth} layers{about}",
-        {"blocks": blocks, **options},
-        "models.zoo.resnet:create_imagenet_resnet",
-        pretrained=Preprocessing(
-            interpolation="bilinear", timm=f"resnet{depth}.tv_in1k"
-        ),
-        num_params=num_params,
-    )
-
-
-def _alexnet(columns: int, num_params: int, help: str) -> ModelRow:
-    target = "models.zoo.alexnet:create_model"
-    return ModelRow(help, {"columns": columns}, target, num_params=num_params)
-
-
-def _wide_resnet(depth: int, widening: int, num_params: int) -> ModelRow:
-    return ModelRow(
-        f"WRN-{depth}-{widening}",
-        {"depth": depth, "widening": widening},
-        "models.zoo.wide_resnet:create_model",
-        num_params=num_params,
-    )
+    weights = Preprocessing(interpolation="bilinear", timm=f"resnet{depth}.tv_in1k")
+    options |= {"function": "create_imagenet_resnet", "blocks": blocks}
+    return _network(f"{depth} layers{about}", "resnet", num_params, weights, **options)
 
 
 def _efficientnet(
-    name: str, help: str, num_params: int, pretrained: Preprocessing, **scales
+    name: str, help: str, num_params: int, weights: Preprocessing, **scales
 ) -> ModelRow:
     """As trained with TensorFlow where the name begins with tf_, else with PyTorch."""
-    options = {"name": name, **scales}
     if "_lite" in name:
-        options["is_lite"] = True
+        scales["is_lite"] = True
     if name.startswith("tf_"):
-        options["as_tensorflow"] = True
-    return ModelRow(
-        help,
-        options,
-        "models.zoo.efficientnet:create_model",
-        pretrained=pretrained,
-        num_params=num_params,
-    )
+        scales["as_tensorflow"] = True
+    return _network(help, "efficientnet", num_params, weights, name=name, **scales)
 
 
 def _tf_lite(
@@ -72,7 +54,7 @@ def _tf_lite(
 ) -> ModelRow:
     """With mean and standard deviation of the authors; timm has 0.5."""
     name = f"tf_efficientnet_lite{number}"
-    pretrained = Preprocessing(
+    weights = Preprocessing(
         mean=(127 / 255,) * 3,
         std=(128 / 255,) * 3,
         size=size,
@@ -84,56 +66,44 @@ def _tf_lite(
     help = "EfficientNet-Lite0 as trained with TensorFlow"
     if number:
         help = f"its scaled form, for images of {size}x{size}"
-    return _efficientnet(name, help, num_params, pretrained, **scales)
+    return _efficientnet(name, help, num_params, weights, **scales)
 
 
-def _mobilenet(size: str, num_params: int, weights: str = "") -> ModelRow:
+def _mobilenet(size: str, num_params: int, timm: str = "") -> ModelRow:
     """As trained with PyTorch, with weights of timm, or else with TensorFlow."""
-    by, half = "PyTorch" if weights else "TensorFlow", (0.5,) * 3
-    options = {"name": f"mobilenet_v3_{size}", "size": size}
-    pretrained = Preprocessing(timm=f"mobilenetv3_{size}_100.{weights}")
-    if not weights:
-        options = {"name": f"tf_mobilenet_v3_{size}", "size": size}
-        options["as_tensorflow"] = True
+    options, by = {"name": f"mobilenet_v3_{size}", "size": size}, "PyTorch"
+    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{timm}")
+    if not timm:
+        by, half = "TensorFlow", (0.5,) * 3
+        options |= {"name": f"tf_mobilenet_v3_{size}", "as_tensorflow": True}
         timm = f"tf_mobilenetv3_{size}_100.in1k"
-        pretrained = Preprocessing(half, half, interpolation="bilinear", timm=timm)
-    return ModelRow(
-        f"MobileNetV3, {size}, as trained with {by}",
-        options,
-        "models.zoo.mobilenet_v3:create_model",
-        pretrained=pretrained,
-        num_params=num_params,
-    )
+        weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
+    help = f"MobileNetV3, {size}, as trained with {by}"
+    return _network(help, "mobilenet_v3", num_params, weights, **options)
 
 
 def _vit(name: str, heads: int, num_params: int, help: str) -> ModelRow:
     """DeiT has a class token, learned positions, and published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
-    pretrained = None
+    weights = None
     if name.startswith("deit"):
         options["has_class_token"] = True
-        pretrained = Preprocessing(crop=0.9, timm=f"{name}_patch16_224.fb_in1k")
-    target = "models.zoo.vit:create_model"
-    return ModelRow(help, options, target, pretrained=pretrained, num_params=num_params)
+        weights = Preprocessing(crop=0.9, timm=f"{name}_patch16_224.fb_in1k")
+    return _network(help, "vit", num_params, weights, **options)
 
 
 MODELS = {
-    "cnn": ModelRow(
-        "the CIFAR-10 tutorial's network",
-        target="models.zoo.cnn:create_model",
-        num_params=1_068_298,
+    "cnn": _network("the CIFAR-10 tutorial's network", "cnn", 1_068_298),
+    "lenet": _network("LeNet with rectifiers", "lenet", 187_028),
+    "alexnet": _network("AlexNet in one column", "alexnet", 29_983_114, columns=1),
+    "alexnet_two_columns": _network(
+        "AlexNet as published", "alexnet", 28_569_994, columns=2
     ),
-    "lenet": ModelRow(
-        "LeNet with rectifiers",
-        target="models.zoo.lenet:create_model",
-        num_params=187_028,
-    ),
-    "alexnet": _alexnet(1, 29_983_114, "AlexNet in one column"),
-    "alexnet_two_columns": _alexnet(2, 28_569_994, "AlexNet as published"),
-    "resnet18": ModelRow(
+    "resnet18": _network(
         "18 layers, stem for small images",
-        target="models.zoo.resnet:create_resnet18",
-        num_params=11_173_962,
+        "resnet",
+        11_173_962,
+        function="create_resnet18",
     ),
     "resnet18_imagenet": _imagenet_resnet(
         18, (2, 2, 2, 2), 11_181_642, ", for large images", name="resnet18_imagenet"
@@ -149,25 +119,27 @@ MODELS = {
     "resnet44": _cifar_resnet(44, 658_586),
     "resnet56": _cifar_resnet(56, 853_018),
     "resnet110": _cifar_resnet(110, 1_727_962),
-    "wide_resnet_28_10": _wide_resnet(28, 10, 36_479_194),
-    "wide_resnet_16_4": _wide_resnet(16, 4, 2_748_890),
-    "vgg16_bn": ModelRow(
+    "wide_resnet_28_10": _network(
+        "WRN-28-10", "wide_resnet", 36_479_194, depth=28, widening=10
+    ),
+    "wide_resnet_16_4": _network(
+        "WRN-16-4", "wide_resnet", 2_748_890, depth=16, widening=4
+    ),
+    "vgg16_bn": _network(
         "VGG-16 with batch normalization, for small images",
-        {"stages": ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))},
-        "models.zoo.vgg:create_model",
-        num_params=14_724_042,
+        "vgg",
+        14_724_042,
+        stages=((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)),
     ),
-    "densenet_bc_100_12": ModelRow(
+    "densenet_bc_100_12": _network(
         "DenseNet-BC of 100 layers for small images",
-        {"depth": 100, "growth": 12},
-        "models.zoo.densenet:create_model",
-        num_params=769_162,
+        "densenet",
+        769_162,
+        depth=100,
+        growth=12,
     ),
-    "convmixer_256_8": ModelRow(
-        "ConvMixer-256/8",
-        {"channels": 256, "depth": 8},
-        "models.zoo.convmixer:create_model",
-        num_params=594_186,
+    "convmixer_256_8": _network(
+        "ConvMixer-256/8", "convmixer", 594_186, channels=256, depth=8
     ),
     "tf_efficientnet_lite0": _tf_lite(0, 3_383_818, 224, 0.875),
     "tf_efficientnet_lite1": _tf_lite(1, 4_148_490, 240, 0.882, deeper=1.1),
@@ -200,16 +172,14 @@ MODELS = {
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
     "tf_mobilenet_v3_large": _mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
-    "convnext_tiny": ModelRow(
+    "convnext_tiny": _network(
         "ConvNeXt-T",
-        {
-            "name": "convnext_tiny",
-            "channels": (96, 192, 384, 768),
-            "depths": (3, 3, 9, 3),
-        },
-        "models.zoo.convnext:create_model",
-        pretrained=Preprocessing(timm="convnext_tiny.fb_in1k"),
-        num_params=27_827_818,
+        "convnext",
+        27_827_818,
+        Preprocessing(timm="convnext_tiny.fb_in1k"),
+        name="convnext_tiny",
+        channels=(96, 192, 384, 768),
+        depths=(3, 3, 9, 3),
     ),
     "vit_tiny": _vit(
         "vit_tiny",
@@ -224,17 +194,21 @@ MODELS = {
     ),
     "deit_small": _vit("deit_small", 6, 21_342_346, "the same of vit_small"),
     "deit_base": _vit("deit_base", 12, 85_152_010, "the same of vit_base"),
-    "speedrun": ModelRow(
+    "speedrun": _network(
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
-        {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
-        "models.zoo.speedrun:create_model",
-        num_params=1_971_352,
+        "speedrun",
+        1_971_352,
+        widths=(64, 256, 256),
+        depth=2,
+        momentum=0.6,
     ),
-    "speedrun_deep": ModelRow(
+    "speedrun_deep": _network(
         "its larger form, to 96 %",
-        {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
-        "models.zoo.speedrun:create_model",
-        num_params=9_915_416,
+        "speedrun",
+        9_915_416,
+        widths=(128, 384, 512),
+        depth=3,
+        momentum=0.9,
     ),
     "keras:NAME": ModelRow(
         "any of keras.applications, such as keras:ResNet50",

@@ -116,21 +116,16 @@ def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
 
 def _remark(name, folder):
     """Names the recipe that the command does not name, and the way to others."""
+    if name not in (PHOTO_RECIPE, FINETUNE_RECIPE):
+        begin, way = "no --config and no --dataset: ", "--list shows others"
+        return f"{begin}training the recipe {name}; {way}"
     begin = "no --config, and the data set is a folder of images: "
     if name == FINETUNE_RECIPE:
-        return (
-            f"{begin}fine-tuning a trained network with the recipe {name}; "
-            f"--config={PHOTO_RECIPE} trains one from scratch"
-        )
-    if name == PHOTO_RECIPE:
-        model = load_recipe(FINETUNE_RECIPE, folder).model
-        return (
-            f"{begin}training the recipe {name} from scratch; a trained network learns "
-            f"more from few photos: {how_to_get_weights(model)}"
-        )
-    return (
-        f"no --config and no --dataset: training the recipe {name}; --list shows others"
-    )
+        way = f"--config={PHOTO_RECIPE} trains one from scratch"
+        return f"{begin}fine-tuning a trained network with the recipe {name}; {way}"
+    model = load_recipe(FINETUNE_RECIPE, folder).model
+    way = f"a trained network learns more from few photos: {how_to_get_weights(model)}"
+    return f"{begin}training the recipe {name} from scratch; {way}"
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:

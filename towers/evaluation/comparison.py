@@ -126,11 +126,7 @@ def _result(folder, records):
         best = int(folder.best.read_text().removeprefix("step-"))
     except (OSError, ValueError):
         best = None
-
-    def precedence(result):
-        return result.get("step") == best, result.get("step", 0)
-
-    return max(results[::-1], key=precedence)
+    return max(results[::-1], key=lambda x: (x.get("step") == best, x.get("step", 0)))
 
 
 def _differing(runs):

@@ -46,6 +46,11 @@ from towers.run.stored_config import (
 
 SPLITS = ("test", "validation", "train")
 
+SUSPECT_COLUMNS = (
+    *("index", "path", "label", "suggestion"),
+    *("probability", "probability_of_suggestion"),
+)
+
 
 class SplitPredictions(NamedTuple):
     """The predictions of a run for all images of a split."""
@@ -185,9 +190,7 @@ def find_suspects(
     predicted = predict_split(workdir, split, **options)
     rows = suspect_rows(predicted)
     text = io.StringIO()
-    names = ["index", "path", "label", "suggestion"]
-    names += ["probability", "probability_of_suggestion"]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, SUSPECT_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     folder = RunFolder(workdir)
@@ -216,16 +219,9 @@ def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
         else:
             label, suggestion = names[labels[index]], names[other]
             own = float(probabilities[index, labels[index]])
-        rows.append(
-            {
-                "index": int(index),
-                "path": shown(place_of(predicted.source, int(index)), most=4096),
-                "label": label,
-                "suggestion": suggestion,
-                "probability": round(own, 6),
-                "probability_of_suggestion": round(suggested, 6),
-            }
-        )
+        path = shown(place_of(predicted.source, int(index)), most=4096)
+        cells = path, label, suggestion, round(own, 6), round(suggested, 6)
+        rows.append(dict(zip(SUSPECT_COLUMNS, (int(index), *cells), strict=True)))
     return rows
 
 
@@ -332,20 +328,19 @@ def average(
     folders = [RunFolder(x) for x in workdirs]
     checkpoints = [read_checkpoint(folder, step) for folder in folders]
     first, config = checkpoints[0], stored_config(folders[0], step)
+    stored = [x.trainer_state["dataset_info"] for x in checkpoints]
     infos = [
-        DatasetInfo.from_values(x.trainer_state["dataset_info"]) for x in checkpoints
+        dataclasses.replace(DatasetInfo.from_values(x), num_train=None, checksum=None)
+        for x in stored
     ]
     for folder, checkpoint, info in zip(folders, checkpoints, infos, strict=True):
-        own = dataclasses.replace(info, num_train=None, checksum=None)
-        if own != dataclasses.replace(infos[0], num_train=None, checksum=None):
-            raise ConfigError(
-                f"{folder.path} has other classes or preprocessing than "
-                f"{folders[0].path}"
-            )
+        both = f"{folder.path} and {folders[0].path}"
+        if info != infos[0]:
+            raise ConfigError(f"{both} have other classes or preprocessing")
         try:
             validate_architecture(first.tensors, checkpoint.tensors)
         except CheckpointError as error:
-            raise ConfigError(f"{folder.path} and {folders[0].path}: {error}") from None
+            raise ConfigError(f"{both}: {error}") from None
     starts = {stored_config(folder, step).init_from for folder in folders}
     if starts == {""} or len(starts) > 1:
         console.warn(
@@ -370,7 +365,9 @@ def average(
         checkpointer.save(Snapshot(first.step, tensors, state))
         with Reports(folder, "eval") as reports:
             reports.file(folder.config, to_json(config))
-            reports.file(folder.dataset_info, infos[0].to_json())
+            reports.file(
+                folder.dataset_info, DatasetInfo.from_values(stored[0]).to_json()
+            )
         if folders[0].network.exists():
             folder.write_network(folders[0].network.read_text())
     console.line(f"the mean of {len(folders)} runs is in {folder.path}")
