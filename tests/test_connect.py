@@ -15,10 +15,6 @@ from towers.errors import ConfigError, WorkerLostError
 SETTINGS = bytes([0, 0, 6, 4, 0, 0, 0, 0, 0]) + bytes(6)
 
 
-def quiet(line):
-    pass
-
-
 def addresses_of(count, host="127.0.0.1"):
     return [f"{host}:{port}" for port in free_ports(count)]
 
@@ -51,7 +47,7 @@ def started(addresses, index, secs=20):
 
     def work():
         try:
-            wait_for_all(addresses, index, secs, quiet)
+            wait_for_all(addresses, index, secs)
         except Exception as error:
             found.set_exception(error)
             return
@@ -79,7 +75,7 @@ def test_workers_find_each_other_in_any_order(host):
 def test_a_worker_that_does_not_come_is_named():
     addresses = addresses_of(2)
     with pytest.raises(WorkerLostError) as caught:
-        wait_for_all(addresses, 0, 0.1, quiet)
+        wait_for_all(addresses, 0, 0.1)
     assert f"worker 1 ({addresses[1]}) did not come within 0.1 s" in str(caught.value)
 
 
@@ -87,10 +83,10 @@ def test_what_is_no_worker_is_refused_and_a_server_of_grpc_is_taken():
     addresses = addresses_of(2)
     with server_of(b"SSH-2.0-OpenSSH_9.2\r\n", addresses[1]):
         with pytest.raises(ConfigError, match="says that it is 'SSH-2.0") as caught:
-            wait_for_all(addresses, 0, 20, quiet)
+            wait_for_all(addresses, 0, 20)
     assert f"worker 1 ({addresses[1]})" in str(caught.value)
     with server_of(SETTINGS, addresses[1]):
-        wait_for_all(addresses, 0, 20, quiet)
+        wait_for_all(addresses, 0, 20)
 
 
 @on_linux
@@ -101,7 +97,7 @@ def test_row_29_a_machine_that_finds_itself_as_another_worker_is_refused(index):
     port = addresses_of(1)[0].rpartition(":")[2]
     addresses = [f"127.0.0.{i}:{port}" for i in (1, 2)]
     with pytest.raises(ConfigError) as caught:
-        wait_for_all(addresses, index, 20, quiet)
+        wait_for_all(addresses, index, 20)
     other = 1 - index
     who = f"worker {other} ({addresses[other]}) says that it is 'worker {index} of "
     assert str(caught.value).startswith(who)

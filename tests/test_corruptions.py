@@ -18,7 +18,7 @@ from towers.config import changed_mathematics
 from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.metrics import MetricsFile, read_metrics
+from towers.run.reports import MetricsFile, read_metrics
 from towers.run.restore import checkpointer_of, validate_changes
 from towers.run.stored_config import stored_config, stored_dataset_info
 from towers.training.train import train

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from towers import errors
-from towers.cluster.lost_workers import lost_worker
+from towers.cluster.workers import lost_worker
 
 EXIT_CODES = {
     "ConfigError": 2,

@@ -13,7 +13,7 @@ from processes import Program, is_running, on_linux, run, wait_for_ends
 
 from towers.cluster.connect import HEARTBEAT_SECS
 from towers.errors import IS_RETRYABLE, ConfigError
-from towers.launch import local
+from towers.launch import supervisor
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
 
 KILLED = 128 + signal.SIGKILL
@@ -42,7 +42,7 @@ def meet(name="met"):
 # The launcher, with another program than run_train.py.
 LAUNCHER = """
 import json, sys
-from towers.launch.local import launch
+from towers.launch.supervisor import launch
 command, num_workers, options = json.loads(sys.argv[1])
 sys.exit(launch(command, num_workers, **options))
 """
@@ -318,14 +318,14 @@ def test_no_restart_where_the_cause_stays_or_beyond_their_number(
 
 def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     def gpus_of(num_workers, environ, device="auto"):
-        return [share.gpus for share in local.divide(num_workers, environ, device)]
+        return [share.gpus for share in supervisor.divide(num_workers, environ, device)]
 
-    monkeypatch.setattr(local, "DRIVER_GPUS", tmp_path)
+    monkeypatch.setattr(supervisor, "DRIVER_GPUS", tmp_path)
     for number in range(6):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     assert gpus_of(3, {}) == ["0,1", "2,3", "4,5"]
     assert gpus_of(6, {}) == list("012345")
-    assert not any(share.cores for share in local.divide(2, {}))
+    assert not any(share.cores for share in supervisor.divide(2, {}))
     # What is visible decides, as CUDA reads it.
     visible = "CUDA_VISIBLE_DEVICES"
     assert gpus_of(2, {visible: "7, 3"}) == ["7", "3"]
@@ -338,7 +338,7 @@ def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     assert gpus_of(4, {}, "cpu") == [""] * 4
     for num_workers in (4, 12):
         with pytest.raises(ConfigError, match=f"num_workers={num_workers} with 6 GPU"):
-            local.divide(num_workers, {})
+            supervisor.divide(num_workers, {})
 
 
 # The command.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from towers import store
-from towers.run.metrics import MetricsFile
+from towers.run.reports import MetricsFile
 
 
 def append_all(metrics, steps):

@@ -24,7 +24,7 @@ from towers.config import Config
 from towers.errors import ConfigError
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.metrics import MetricsFile
+from towers.run.reports import MetricsFile
 from towers.run.restore import checkpointer_of, validate_changes
 from towers.training.train import train
 

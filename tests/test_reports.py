@@ -39,7 +39,7 @@ def test_row_35_what_is_lost_is_told(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(store, "write_aside", full)
     with Reports(RunFolder(tmp_path), "train") as reports:
-        reports.open_metrics(0)
+        reports.open_metrics(0, 0)
         for step in (1, 2, 3):
             reports.record({"step": step})
             reports.sync()
@@ -58,7 +58,7 @@ def test_row_36_nothing_is_written_in_the_folder_of_another_run(tmp_path, capsys
         raise RunFolderError("it was replaced")
 
     with Reports(RunFolder(tmp_path), "train", check) as reports:
-        reports.open_metrics(0)
+        reports.open_metrics(0, 0)
         reports.record({"step": 1})
         reports.scalars(1, {"loss": 0.5})
     assert not list(tmp_path.iterdir()) and not capsys.readouterr().out

@@ -22,7 +22,7 @@ from towers import store
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
 from towers.run.stored_config import config_to_continue
-from towers.training import setup
+from towers.training import banner
 from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small", "no_pause")
@@ -187,7 +187,7 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, when, change):
 @pytest.mark.row(36)
 def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeypatch):
     workdir, before = tmp_path / "run", {}
-    print_banner = setup.print_banner
+    print_banner = banner.print_banner
 
     def replace_first(*args, **kwargs):
         replace(workdir)

@@ -19,7 +19,7 @@ import pytest
 import small_runs
 from processes import environ_of
 
-from towers.run import metrics
+from towers.run import reports
 from towers.training.train import train
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
@@ -114,13 +114,13 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
 def main() -> None:
     small_runs.use(pytest.MonkeyPatch(), small_runs.full_network)
     started, step, reported = time.monotonic(), [0], [0]
-    append = metrics.MetricsFile.append
+    append = reports.MetricsFile.append
 
     def counted(self, record):
         step[0] = record["step"]
         append(self, record)
 
-    metrics.MetricsFile.append = counted
+    reports.MetricsFile.append = counted
 
     def after_call():
         if step[0] >= reported[0] + EVERY_STEPS:

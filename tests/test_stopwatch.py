@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from towers.run.stopwatch import Stopwatch
+from towers.run.progress import Stopwatch
 
 
 def test_the_first_call_of_a_start_is_not_timed():

@@ -46,6 +46,8 @@ class Parts:
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch; 0 where they were not loaded.
         total_steps: steps until `num_epochs` is reached, or 0.
+        last_step: the step with which the run ends, by its length or by max_steps.
+        periods: of logs, summaries, checkpoints and evaluations.
         share: which images of every batch this process computes.
     """
 
@@ -59,6 +61,8 @@ class Parts:
     update: Update
     num_examples: int
     total_steps: int
+    last_step: int
+    periods: Periods
     share: Share
 
 
@@ -78,17 +82,13 @@ def build(
     Args:
         config: of the run.
         device_kind: of the towers, CPU or GPU.
-        for_training: False for an evaluation, which has no phases, and whose checkpoint
-            holds the state that layers take from the data.
+        for_training: False for an evaluation, which has no phases and no schedules.
         share: of one of several workers, see `share_of`.
         dataset_info, test_only: of an evaluation, see `load_data_set`.
         continued: of the checkpoint from which a training goes on.
-        schedule_fn: (config, training images of an epoch) -> the learning rate, in
-            place of `create_schedule`.
+        schedule_fn: (config, training images of an epoch) -> the learning rate.
 
-    Raises:
-        DataError: the data set is missing or invalid.
-        ConfigError: the options do not fit the data set.
+    DataError or ConfigError where the data set is missing, or options do not fit it.
     """
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)
@@ -176,6 +176,15 @@ def build(
         matched,
         schedule_fn or create_schedule,
     )
+    periods = Periods(
+        total_steps=total_steps,
+        images_per_step=config.images_per_step,
+        log_every_steps=config.log_every_steps,
+        summary_every_steps=config.summary_every_steps,
+        checkpoint_every_steps=config.checkpoint_every_steps,
+        images_per_eval=num_images(config.eval_every_epochs, num_examples),
+        images_per_epoch=num_examples,
+    )
     return Parts(
         data=data_set,
         train_batches=train_batches,
@@ -187,6 +196,8 @@ def build(
         update=update,
         num_examples=num_examples,
         total_steps=total_steps,
+        last_step=min(config.max_steps or total_steps, total_steps),
+        periods=periods,
         share=share,
     )
 
@@ -233,16 +244,9 @@ def create_augmentation(
 def load_data_set(
     config: Config, dataset_info: DatasetInfo | None = None, *, test_only: bool = False
 ) -> DataSet:
-    """The data set, with the moments of the run that is evaluated, or its own.
-
-    Args:
-        dataset_info: of a run whose checkpoint is evaluated.
-        test_only: leave the training images out, `train` being None, where the data set
-            can do without.
-
-    Raises:
-        DataError: it is missing or invalid.
-    """
+    """The data set, with the moments of the run that is evaluated, or its own; with
+    `test_only` without training images, where it can do without. DataError where it is
+    missing or invalid."""
     weights = published_weights(config)
     data_set = data.load(
         config.dataset,
@@ -276,8 +280,8 @@ def create_network(
 def match_parameters(
     config: Config, model: keras.Model
 ) -> tuple[param_rates.Matched, frozenset[str]]:
-    """The rates of the parameters of a network, and the names of the frozen ones. A
-    pattern that fits no parameter is a ConfigError."""
+    """The rates of the parameters, and the names of the frozen ones; ConfigError where
+    a pattern fits none."""
     names = variable_names(model.trainable_variables)
     frozen = param_rates.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":
@@ -304,7 +308,7 @@ def create_update(
     num_examples: int,
     model: keras.Model,
     matched: param_rates.Matched,
-    schedule_fn: Callable[[Config, int], schedules.Schedule] = create_schedule,
+    schedule_fn: Callable[[Config, int], schedules.Schedule],
 ) -> Update:
     """The optimizer with its schedules; these only where there are training images.
 
@@ -340,21 +344,3 @@ def create_update(
         decays=decays,
         rate_fns=rate_fns,
     )
-
-
-def create_periods(config: Config, parts: Parts) -> Periods:
-    """The periods of logs, summaries, checkpoints and evaluations."""
-    return Periods(
-        total_steps=parts.total_steps,
-        images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
-        summary_every_steps=config.summary_every_steps,
-        checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
-        images_per_epoch=parts.num_examples,
-    )
-
-
-def last_step_of(config: Config, parts: Parts) -> int:
-    """The step with which the run ends, by its length or by max_steps."""
-    return min(config.max_steps or parts.total_steps, parts.total_steps)

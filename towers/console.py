@@ -68,7 +68,7 @@ def remark(text: str) -> None:
 
 def is_terminal() -> bool:
     """True if standard output is a terminal that can move its cursor."""
-    return _out.is_terminal() and os.environ.get("TERM") != "dumb"
+    return _out.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def is_notebook() -> bool:
@@ -85,17 +85,14 @@ def _colored(text, color):
 
 class Live:
     """Lines at the end of a terminal that are renewed; other lines go above them.
-
-    Args:
-        render: (columns of the terminal) -> what is shown, see `rich.live.Live`.
-    """
+    `render` takes the columns of the terminal, see `rich.live.Live`."""
 
     def __init__(self, render: Callable[[int], "RenderableType"]):
         global _live
         import rich.console
         import rich.live
 
-        self._console = rich.console.Console(file=_Frames(), force_terminal=True)
+        self._console = rich.console.Console(file=_out, force_terminal=True)
         self._render, self._refreshed_at = render, 0.0
         self._live = rich.live.Live(
             get_renderable=self._next,
@@ -170,7 +167,8 @@ def printable(text: str) -> str:
 
 
 class _Stream:
-    """A stream of `sys` by its name, and the newest lines that it has not taken."""
+    """A stream of `sys` by its name, and the newest lines that it has not taken. It is
+    a file for rich, which writes a frame in one call."""
 
     def __init__(self, name):
         self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)
@@ -178,7 +176,7 @@ class _Stream:
 
     def print(self, text, color=None):
         text = printable(text)
-        if self.is_terminal():
+        if self.isatty():
             text = _colored(text, color)
         self.write(f"{text}\n")
 
@@ -192,7 +190,7 @@ class _Stream:
     def encoding(self):
         return getattr(self._file(), "encoding", None) or "utf-8"
 
-    def is_terminal(self):
+    def isatty(self):
         try:
             return self._file().isatty()
         except (AttributeError, ValueError):  # there is none, or it is closed
@@ -243,28 +241,6 @@ class _Stream:
             setattr(sys, self._name, open(os.devnull, "w"))
         except (OSError, ValueError):  # ValueError: the stream is closed
             pass
-
-
-class _Frames:
-    """A file for rich, which never waits."""
-
-    def __init__(self):
-        self._text = ""
-
-    def write(self, text):
-        self._text += text
-
-    def flush(self):
-        text, self._text = self._text, ""
-        if text:
-            _out.write(text)
-
-    def isatty(self):
-        return True
-
-    @property
-    def encoding(self):
-        return _out.encoding
 
 
 _out, _err = _Stream("stdout"), _Stream("stderr")

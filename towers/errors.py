@@ -25,17 +25,9 @@ DEFECT = 70
 # launchers do. It does not mend options, data, a checkpoint or numbers. It may mend a
 # defect: a fault of a GPU or of its driver ends as one, and so does an unknown error of
 # the network. The meanings are in docs/reliability.md.
-IS_RETRYABLE = {
-    0: False,
-    1: True,  # TensorFlow did not connect the workers of a cluster
-    2: False,
-    3: False,
-    4: False,
-    5: False,
-    6: True,
-    DEFECT: True,
-    75: True,
-}
+# 1 is TensorFlow's, where it did not connect the workers of a cluster.
+IS_RETRYABLE = dict.fromkeys(range(6), False)
+IS_RETRYABLE |= dict.fromkeys([1, 6, DEFECT, 75], True)
 
 
 def is_retryable(code: int) -> bool:
@@ -132,11 +124,8 @@ class Preempted(TowersError):
 
 
 def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
-    """The message of any error in a line of at most `most` printable characters.
-
-    White space of any kind becomes a space. From a longer message the middle is left
-    out: it begins with what happened and ends with the way out.
-    """
+    """The message of any error in a line of at most `most` printable characters. From a
+    longer message the middle is left out: its end says what to do."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # of a class of the user
@@ -155,12 +144,8 @@ def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
 
 
 def out_of_memory(error: BaseException | str) -> str:
-    """'out of memory on GPU:0: 3.2GiB': the device and the size where the error says
-    them; empty for an error of another kind.
-
-    By its text: a GPU says it in errors of many types, and TensorFlow's
-    ResourceExhaustedError is also raised for a full disk.
-    """
+    """'out of memory on GPU:0: 3.2GiB': the device and the size where the text of the
+    error says them, whose type says little; empty for an error of another kind."""
     try:
         text = str(error)
     except Exception:  # of a class of the user
@@ -187,12 +172,8 @@ def cause(error: Exception) -> str:
 
 
 def refuse_url(name: str, path: str | os.PathLike) -> None:
-    """Refuses a URL where a local path is expected, also one whose two slashes
-    `pathlib` has made one.
-
-    Raises:
-        ConfigError: it is one; names the option.
-    """
+    """Raises ConfigError, naming the option, for a URL where a local path is expected,
+    also one whose two slashes `pathlib` has made one."""
     if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(path)):
         raise ConfigError(
             f"{name}={one_line(os.fsdecode(path), 150)}: is a URL, and only local "
@@ -213,17 +194,9 @@ def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Prints an error: a line on standard error for a mistake, or three for a defect.
-
-    Args:
-        program: begins each line.
-        error: a TowersError, or any other, which is a defect.
-        folder: where the traceback of a defect is saved; by default, and where that
-            fails, the folder for temporary files.
-
-    Returns:
-        The exit code.
-    """
+    """Prints an error: a line on standard error for a mistake, or three for a defect,
+    whose traceback is saved in a folder, by default for temporary files; returns the
+    exit code."""
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
         most = MOST_CHARACTERS - len(f"{program}: ")
@@ -238,11 +211,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
-    """Ends the process as an error demands, see `report`.
-
-    A thread may still be inside a step that will never end, so the interpreter's own
-    orderly end is not waited for.
-    """
+    """Ends the process as an error demands, see `report`, at once: a thread may still
+    be inside a step that will never end."""
     os._exit(report(program, error, folder))
 
 
@@ -258,7 +228,7 @@ def _defect(error, folder):
         )
         + "".join(traceback.format_exception(error))
     ).encode("utf-8", "backslashreplace")
-    path = _new_file(content, folder) or _new_file(content)
+    path = _saved(content, folder)
     if path is None:
         for line in content.decode().splitlines():
             console.error(line)
@@ -269,30 +239,22 @@ def _defect(error, folder):
     ]
 
 
-def _new_file(content, folder=None):
-    """The path of a new file, by default in the folder for temporary files; None where
-    it cannot be written whole."""
-    try:
-        descriptor, path = tempfile.mkstemp(".txt", "towers-defect-", folder)
-    except OSError:
-        return None
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        return path
-    except OSError:
+def _saved(content, folder):
+    """The path of a new file in a folder, or else in the one for temporary files; None
+    where neither can be written."""
+    for place in (folder, None):
         with contextlib.suppress(OSError):
-            os.unlink(path)
-        return None
+            descriptor, path = tempfile.mkstemp(".txt", "towers-defect-", place)
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            return path
+    return None
 
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raises a DataError again as itself where TensorFlow has wrapped it.
-
-    An error in a Python function that a graph or `tf.data` calls is raised as one of
-    TensorFlow's, with its type and message somewhere in the text.
-    """
+    """Raises a DataError again as itself where TensorFlow has wrapped it, as it does
+    with an error in a function that a graph or `tf.data` calls."""
     try:
         yield
     except TowersError:

@@ -24,7 +24,7 @@ from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.config.installation import ROOT
 from towers.errors import ConfigError, WorkerLostError, one_line
-from towers.launch import output
+from towers.launch import process
 from towers.launch.__main__ import HINT, parse, train_command
 from towers.launch.process import Share
 from towers.launch.ray_host import RayHost
@@ -73,23 +73,9 @@ def run(
     cpus_per_worker: int = 1,
     gpus_per_worker: int = 0,
 ) -> int:
-    """Runs a command as every worker of a cluster; call it in the main thread.
-
-    Args:
-        command: a program and its arguments, the same on all nodes of Ray.
-        num_workers: number of processes.
-        max_restarts: see `towers.launch.supervisor.supervise`; also where a node is
-            lost.
-        cpus_per_worker: that Ray reserves.
-        gpus_per_worker: that Ray reserves; a worker sees no others.
-
-    Returns:
-        The exit code, see `towers.launch.supervisor.worst`.
-
-    Raises:
-        ConfigError: Ray is missing, or cannot do that.
-        WorkerLostError: the cluster of Ray is lost.
-    """
+    """Runs a command as every worker of a cluster, in the main thread; returns the exit
+    code, see `towers.launch.supervisor.worst`. All are restarted also where a node is
+    lost; WorkerLostError where the cluster of Ray is."""
     try:
         with quiet_imports():
             import ray
@@ -112,7 +98,7 @@ def run(
         resources["GPU"] = gpus_per_worker
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
-            output.say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
+            process.say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
     job, share = job_environ(), Share(gpus=None if gpus_per_worker else "")
 
     @contextlib.asynccontextmanager
@@ -173,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the workers; returns their exit code."""
     if len(argv) < 2:
         raise ConfigError(f"no command: {HINT}")
-    output.program = PROGRAM
+    process.program = PROGRAM
     names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
     options = {name: flags.FLAGS[name].value for name in names}
     return run(train_command(argv[1:]), flags.FLAGS.num_workers, **options)

@@ -1,9 +1,10 @@
 """Threads that do jobs one after another, such as writing a checkpoint."""
 
-import functools
 import queue
 import threading
 from collections.abc import Callable
+from concurrent import futures
+from typing import Any
 
 from towers import console
 
@@ -16,22 +17,21 @@ class JobThread:
 
     It starts at once: with no memory left, `threading.Thread.start` waits forever for a
     thread that cannot begin. And glibc keeps freed memory for each thread, such as the
-    buffers of a save.
-
-    Args:
-        name: of the thread.
+    buffers of a save. It is a daemon, unlike the threads of a `ThreadPoolExecutor`:
+    where a job never ends, the interpreter can still end.
     """
 
     def __init__(self, name: str):
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A daemon: where a job never ends, the interpreter can still end.
+        self._jobs: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         threading.Thread(
             target=_work, args=[self._jobs], name=name, daemon=True
         ).start()
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Calls a function, which raises no error, after those before."""
-        self._jobs.put(job)
+    def submit(self, function: Callable[..., Any], *args: Any) -> futures.Future:
+        """Calls a function after those before."""
+        future = futures.Future()
+        self._jobs.put((future, function, args))
+        return future
 
     def end(self) -> None:
         """Ends the thread after its last job, as does the end of this object."""
@@ -42,23 +42,21 @@ class JobThread:
 
 def _work(jobs):
     while (job := jobs.get()) is not None:
-        job()
-        del job  # and the state that it holds
+        future, function, args = job
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        del job, future, function, args  # and the state that they hold
 
 
 class Background:
     """Runs jobs one after another in one thread; a context manager that waits for the
-    last one.
-
-    The error of a job is raised once, by the next call of `submit`, `raise_job_error`
-    or `wait`.
-    """
+    last one. The error of a job is raised once, by the next call of any method."""
 
     def __init__(self):
         self._thread = JobThread("background")
-        self._is_idle = threading.Event()
-        self._is_idle.set()
-        self._error: BaseException | None = None
+        self._job: futures.Future | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
         """Waits for the previous job and starts this one, even if the previous one
@@ -66,28 +64,18 @@ class Background:
         try:
             self.wait()
         finally:
-            self._is_idle.clear()
-            self._thread.submit(functools.partial(self._do, job))
+            self._job = self._thread.submit(job)
 
     def raise_job_error(self) -> None:
         """Raises the error of a finished job; does not wait."""
-        if self._is_idle.is_set():
-            self.wait()
+        self.wait(0.0)
 
     def wait(self, timeout_secs: float | None = None) -> None:
         """Waits for the last job."""
-        self._is_idle.wait(timeout_secs)
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _do(self, job):
-        try:
-            job()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._is_idle.set()
+        job = self._job
+        if job is not None and futures.wait([job], timeout_secs).done:
+            self._job = None
+            job.result()
 
     def __enter__(self):
         return self

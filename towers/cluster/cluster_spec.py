@@ -42,13 +42,8 @@ _PRIVATE_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a run.
-
-    Attributes:
-        addresses: host:port of each.
-        index: number of this process.
-        origin: what described it, for messages.
-    """
+    """The workers of a run: host:port of each, the number of this one, and what
+    described them."""
 
     addresses: tuple[str, ...]
     index: int
@@ -69,21 +64,13 @@ def find_cluster(
     index: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """The cluster that is described, or None where there is none.
-
-    Args:
-        addresses: host:port of all workers, with commas between, or empty.
-        index: the number of this worker among them.
-        environ: may hold TF_CONFIG or the variables of a Slurm step. Slurm is read
-            last: its variables are there in every job.
-
-    Raises:
-        ConfigError: a description is wrong, or two contradict each other.
-    """
+    """The cluster of --cluster and --task_index or the environment, if any; ConfigError
+    where a description is wrong, or two contradict each other. Slurm is read last: its
+    variables are there in every job."""
     by_flags = _of_flags(addresses, index)
     by_tf_config = _of_tf_config(environ.get("TF_CONFIG", ""))
     if by_flags and by_tf_config:
-        if _place(by_flags) != _place(by_tf_config):
+        if by_flags != dataclasses.replace(by_tf_config, origin=by_flags.origin):
             raise ConfigError(
                 f"{_described(by_flags)}, but {_described(by_tf_config)}; unset "
                 "TF_CONFIG or drop --cluster"
@@ -95,15 +82,7 @@ def find_cluster(
 
 
 def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
-    """Refuses addresses that anybody can reach.
-
-    Args:
-        cluster: of two or more workers.
-        allow_public: whether addresses may be public.
-
-    Raises:
-        ConfigError: names the address.
-    """
+    """Raises ConfigError where anybody can reach an address of a cluster."""
     if allow_public:
         return
     for address in cluster.addresses:
@@ -224,14 +203,9 @@ def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:
     return Cluster(tuple(addresses), index, origin)
 
 
-def _place(cluster):
-    return cluster.addresses, cluster.index
-
-
 def _described(cluster):
-    return f"{cluster.origin} makes this worker {cluster.index} of {cluster.size}" + (
-        f" at {cluster.address}"
-    )
+    place = f"worker {cluster.index} of {cluster.size} at {cluster.address}"
+    return f"{cluster.origin} makes this {place}"
 
 
 def _ips_of(host):

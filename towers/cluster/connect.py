@@ -14,11 +14,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers import tf_internals
+from towers import console, tf_internals
 from towers.cluster.workers import Workers
 from towers.errors import ConfigError, WorkerLostError, one_line
 
@@ -41,27 +41,16 @@ def connect(
     communication: str,
     wait_secs: float,
     heartbeat_secs: float = HEARTBEAT_SECS,
-    say: Callable[[str], None] = print,
 ) -> Workers:
-    """Waits for all workers and starts TensorFlow's server.
+    """Waits for all workers and starts TensorFlow's server, before TensorFlow first
+    computes, after its devices were configured.
 
-    To be called before TensorFlow first computes, after its devices were configured.
-
-    Args:
-        addresses: host:port of all workers.
-        index: of this one.
-        num_gpus: GPUs of each worker whose tensors are added up; 0 for the host.
-        communication: one of COMMUNICATIONS.
-        wait_secs: seconds to wait for the others.
-        heartbeat_secs: see HEARTBEAT_SECS.
-        say: takes a line for the user.
-
-    Raises:
-        ConfigError: this worker cannot listen, or another program, or another worker,
-            listens at the address of a worker.
-        WorkerLostError: not all workers came, or the server did not start.
+    `num_gpus` are those of each worker whose tensors are added up, 0 for the host.
+    ConfigError where this worker cannot listen, or another program, or another worker,
+    listens at the address of a worker; WorkerLostError where not all workers came, or
+    the server did not start.
     """
-    wait_for_all(addresses, index, wait_secs, say)
+    wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.
     os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -101,11 +90,8 @@ def connect(
     return Workers(engine, addresses, index)
 
 
-def wait_for_all(
-    addresses: Sequence[str], index: int, wait_secs: float, say: Callable[[str], None]
-) -> None:
-    """Waits until every worker listens at its address; arguments and errors are as in
-    `connect`."""
+def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
+    """Waits until every worker listens at its address; errors are as in `connect`."""
     begun, announced = time.monotonic(), False
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
@@ -117,7 +103,7 @@ def wait_for_all(
                     f"worker {names} did not come within {wait_secs:g} s"
                 )
             if waited > _ANNOUNCE_SECS and not announced:
-                say(f"waiting for worker {names}, up to {wait_secs:g} s")
+                console.line(f"waiting for worker {names}, up to {wait_secs:g} s")
                 announced = True
             time.sleep(0.1)
 

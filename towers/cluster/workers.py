@@ -7,18 +7,18 @@ one process has one worker, and nothing is started.
 All workers call the same functions of `Workers` in the same order.
 """
 
-import concurrent.futures
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.lost_workers import announce_chief, lost_worker, tell_others
-from towers.errors import WorkerLostError
+from towers import tf_internals
+from towers.errors import WorkerLostError, one_line, out_of_memory
 from towers.threads import JobThread
 
 # Ways to add up between workers; auto is nccl between GPUs, else ring.
@@ -27,13 +27,34 @@ COMMUNICATIONS = ("auto", "ring", "nccl")
 # Bytes of the pieces in which a state is sent, a multiple of 8.
 _PIECE_BYTES = 2**26
 
+# What a worker tells the others of one that is lost.
+_REPORTED = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
+
+# A key that the chief's service has.
+_CHIEF = "towers/chief"
+
+# In errors of calls to TensorFlow's service, which is the chief's.
+_CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
+
+_TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
+
+# NCCL, whose errors name no worker.
+_NCCL = re.compile(
+    r"nccl(?: operation .* failed)?: |nccl(?:Remote|System)Error|ncclCommAbort"
+    r"|nccl\w* (?:already )?aborted|remote process exited|closed by remote peer",
+    re.IGNORECASE,
+)
+
+# An error of CUDA is one of this worker's GPU, and what is invalid is a defect.
+_OWN_NCCL = re.compile(
+    r"nccl(?: operation .* failed)?: (?:unhandled cuda|invalid)", re.IGNORECASE
+)
+
 
 class Workers:
-    """All workers of a run, as one of them sees them.
+    """All workers of a run, as one of them, `index`, sees them.
 
     Attributes:
-        index: the number of this one.
-        size: how many there are.
         addresses: host:port of each; none of a single worker.
         devices: where this worker's tensors are summed with the other workers': its
             GPUs, or its host.
@@ -51,8 +72,8 @@ class Workers:
         self.devices = engine.extended.worker_devices if engine else ["/CPU:0"]
         if engine:
             self._thread = JobThread("workers")
-        if engine and self.is_chief:
-            announce_chief()
+        if engine and self.is_chief:  # for `lost_worker` of the others
+            tf_internals.set_cluster_value(_CHIEF, "")
         self._add = {
             dtype: tf.function(
                 self.sum,
@@ -69,16 +90,8 @@ class Workers:
         tensors: Sequence[Sequence[tf.Tensor]],
         options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> list[list[tf.Tensor]]:
-        """The sums over all workers and devices, the same bits on each.
-
-        Args:
-            tensors: for each of `devices` a list of tensors; of the same shapes and
-                types everywhere.
-            options: of TensorFlow's all-reduce.
-
-        Returns:
-            For each of `devices` the sums.
-        """
+        """The sums over all workers and devices, the same bits on each; for each of
+        `devices` a list of tensors, of the same shapes and types everywhere."""
         results = [list(own) for own in tensors]
         if self._engine is None:
             return results
@@ -113,10 +126,8 @@ class Workers:
         return self._engine.run(all_reduce, args=(per_replica,))
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of tensors over all workers; they have gradients.
-
-        The gradient of a sum is the gradient of the sum of all workers' losses.
-        """
+        """The sums of tensors over all workers, with the gradient of the sum of all
+        workers' losses."""
 
         @tf.custom_gradient
         def add(*values):
@@ -145,14 +156,8 @@ class Workers:
     # Between compiled calls.
 
     def add(self, values: np.ndarray) -> np.ndarray:
-        """The sum of an array over all workers.
-
-        Args:
-            values: int64 or float64.
-
-        Raises:
-            WorkerLostError: not all of them take part.
-        """
+        """The sum of an array, int64 or float64, over all workers; WorkerLostError
+        where not all take part."""
         if self._engine is None:
             return values
 
@@ -165,42 +170,20 @@ class Workers:
             return added()
         # The main thread serves signals while it waits for another one, not while it
         # waits in TensorFlow.
-        total = concurrent.futures.Future()
-
-        def call():
-            try:
-                total.set_result(added())
-            except BaseException as error:
-                total.set_exception(error)
-
-        self._thread.submit(call)
-        return total.result()
+        return self._thread.submit(added).result()
 
     def agree(
         self, num_steps: int, save: bool, summarize: bool, stop: bool
     ) -> tuple[int, bool, bool]:
-        """Agrees on the next actions of all workers.
-
-        Args:
-            num_steps: to take, if this is the chief.
-            save, summarize: whether to do so after them, if this is the chief.
-            stop: whether this worker has to stop.
-
-        Returns:
-            The chief's number of steps, or 0 if any worker stops; whether it saves, and
-            writes a summary.
-        """
+        """Agrees on the next actions of all workers: the chief's number of steps, or 0
+        if any worker stops; whether the chief saves, and writes a summary."""
         own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
         *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
         num_steps, save, summarize = chief
         return 0 if num_stopping else int(num_steps), bool(save), bool(summarize)
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The chief's arrays, bit for bit, in place of the own ones.
-
-        Args:
-            state: of the same names, shapes and types everywhere.
-        """
+        """The chief's arrays, bit for bit, in place of this worker's."""
         content = b"".join(x.tobytes() for x in state.values())
         if not self.is_chief:
             content = bytes(len(content))
@@ -216,16 +199,8 @@ class Workers:
         return arrays
 
     def exchange(self, own: Any) -> list[Any]:
-        """Gathers an object from each worker, in their order.
-
-        All have it when this returns, so that each may end for what it has read.
-
-        Args:
-            own: as JSON takes it.
-
-        Raises:
-            WorkerLostError: one of them is gone.
-        """
+        """Gathers an object of JSON from each worker, in their order. All have it when
+        this returns, so that each may end for what it has read."""
         content = json.dumps(own).encode()
         is_own = np.arange(self.size) == self.index
         sizes = self.add(np.where(is_own, len(content), 0))
@@ -258,6 +233,61 @@ class Workers:
                 raise
             tell_others(lost)
             raise WorkerLostError(lost.text) from None
+
+
+class LostWorker(NamedTuple):
+    """A worker that is gone: its number, None where unknown, and what to say of it."""
+
+    number: int | None
+    text: str
+
+
+def lost_worker(
+    message: str, addresses: Sequence[str], index: int
+) -> LostWorker | None:
+    """The worker that an error of TensorFlow names; None of another kind of error."""
+    if match := _REPORTED.search(message):
+        return LostWorker(int(match[2]), match[1])
+    is_collective = "Collective" in message or "oordination" in message
+    if not is_collective and not _NCCL.search(message):
+        return None
+    named = [int(number) for number in _TASK.findall(message)]
+    others = [i for i in named if i != index and i < len(addresses)]
+    if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
+        others = [0]  # it did not answer, perhaps to another worker, named as well
+    if others == [0] and not index:
+        return LostWorker(None, "other workers do not answer")
+    if not others:
+        if out_of_memory(message) or _OWN_NCCL.search(message):
+            return None  # of this worker
+        lines = [line for line in message.splitlines() if _NCCL.search(line)]
+        text = one_line(lines[0] if lines else message, 200)
+        return LostWorker(None, f"a worker is lost: {text}")
+    number, how = others[0], "does not answer"
+    if "onnection reset" in message or "Socket closed" in message:
+        how = "ended"
+        if number and not _chief_answers():
+            number, how = 0, "does not answer"  # the other one has noticed that
+    return LostWorker(number, f"worker {number} ({addresses[number]}) {how}")
+
+
+def _chief_answers():
+    """True if the chief's service answers a worker that cannot reach another."""
+    try:
+        tf_internals.cluster_value(_CHIEF, 2000)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def tell_others(lost: LostWorker) -> None:
+    """Ends the wait of the others, who are not all connected to the lost worker."""
+    if lost.number == 0 or not _chief_answers():
+        return  # the chief's service is gone: to tell it would wait, for ever
+    with contextlib.suppress(tf.errors.OpError):
+        tf_internals.report_error_to_cluster(
+            tf.errors.UNAVAILABLE, f"lost: {lost.text}."
+        )
 
 
 ALONE = Workers()

@@ -12,9 +12,8 @@ from towers.config import Config
 from towers.config.checks import check_environment
 from towers.doctor.measure import MEASURE_SECS, Measured, measure, without_learning
 from towers.errors import ConfigError, RunFolderError, data_errors_of_tensorflow
-from towers.run.banner import entry
 from towers.run.folder import RunFolder, nearest_existing
-from towers.training.setup import print_banner
+from towers.training.banner import print_banner, print_entry
 
 # Part of a step -> its name in the report.
 PARTS = {
@@ -81,7 +80,7 @@ def diagnose(
     print_banner(config, folder, devices, parts, trainer, origins)
     if has_workers:
         share = f"{timed.batch_size} of the {config.batch_size} images"
-        _print("workers", f"one is measured, with {share}, without the others")
+        print_entry("workers", f"one is measured, with {share}, without the others")
     place = nearest_existing(folder.path.resolve().parent)
     try:
         with data_errors_of_tensorflow():
@@ -101,17 +100,12 @@ def diagnose(
         console.line(f"parts of less than {error:.0%} are not judged: times varied")
     console.line("bottlenecks" if verdict.findings else "no bottleneck found")
     for finding in verdict.findings:
-        _print(f"{finding.share:.0%}", finding.text)
+        print_entry(f"{finding.share:.0%}", finding.text)
     speed = f"run: {verdict.images_per_sec:,.0f} images/s"
     if verdict.findings:
         speed += f", {verdict.without_findings:,.0f} without these costs"
     console.line(speed)
     return verdict
-
-
-def _print(name: str, text: str) -> None:
-    for line in entry(name, text):
-        console.line(line)
 
 
 def judge(measured: Measured, config: Config) -> Verdict:

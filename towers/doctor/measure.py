@@ -131,8 +131,6 @@ def measure(
     checkpoint_secs = _checkpoint_secs(
         config, trainer, runs[CONSTANT], medians[CONSTANT], folder, OTHERS * secs
     )
-    num_steps = build.last_step_of(config, parts)
-    periods = build.create_periods(config, parts)
     source = parts.train_batches.source
     data_mb = float(parts.num_examples * np.prod(source.image_shape) / 1e6)
     if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
@@ -150,8 +148,8 @@ def measure(
         double_secs=max(medians[GRADIENTS], medians[DOUBLE]),
         eval_secs=eval_secs,
         checkpoint_secs=checkpoint_secs,
-        num_steps=num_steps,
-        num_evaluations=periods.num_evaluations(0, num_steps),
+        num_steps=parts.last_step,
+        num_evaluations=parts.periods.num_evaluations(0, parts.last_step),
         error_secs=error_secs,
         data_mb=data_mb,
         in_memory=in_memory,

@@ -18,7 +18,7 @@ from towers.evaluation.run_report import curves_of, result_of_records
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.run.folder import RunFolder
-from towers.run.metrics import read_metrics
+from towers.run.reports import read_metrics
 from towers.run.stored_config import stored_config
 
 

@@ -34,9 +34,8 @@ from towers.optim.schedules import num_images
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.metrics import read_metrics
 from towers.run.progress import Progress
-from towers.run.reports import NoReports, Reports
+from towers.run.reports import NoReports, Reports, read_metrics
 from towers.run.restore import checkpointer_of, restore_fitting
 from towers.run.stored_config import evaluation_config, stored_dataset_info
 

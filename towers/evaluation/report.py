@@ -23,7 +23,7 @@ from towers.evaluation.predictions import LabelSets, Predictions, predictions_of
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
-from towers.run.stopwatch import Stopwatch
+from towers.run.progress import Stopwatch
 
 # The figures in `result.json`, in their order.
 NAMES = (

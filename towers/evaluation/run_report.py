@@ -26,7 +26,7 @@ from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
-from towers.run.stopwatch import Stopwatch
+from towers.run.progress import Stopwatch
 
 # Pictures of each kind on a page.
 MOST_MISTAKES, MOST_RIGHT = 20, 10

@@ -24,8 +24,7 @@ from absl import flags
 from towers.cli import flags as config_flags
 from towers.config.installation import IS_WHEEL, ROOT, program
 from towers.errors import ConfigError
-from towers.launch.local import launch
-from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR
+from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR, launch
 
 PROGRAM = "towers.launch"
 MOST_WORKERS = 64

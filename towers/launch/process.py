@@ -1,35 +1,40 @@
-"""A worker process, which does not outlive the launcher."""
+"""A worker process, which does not outlive the launcher, and its output by lines."""
 
 import asyncio
+import collections
 import contextlib
 import ctypes
 import dataclasses
 import functools
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from towers.errors import ConfigError, Preempted, StuckError
-from towers.launch.output import copy
+from towers import console
+from towers.errors import ConfigError, Preempted, StuckError, one_line
+
+program = "towers.launch"  # begins the lines of the launcher itself
 
 # How long output is waited for after the end: another process may hold the pipe.
 _LATE_SECS = 1.0
+# Longest line; its rest is printed as the next one.
+_MOST_BYTES = 2**20
 # Half of the output that waits to be printed at most.
 _BUFFER_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
+_copies: set[asyncio.Task] = set()
+_locks: dict[int, asyncio.Lock] = collections.defaultdict(asyncio.Lock)
+
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A worker's part of the machine.
-
-    Attributes:
-        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable unchanged.
-        cores: numbers of the CPU cores that it may use; empty for all.
-    """
+    """A worker's part of the machine: its CUDA_VISIBLE_DEVICES, which None leaves
+    unchanged, and the numbers of the CPU cores that it may use, empty for all."""
 
     gpus: str | None = None
     cores: tuple[int, ...] = ()
@@ -64,17 +69,8 @@ class Process(asyncio.subprocess.SubprocessStreamProtocol):
         environ: Mapping[str, str],
         share: Share,
     ) -> "Process":
-        """Starts a worker.
-
-        Args:
-            index: number of the worker.
-            command: a program and its arguments.
-            environ: what it has besides the environment of this process.
-            share: its part of the machine.
-
-        Raises:
-            ConfigError: it cannot be started.
-        """
+        """Starts a worker, with `environ` besides the environment of this process;
+        ConfigError where it cannot be started."""
         loop = asyncio.get_running_loop()
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         try:
@@ -147,3 +143,53 @@ def _in_child(parent, cores):
             os._exit(Preempted.exit_code)
     if cores:
         os.sched_setaffinity(0, cores)
+
+
+def say(line: str) -> None:
+    """Prints a line of the launcher itself."""
+    console.error(f"{program}: {one_line(line)}")
+
+
+def copy(reader: asyncio.StreamReader, target: int, prefix: bytes) -> asyncio.Task:
+    """Prints what comes in whole lines, on a descriptor. Nothing more is read where
+    nobody reads what was printed before: a worker goes on then, and keeps its newest
+    lines (see `console`)."""
+    task = asyncio.create_task(_copy(reader, target, prefix))
+    _copies.add(task)
+    task.add_done_callback(_copies.discard)
+    return task
+
+
+async def _copy(reader, target, prefix):
+    rest = b""
+    while data := await reader.read(_MOST_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > _MOST_BYTES:
+            lines, rest = [*lines, rest], b""
+        await _write(target, b"".join(prefix + line + b"\n" for line in lines))
+    if rest:
+        await _write(target, prefix + rest + b"\n")
+
+
+async def _write(target, data):
+    """Writes whole lines; where nobody reads any more, drops them."""
+    async with _locks[target]:
+        while data:
+            try:
+                is_ready = bool(select.select([], [target], [], 0)[1])
+                if is_ready:  # then it takes PIPE_BUF bytes at once
+                    data = data[os.write(target, data[: select.PIPE_BUF]) :]
+            except BlockingIOError:
+                is_ready = False
+            except OSError:
+                return
+            if not is_ready:
+                await asyncio.sleep(0.01)
+
+
+async def finish(is_stopped: Callable[[], bool]) -> None:
+    """Waits for those who read; after a stop no longer than _LATE_SECS."""
+    while _copies:
+        await asyncio.wait(_copies, timeout=_LATE_SECS)
+        if is_stopped():
+            return

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from towers.errors import ConfigError
-from towers.launch.local import free_ports
 from towers.launch.process import Process, Share
+from towers.launch.supervisor import free_ports
 
 
 class RayHost:
@@ -32,15 +32,8 @@ class RayHost:
         environ: Mapping[str, str],
         share: Share,
     ) -> tuple[int, str]:
-        """Runs the worker; returns its exit code and what has become of it.
-
-        Args:
-            index: number of the worker.
-            command: a program and its arguments.
-            folder: where it runs.
-            environ: what it has besides the environment of Ray.
-            share: the GPUs that it sees.
-        """
+        """Runs the worker in a folder; returns its exit code and what has become of
+        it."""
         try:
             os.chdir(folder)
             return asyncio.run(_run(self, index, command, environ, share))

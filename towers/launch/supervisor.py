@@ -1,20 +1,27 @@
-"""Workers that end together, and start anew where that may help."""
+"""Workers that end together, and start anew where that may help; on this machine, each
+with a part of its GPUs, cores and ports."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
 import os
+import pathlib
+import re
 import signal
+import socket
+import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from towers.errors import JOB, ConfigError, Preempted, is_retryable
-from towers.launch import output
-from towers.launch.output import say
+from towers.launch.process import Process, Share, finish, say
 from towers.run import signals
+
+DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 # After the failure of a worker its heartbeats end the others. SIGTERM then ends those
 # that still wait for it to start; a save is finished first.
@@ -34,30 +41,20 @@ StartFn = Callable[[asyncio.Future], AbstractAsyncContextManager[Sequence]]
 
 
 def worst(codes: Sequence[int]) -> int:
-    """The exit code that explains the end of all workers.
+    """The exit code that explains the end of all workers, in their order.
 
     A defect (70, or a code without a meaning) or a signal that killed a worker (128 +
     its number) comes before 2 to 6, these before 75, and that before 0. Among equals
     the first counts.
-
-    Args:
-        codes: of the workers, in the order in which they ended.
     """
     ranks = {0: 0, Preempted.exit_code: 1} | dict.fromkeys(range(2, 7), 2)
     return max(codes, key=lambda code: ranks.get(code, 3))
 
 
 def signal_due(secs: float, grace_secs: float, is_saving: bool) -> int | None:
-    """The signal for workers that run on so long after a failure or a stop: none yet,
-    SIGTERM, or SIGKILL.
-
-    Args:
-        secs: since one failed, or all were asked to stop.
-        grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
-            long again after SIGTERM.
-        is_saving: whether one may be saving, for which there is SAVE_FACTOR times as
-            long.
-    """
+    """The signal for workers that run on for some time after a failure or a stop: none
+    yet, SIGTERM, or SIGKILL. They have `grace_secs` to end by themselves, at most
+    NOTICE_SECS, and again after SIGTERM, SAVE_FACTOR times as long if one may save."""
     notice_secs = min(NOTICE_SECS, grace_secs)
     if secs < notice_secs:
         return None
@@ -81,22 +78,9 @@ def tf_config(addresses: Sequence[str], index: int) -> dict[str, str]:
 def supervise(
     start: StartFn, *, max_restarts: int = 0, grace_secs: float = GRACE_SECS
 ) -> int:
-    """Runs workers until all have ended; call it in the main thread.
-
-    A signal is passed on to all workers, once.
-
-    Args:
-        start: see `StartFn`.
-        max_restarts: how often all workers are started anew where the cause may pass,
-            see `towers.errors.is_retryable`, and no signal came.
-        grace_secs: see `signal_due`.
-
-    Returns:
-        The exit code, see `worst`.
-
-    Raises:
-        ConfigError: grace_secs is negative or not finite; or of `start`.
-    """
+    """Runs workers until all have ended, in the main thread; returns the exit code, see
+    `worst`. A signal is passed on to all workers, once. Without one, all are started
+    anew where the cause may pass, see `is_retryable`."""
     if not 0 <= grace_secs < math.inf:
         raise ConfigError(f"grace_secs={grace_secs:g}: must be finite and at least 0")
     return asyncio.run(_supervise(start, max_restarts, grace_secs))
@@ -129,7 +113,7 @@ async def _supervise(start, max_restarts, grace_secs):
                 say(cause)
                 break
             say(f"{cause}; restart {restart} of {max_restarts}: all workers start anew")
-        await output.finish(stopped.done)
+        await finish(stopped.done)
     finally:
         signals.restore(former)
     return code
@@ -164,3 +148,96 @@ async def _until_ended(workers, stopped, grace_secs):
             name = signal.Signals(number).name
             say(f"{why}; {name} to {', '.join(sent)}, still running")
     return ended
+
+
+# On this machine.
+
+
+def launch(
+    command: Sequence[str], num_workers: int, *, device: str = "auto", **options
+) -> int:
+    """Runs a command as every worker of a cluster, in the main thread; returns the exit
+    code, see `worst`. `device="cpu"` hides the GPUs; the other options are of
+    `supervise`."""
+    shares, job = divide(num_workers, os.environ, device), job_environ()
+
+    @contextlib.asynccontextmanager
+    async def start(stopped) -> AsyncIterator[list[Process]]:
+        workers = []
+        try:
+            with free_ports(num_workers) as ports:
+                addresses = [f"127.0.0.1:{port}" for port in ports]
+                for index, share in enumerate(shares):
+                    environ = job | tf_config(addresses, index)
+                    if not stopped.done():
+                        workers.append(
+                            await Process.start(index, command, environ, share)
+                        )
+                yield workers
+        finally:
+            for worker in workers:
+                await worker.kill()
+
+    return supervise(start, **options)
+
+
+def divide(
+    num_workers: int, environ: Mapping[str, str], device: str = "auto"
+) -> list[Share]:
+    """The share of each worker: GPUs, or cores where there is no GPU to train on.
+
+    All get the same number, as sums round by the number of threads and workers that
+    round otherwise are refused (`towers.run.peers`). Cores may be left over.
+    """
+    if gpus := [] if device == "cpu" else _visible_gpus(environ):
+        if len(gpus) % num_workers:
+            raise ConfigError(
+                f"num_workers={num_workers} with {len(gpus)} GPU(s): all workers get "
+                f"the same number; take a divisor of {len(gpus)}, name other GPUs in "
+                "CUDA_VISIBLE_DEVICES, or train with --device=cpu"
+            )
+        return [Share(gpus=",".join(part)) for part in _parts(gpus, num_workers)]
+    hidden = "" if device == "cpu" else None  # else each worker takes memory of them
+    cores = []
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_workers:
+        return [Share(gpus=hidden)] * num_workers
+    return [Share(hidden, tuple(part)) for part in _parts(cores, num_workers)]
+
+
+def _parts(items, count):
+    """`count` contiguous parts of the same length, as long as possible."""
+    size = len(items) // count
+    return [items[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _visible_gpus(environ):
+    """The names of the GPUs that CUDA would use."""
+    names = environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
+        return [str(number) for number in range(count)]
+    # As CUDA does: those before the first that is none, such as -1.
+    is_gpu = re.compile(r"\d+|(GPU|MIG)-\S+").fullmatch
+    return list(itertools.takewhile(is_gpu, map(str.strip, names.split(","))))
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[list[int]]:
+    """TCP ports that on Linux nobody else is given inside of the context.
+
+    There they stay bound, without listening, in a way that leaves them to a server that
+    sets SO_REUSEADDR, as TensorFlow's servers do.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))  # a server of TensorFlow listens on all addresses
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            if sys.platform == "linux":
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            else:
+                each.close()
+        yield ports

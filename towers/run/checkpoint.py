@@ -66,15 +66,17 @@ class Checkpoint(Snapshot):
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes the folder of a checkpoint and reads it back.
-
-    Raises:
-        CheckpointError: the tensors read back differ.
-        OSError, tf.errors.OpError: it cannot be written.
-    """
+    """Writes the folder of a checkpoint and reads it back; CheckpointError where its
+    tensors differ."""
     tensors = snapshot.tensors
     os.mkdir(path)
-    (path / _STATE).write_text(_state_text(snapshot), encoding="utf-8")
+    added = {
+        "step": snapshot.step,
+        "versions": versions(),
+        "architecture": [(name, x.shape, x.dtype.name) for name, x in tensors.items()],
+    }
+    state = json.dumps({**snapshot.trainer_state, **added}, indent=1)
+    (path / _STATE).write_text(state, encoding="utf-8")
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
             prefix=str(path / _PREFIX),
@@ -140,16 +142,6 @@ def error_reason(error: Exception) -> str:
         return one_line(repr(error))  # their messages alone say little
     # TensorFlow puts the node's name in front and sometimes a stack behind.
     return one_line(re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0])
-
-
-def _state_text(snapshot):
-    tensors = snapshot.tensors.items()
-    added = {
-        "step": snapshot.step,
-        "versions": versions(),
-        "architecture": [(name, x.shape, x.dtype.name) for name, x in tensors],
-    }
-    return json.dumps({**snapshot.trainer_state, **added}, indent=1)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -40,23 +40,15 @@ RETRY_SECS = 2.0
 _WITH_HINT = PermissionError, OtherVersionError
 
 
-class Rejection(NamedTuple):
-    """Why a checkpoint is not used."""
-
-    reason: str
-    has_hint: bool
-
-
 class Checkpointer:
     """Saves and restores the checkpoints of a run.
 
     Args:
         folder: of the checkpoints; the first save makes it.
         log: takes a line for the user.
-        validate: of what a run stores besides the tensors; raises CheckpointError.
-        keep: number of the newest that are kept, 1 or more, besides the best one.
-        assert_same_folder: called before each commit and removal; raises RunFolderError
-            where the folder no longer belongs to the run.
+        validate: what a run stores besides the tensors; raises CheckpointError.
+        keep: number of the newest that are kept, besides the best one.
+        assert_same_folder: called before each commit and removal, see `Lock`.
     """
 
     def __init__(
@@ -69,18 +61,12 @@ class Checkpointer:
     ):
         self._folder, self._keep, self._log = Path(folder), keep, log
         self._validate, self._assert_same_folder = validate, assert_same_folder
-        # Name -> status of the files that were read, and why they were rejected.
-        self._known: dict[str, tuple[Any, Rejection | None]] = {}
+        self._valid: dict[str, list] = {}  # name -> status of the files that were read
 
     def save(self, snapshot: Snapshot) -> Path:
         """Writes, reads back and commits a checkpoint, then deletes old ones; returns
-        its folder. Whatever has the name of this step is replaced.
-
-        Raises:
-            CheckpointError: the disk is full or not writable, or the files read back
-                differ, twice. Earlier checkpoints are intact.
-            RunFolderError: by `assert_same_folder`.
-        """
+        its folder. Whatever has the name of this step is replaced. CheckpointError
+        where that fails twice; earlier checkpoints are intact."""
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
         snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
         path = _again(self._log, self._save, snapshot)
@@ -105,7 +91,7 @@ class Checkpointer:
                 f"{store.free_space(self._folder)} there; earlier checkpoints are "
                 "intact, and the same command continues from them"
             ) from error
-        self._known[final.name] = _status(final), None
+        self._valid[final.name] = _status(final)
         return final
 
     def steps(self) -> list[int]:
@@ -114,17 +100,12 @@ class Checkpointer:
 
     def restore(self, step: int | str = "last") -> Checkpoint | None:
         """Reads and verifies the checkpoint of a step, the "last" valid one, or the
-        "best", which is the last one of a run without held-out images.
+        "best", which is the last one of a run without held-out images. Logs each that
+        is rejected with its reason and goes on to the one before; deletes nothing.
 
-        Logs each that is rejected with its reason and goes on to the one before.
-        Deletes nothing.
-
-        Returns:
-            None where there is no `step-*` at all; for "last" also where the newest
-            valid one was read or written here before and its files have not changed.
-
-        Raises:
-            CheckpointError: there is none of this step, or no valid one; with reasons.
+        None where there is no `step-*` at all; for "last" also where the newest valid
+        one was read or written here before and its files have not changed.
+        CheckpointError, with reasons, where there is none of this step, or none valid.
         """
         is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
         if not (is_number and step >= 0 or step in ("best", "last")):
@@ -137,35 +118,28 @@ class Checkpointer:
                     self._log(f"rejected the best checkpoint {one_line(error)}")
         elif step != "last":
             return self._read(self._path(step))
-        rejections: dict[str, Rejection] = {}
+        rejections: dict[str, CheckpointError] = {}
         # Listed again after each rejection: next to a training run, the checkpoint that
         # was being read may have been deleted meanwhile and a newer one committed.
         while untried := self._listing(without=rejections):
             name = max(untried, key=untried.__getitem__)
             path = self._folder / name
             status = _status(path)
-            known, rejected = self._known.get(name, (None, None))
-            if status != known:
-                try:
-                    checkpoint = _again(self._log, self._read, path, cases=_is_passing)
-                    self._known[name] = status, None
-                    return checkpoint
-                except CheckpointError as error:
-                    has_hint = isinstance(error.__cause__, _WITH_HINT)
-                    rejected = Rejection(str(error), has_hint)
-                    self._log(f"rejected checkpoint {one_line(error)}")
-                    if not _is_passing(error):
-                        self._known[name] = status, rejected
-            if rejected is None:
+            if status == self._valid.get(name):
                 return None
-            rejections[name] = rejected
+            try:
+                checkpoint = _again(self._log, self._read, path, cases=_is_passing)
+                self._valid[name] = status
+                return checkpoint
+            except CheckpointError as error:
+                rejections[name] = error
+                self._log(f"rejected checkpoint {one_line(error)}")
         if not rejections:
             return None
-        is_damaged = not any(x.has_hint for x in rejections.values())
-        hint = " (--overwrite does)" if is_damaged else ""
-        reasons = (
-            x.reason.removeprefix(f"{self._folder}/") for x in rejections.values()
-        )
+        errors = rejections.values()
+        has_hint = any(isinstance(x.__cause__, _WITH_HINT) for x in errors)
+        hint = "" if has_hint else " (--overwrite does)"
+        reasons = (str(x).removeprefix(f"{self._folder}/") for x in errors)
         raise CheckpointError(
             f"none of the {len(rejections)} checkpoints in {self._folder} can be used, "
             f"and training does not silently start again{hint}: {'; '.join(reasons)}"
@@ -184,15 +158,9 @@ class Checkpointer:
     def stored(
         self, key: str, parse: Callable[[Any], T], step: int | str = "last"
     ) -> T | None:
-        """A value of the newest checkpoint whose trainer state is valid; the tensors
-        are not read. None where there is no such checkpoint.
-
-        Args:
-            key: of the value in the trainer state, such as "config".
-            parse: takes what the trainer state holds; ConfigError where it is no such
-                value.
-            step: of a checkpoint that is tried before the newest one, or "best".
-        """
+        """A value of the newest checkpoint whose trainer state is valid, or None; the
+        tensors are not read. `parse` raises ConfigError where the state holds no such
+        value; the checkpoint of `step`, or the "best", is tried first."""
         if step == "best":
             step = self.best_step()
         for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):
@@ -203,8 +171,8 @@ class Checkpointer:
         return None
 
     def recover(self) -> None:
-        """Names a checkpoint again that an interrupted save was about to replace. To be
-        called under the lock, before `restore`."""
+        """Names a checkpoint again that an interrupted save was about to replace; under
+        the lock, before `restore`."""
         store.recover(self._folder)
 
     def remove_leftovers(self) -> None:
@@ -219,7 +187,7 @@ class Checkpointer:
             path = self._path(step)
             try:
                 if num_valid < self._keep:
-                    if self._known.get(path.name) != (_status(path), None):
+                    if self._valid.get(path.name) != _status(path):
                         validate_sizes(path, step)
                     num_valid += 1
                 elif step != best_step:

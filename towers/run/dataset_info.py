@@ -6,8 +6,6 @@ the network can be used without the images that it was trained on.
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,6 @@ class DatasetInfo:
     """Classes and preprocessing of a data set.
 
     Attributes:
-        name: of the data set.
         class_names: in the order of the logits.
         image_shape: height, width, channels of its uint8 images, before augmentation.
         mean, std: mean and standard deviation by which images are standardized,
@@ -61,36 +58,15 @@ class DatasetInfo:
 
     @classmethod
     def from_values(cls, values: Any) -> "DatasetInfo":
-        """Creates the object from stored values.
-
-        Raises:
-            ConfigError: it is no such object.
-        """
-        *fields, _ = (field.name for field in dataclasses.fields(cls))
-        if not isinstance(values, dict) or not values.keys() >= set(fields):
-            raise ConfigError(f"an object with {', '.join(fields)} is expected")
-        name, class_names, image_shape, *moments = (values[x] for x in fields[:5])
-        counts = [values[x] for x in fields[5:]]
-        texts = [name, *class_names] if isinstance(class_names, list) else [None]
-        if not class_names or not all(isinstance(text, str) for text in texts):
-            raise ConfigError("its name and class_names are not all texts")
-        if not _is_list_of(image_shape, int, 3) or not all(
-            0 < size < 2**31 for size in image_shape
-        ):
-            raise ConfigError(
-                "its image_shape is not a height, a width and a number of channels"
-            )
-        for numbers in moments:
-            if not _is_list_of(numbers, float, image_shape[-1]):
-                raise ConfigError("its mean and std are not a number per channel")
-        for count in counts:
-            if count is not None and not (type(count) is int and 0 <= count < 2**63):
-                raise ConfigError("its num_train or checksum is not a natural number")
-        multi_label = values.get("multi_label", False)  # 0.1.0 has none
-        if type(multi_label) is not bool:
-            raise ConfigError("its multi_label is not true or false")
-        tuples = map(tuple, (class_names, image_shape, *moments))
-        return cls(name, *tuples, *counts, multi_label)
+        """Creates the object from stored values; ConfigError where they are no such."""
+        try:
+            own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-1]}
+            own["multi_label"] = values.get("multi_label", False)  # 0.1.0 has none
+            for name in ("class_names", "image_shape", "mean", "std"):
+                own[name] = tuple(own[name])
+            return cls(**own)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ConfigError(f"no description of a data set: {error!r}") from None
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
@@ -104,22 +80,16 @@ class DatasetInfo:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def preprocessing_of_run(self, data: DataSet) -> DataSet:
-        """The data set with the moments of the run in place of its own.
-
-        Raises:
-            ConfigError: it has other classes, or images of another shape.
-        """
+        """The data set with the moments of the run in place of its own; ConfigError
+        where it has other classes, or images of another shape."""
         differing = self._difference(DatasetInfo.of(data))
         if differing:
             raise ConfigError(f"not the data set of the run: {differing}")
         return dataclasses.replace(data, mean=self.mean, std=self.std)
 
     def validate_training(self, data: DataSet) -> None:
-        """Refuses to continue a run with other images than it was trained on.
-
-        Raises:
-            ConfigError: what differs.
-        """
+        """Raises ConfigError where a run would go on with other images than it was
+        trained on."""
         other = DatasetInfo.of(data)
         differing = self._difference(other) or self.training_difference(other)
         moments = np.array([self.mean, self.std])
@@ -127,7 +97,7 @@ class DatasetInfo:
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
             differing = (
                 "mean and standard deviation by which images are standardized were "
-                f"{_rounded(moments)} and are {_rounded(theirs)}"
+                f"{moments.round(2).tolist()} and are {theirs.round(2).tolist()}"
             )
         if differing:
             raise ConfigError(
@@ -151,10 +121,8 @@ class DatasetInfo:
     def _difference(self, other):
         """Describes the first difference in classes or shape; empty without one."""
         if self.image_shape != other.image_shape:
-            return (
-                f"its images were {_shape(self.image_shape)} and are "
-                f"{_shape(other.image_shape)}"
-            )
+            ours, theirs = ("x".join(map(str, x.image_shape)) for x in (self, other))
+            return f"its images were {ours} and are {theirs}"
         if self.multi_label != other.multi_label:
             kinds = ("one label an image", "label sets")
             return (
@@ -167,22 +135,3 @@ class DatasetInfo:
             if our != their:
                 return f"class {index} was {shown(our, 60)} and is {shown(their, 60)}"
         return ""
-
-
-def _is_list_of(values, kind, count):
-    """True if a JSON value is a list of `count` finite numbers of a type."""
-    kinds = (int, float) if kind is float else (int,)
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(x) in kinds and abs(x) < 2**63 for x in values)
-        and all(map(math.isfinite, values))
-    )
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return "x".join(map(str, sizes))
-
-
-def _rounded(moments: np.ndarray) -> list[list[float]]:
-    return np.round(moments, 2).tolist()

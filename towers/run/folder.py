@@ -17,18 +17,23 @@ report/            index.html and report.json; a comparison with other runs
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
 import pathlib
 import re
+import socket
 import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
 
-from towers import store
-from towers.config import Config
+from towers import console, store
+from towers.config import Config, parse_json
 from towers.config.options import check_path
 from towers.data.files.paths import data_folder
 from towers.data.files.reading import is_url
-from towers.errors import JOB, ConfigError
-from towers.run.lock import HINT, Lock, busy, holder
+from towers.errors import JOB, ConfigError, RunFolderError, WorkerLostError, one_line
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
@@ -44,13 +49,14 @@ _TRACKED = ".mlflow-run", ".wandb-run"
 # launchers set, and Slurm's, which several commands of one allocation share.
 _JOBS = JOB, "SLURM_JOB_ID"
 
+_LOCK = ".lock"
+_MOST_BYTES = 4096  # of the description of a process
+HINT = "wait for it, stop it, or choose another --workdir"
+_GONE = errno.ENOENT, errno.ENOTDIR, errno.ESTALE
+
 
 class RunFolder:
-    """The paths of a run.
-
-    Raises:
-        ConfigError: the text of the folder can be no path.
-    """
+    """The paths of a run; ConfigError where the text of the folder can be none."""
 
     def __init__(self, workdir: str | os.PathLike):
         check_path("workdir", workdir)
@@ -93,13 +99,15 @@ class RunFolder:
         """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
         writes nothing."""
         self._validate_name()
-        nearest = nearest_existing(self.checkpoints)
+        nearest, code = nearest_existing(self.checkpoints), 0
         if not os.path.isdir(nearest):
-            raise self._not_writable(os.strerror(errno.ENOTDIR))
-        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
-            raise self._not_writable(os.strerror(errno.EROFS))
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise self._not_writable(os.strerror(errno.EACCES))
+            code = errno.ENOTDIR
+        elif os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            code = errno.EROFS
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        if code:
+            raise self._not_writable(os.strerror(code))
         if (about := self.holder()) is not None:
             raise ConfigError(f"{busy(self.path, about)}; {HINT}")
 
@@ -145,8 +153,7 @@ class RunFolder:
         return self.config, self.dataset_info, self.network, *reports
 
     def write_network(self, architecture: str) -> None:
-        """Writes network.json, without which the run is of no use; ConfigError where it
-        cannot be written."""
+        """Writes network.json, without which the run is of no use."""
         try:
             store.write_aside(self.network, architecture)
         except OSError as error:
@@ -155,14 +162,8 @@ class RunFolder:
             ) from None
 
     def clear(self) -> list[pathlib.Path]:
-        """Removes what earlier runs wrote, and nothing else that is in the folder.
-
-        Returns:
-            What was left in the folders of a run, as no run wrote it.
-
-        Raises:
-            ConfigError: something cannot be removed.
-        """
+        """Removes what earlier runs wrote, and nothing else that is in the folder;
+        returns what was left in the folders of a run, as no run wrote it."""
         profiles = self.tensorboard / "plugins" / "profile"
         written = {self.checkpoints: _CHECKPOINT, self.report: _REPORT}
         written |= dict.fromkeys(self.boards, _EVENTS)
@@ -200,23 +201,27 @@ class RunFolder:
         store.write_aside(self._job, "\n".join(jobs))
 
     def remove_leftovers(self) -> None:
-        """Removes temporary files that killed processes left; to be called under the
-        lock. An evaluation, which takes no lock, may be writing its own."""
-        for path in (
-            *(self.config, self.dataset_info, self.network),
-            *(self.metrics, self.best, self._job),
-        ):
-            for leftover in self.path.glob(f".tmp-*-{path.name}"):
+        """Removes temporary files that killed processes left, under the lock."""
+        for path in (*self.files(), self._job):
+            for leftover in store.leftovers(path):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
 
-    def lock(self, wait_secs: float = 0.0) -> Lock:
+    def lock(self, wait_secs: float = 0.0) -> "Lock":
         """Locks the folder for this process, see `Lock`."""
         return Lock(self.path, wait_secs, self._is_new)
 
     def holder(self) -> dict | None:
         """The description of the process that holds the lock; None if none does."""
-        return holder(self.path)
+        try:
+            with open(self.path / _LOCK, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return _parsed(file.read(_MOST_BYTES))
+        except OSError:
+            pass
+        return None
 
 
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:
@@ -244,3 +249,121 @@ def _clear(folder, written):
 
 def _is_folder(path):
     return path.is_dir() and not path.is_symlink()
+
+
+class Lock:
+    """Holds the lock of a folder until it is closed; a context manager.
+
+    The operating system releases the lock when the process ends, however it ends.
+    ConfigError where another process holds it, but WorkerLostError after a wait:
+    perhaps its machine is lost, and a network file system keeps the lock for longer. A
+    folder that is new is removed again where nothing is written to it.
+    """
+
+    def __init__(self, folder: pathlib.Path, wait_secs: float, is_new: bool):
+        self._path, self._is_new = folder / _LOCK, is_new
+        self._about = {"pid": os.getpid(), "host": socket.gethostname()}
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(
+                f"the lock {self._path} cannot be opened: {error.strerror}; remove it "
+                "or choose another --workdir"
+            ) from None
+        self._file = open(descriptor, "r+b", buffering=0)
+        try:
+            self._take(wait_secs)
+            self.describe()
+            self.assert_same_folder()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _take(self, wait_secs):
+        begun, is_announced = time.monotonic(), False
+        while not self._try_to_take():
+            about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
+            line = busy(self._path.parent, about)
+            if not wait_secs:
+                raise ConfigError(f"{line}; {HINT}")
+            if time.monotonic() - begun >= wait_secs:
+                raise WorkerLostError(
+                    f"{line}, and has not ended within {wait_secs:g} s; {HINT}"
+                )
+            if not is_announced:
+                console.line(
+                    one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s")
+                )
+                is_announced = True
+
+    def _try_to_take(self):
+        """Tries for 0.1 s to take the lock; True on success."""
+        for delay_secs in (0.1, 0.0):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                # `holder`, in another process, holds it for a moment.
+                time.sleep(delay_secs)
+            except OSError as error:  # such as a network file system without locks
+                raise ConfigError(
+                    f"the lock {self._path} cannot be taken: {error.strerror}; choose "
+                    "a --workdir on another file system"
+                ) from None
+        return False
+
+    def describe(self, **more: str) -> None:
+        """Adds to the description of this process, see `holder`. It only informs: a
+        full disk is no error."""
+        self._about |= more
+        try:
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(json.dumps(self._about).encode())
+        except OSError:
+            pass
+
+    def assert_same_folder(self) -> None:
+        """Raises RunFolderError where the folder is no longer the one that was locked:
+        it was removed, moved or replaced, and perhaps another process trains there.
+        Other errors of the disk are ignored: a save fails with its own error."""
+        try:
+            own = os.fstat(self._file.fileno())
+            is_in_place = os.path.samestat(os.stat(self._path), own)
+        except OSError as error:
+            is_in_place = error.errno not in _GONE
+        if not is_in_place:
+            raise RunFolderError(
+                f"{self._path.parent} is no longer the folder that this run locked: it "
+                "was removed, moved or replaced; put it back, and the same command "
+                "continues"
+            )
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, *_) -> None:
+        folder = self._path.parent
+        try:
+            if self._is_new and os.listdir(folder) == [_LOCK]:  # a failed start
+                self._path.unlink()
+                folder.rmdir()
+        except OSError:
+            pass
+        self._file.close()
+
+
+def busy(folder: pathlib.Path, about: Mapping[str, Any]) -> str:
+    """Names the process that holds the lock of a folder, by its description."""
+    return (
+        f"another process trains in {folder}: process {about.get('pid', '?')} on "
+        f"{about.get('host', '?')}"
+    )
+
+
+def _parsed(content):
+    try:
+        about = parse_json(content)
+    except ValueError:
+        about = None
+    return about if isinstance(about, dict) else {}

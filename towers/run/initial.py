@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -30,18 +30,16 @@ from towers.run.weights import Stored, Weights, open_weights, weights_in_memory
 
 KINDS = ("params", "state")
 
+# In the name of a class: Keras' stems are conv2d of Conv2D, re_lu of ReLU.
+_BEFORE_WORD = re.compile("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
+
 
 def start_from(trainer: Trainer, config: Config) -> set[str]:
     """Loads parameters and model state where name and shape match, and lists the rest.
+    Moving averages start at the parameters.
 
-    Moving averages start at the parameters, slots and the step at zero, as always.
-
-    Returns:
-        The variables of `Trainer.state` that have no value there.
-
-    Raises:
-        CheckpointError: the source cannot be read, or nothing in it fits.
-        ConfigError: there are no weights for the network.
+    Returns the variables of `Trainer.state` that have no value there. CheckpointError
+    where the source cannot be read, or nothing in it fits.
     """
     state, choice = trainer.state(), config.choice_of("model")
     with _source(config, state, trainer) as weights:
@@ -90,11 +88,7 @@ def read_variables(
     path: str, model: str, network: keras.Model
 ) -> dict[str, np.ndarray]:
     """The variables of a network, by their names, that a file of PyTorch or safetensors
-    has.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    has; CheckpointError where it cannot be read."""
     state = {f"params/{x.path}": x.numpy() for x in network.variables}
     with open_weights(path) as weights:
         taken, _, _ = _fill(state, _with_our_names(weights, model, network))
@@ -116,12 +110,8 @@ def _other_shapes(drawn, state):
 
 
 def _fill(state, weights):
-    """Puts into a state what fits.
-
-    Returns:
-        Name -> array that was taken, names of variables that are missing there, and
-        (name, array) of those that have another shape there.
-    """
+    """Puts into a state what fits. Returns name -> array that was taken, the names that
+    are missing there, and (name, array) of those that have another shape there."""
     taken, missing, drawn = {}, [], []
     layers = _layers(state)
     for name, value in state.items():
@@ -143,13 +133,7 @@ def _fill(state, weights):
 
 
 def set_initial(state: dict[str, np.ndarray], name: str, values: np.ndarray) -> None:
-    """Sets a variable of `Trainer.state`, and its moving average, which starts there.
-
-    Args:
-        state: name -> array; is changed.
-        name: such as params/conv1/kernel.
-        values: of its shape and dtype.
-    """
+    """Sets a variable of a state, and its moving average, which starts there."""
     state[name] = values
     average = f"averages/{name.partition('/')[2]}"
     if average in state:
@@ -224,35 +208,23 @@ def _in_our_layout(stored, place, variable, shape, grids):
 
 
 def _with_automatic_names(weights, state):
-    """A file for a network of Keras, or of the user; names of others are explicit."""
-    names = [owner.rpartition("/")[2] for owner in _layers(state)]
-    layers = _match_layers(names, weights.layer_names())
-    return dataclasses.replace(weights, layers=layers)
-
-
-def _match_layers(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str | None]:
-    """Pairs the layers with automatic names, such as conv2d_3, of one network that was
-    built twice. Keras numbers them per class through a process, in the order in which
-    they are made.
-
-    Returns:
-        Our name -> their name; None where they have another number of layers of the
-        class, so that it cannot be known. Explicit names, and classes that they do not
-        have, are left out.
-    """
-    ours, theirs = _by_stem(ours), _by_stem(theirs)
-    pairs = {}
+    """The weights for a network of Keras, or of the user, whose layers have automatic
+    names, such as conv2d_3: Keras numbers them per class through a process, in the
+    order in which they are made. Where the file has another number of layers of a
+    class, the names there are unknown (None)."""
+    ours = _by_stem(owner.rpartition("/")[2] for owner in _layers(state))
+    theirs, pairs = _by_stem(weights.layer_names()), {}
     for stem in ours.keys() & theirs.keys():
         is_known = len(ours[stem]) == len(theirs[stem])
         their_names = theirs[stem] if is_known else [None] * len(ours[stem])
         pairs |= zip(ours[stem], their_names, strict=True)
-    return pairs
+    return dataclasses.replace(weights, layers=pairs)
 
 
 def _by_stem(names):
     """Stem -> the automatic names of it, in the order of their numbers."""
-    classes = inspect.getmembers(keras_layers, inspect.isclass)
-    stems = {_snake_case(name) for name, _ in classes}
+    classes = dict(inspect.getmembers(keras_layers, inspect.isclass))
+    stems = {_BEFORE_WORD.sub("_", name).lower() for name in classes}
     groups = {}
     for name in sorted(set(names), key=_split_number):
         stem, _ = _split_number(name)
@@ -265,12 +237,6 @@ def _split_number(name):
     """conv2d_3 -> conv2d and 3; the number of conv2d is 0."""
     match = re.fullmatch(r"(.*?)(?:_(\d{1,9}))?", name, re.DOTALL)
     return match[1], int(match[2] or 0)
-
-
-def _snake_case(name):
-    """The stem of Keras' automatic names: conv2d of Conv2D, re_lu of ReLU."""
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 @contextlib.contextmanager

@@ -6,11 +6,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-import towers
 from towers import console
 from towers.cluster.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.cluster.connect import HEARTBEAT_SECS, connect
@@ -19,6 +17,7 @@ from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
+from towers.run.checkpoint import versions
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
 # limit.
@@ -86,35 +85,22 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         communication=config.all_reduce,
         wait_secs=limit or START_SECS,
         heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
-        say=console.line,
     )
-    own = {
-        "towers": towers.__version__,
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
-        "NumPy": np.__version__,
-        "devices": f"{len(devices.towers)} {devices.kind}",
-    }
-    if _sums_in_update(config):
-        own |= _arithmetic(devices)
+    own = {name: version for name, version in versions().items() if name != "python"}
+    own["devices"] = f"{len(devices.towers)} {devices.kind}"
+    # Norms, and Muon's products: every worker computes these sums by itself, and they
+    # have to round alike.
+    if config.clip_norm or config.choice_of("optimizer").sums:
+        if devices.kind == "GPU":
+            own["GPUs"] = gpu_names()
+        else:
+            own[f"threads ({_THREADS})"] = _num_threads()
+            own["processor"] = processor_name()
     options = {
         name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
     }
     validate_alike(workers, own | options)
     return workers
-
-
-def _sums_in_update(config):
-    """True if every worker computes sums in an update by itself, which have to round
-    alike: norms, and Muon's products."""
-    return bool(config.clip_norm) or config.choice_of("optimizer").sums
-
-
-def _arithmetic(devices):
-    """Hardware and libraries that the rounding of a sum depends on."""
-    if devices.kind == "GPU":
-        return {"GPUs": gpu_names()}
-    return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}
 
 
 def _num_threads():
@@ -130,13 +116,21 @@ def validate_data(workers: Workers, data: DataSet, num_examples: int) -> None:
     """Raises ConfigError where the data of workers differ."""
     if workers.size == 1:
         return
+    # Some images, over the whole data set, and their labels.
+    places = np.linspace(0, data.train.num_examples - 1, NUM_CHECKED).astype(np.int64)
+    images, labels = data.train.read(tf.constant(places))
+    content = b"".join(
+        x if isinstance(x, bytes) else x.tobytes() for x in images.numpy()
+    )
     own = {
         "training images": num_examples,
         "test images": data.test.num_examples,
         "classes": list(data.class_names),
         "mean": list(data.mean),
         "std": list(data.std),
-        f"the checksum of {NUM_CHECKED} training images": _checksum(data.train),
+        f"the checksum of {NUM_CHECKED} training images": zlib.crc32(
+            labels.numpy().tobytes(), zlib.crc32(content)
+        ),
     }
     validate_alike(workers, own)
 
@@ -158,16 +152,6 @@ def _unlike_chief(workers, own):
         both = {name: (other.get(name), chief.get(name)) for name in {**chief, **other}}
         if differing := {name: x for name, x in both.items() if x[0] != x[1]}:
             yield f"worker {index} ({workers.addresses[index]})", differing
-
-
-def _checksum(source):
-    """Checksum of some images, over the whole data set, and their labels."""
-    places = np.linspace(0, source.num_examples - 1, NUM_CHECKED).astype(np.int64)
-    images, labels = source.read(tf.constant(places))
-    content = b"".join(
-        x if isinstance(x, bytes) else x.tobytes() for x in images.numpy()
-    )
-    return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(content))
 
 
 def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:

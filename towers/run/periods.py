@@ -14,14 +14,8 @@ from fractions import Fraction
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """The periods of a run; a period of 0 is never due.
-
-    Attributes:
-        total_steps: steps of the whole run; its last step is logged and evaluated.
-        images_per_step: images of a step.
-        images_per_eval: images between evaluations.
-        images_per_epoch: of the training set; 0 where epochs do not count.
-    """
+    """The periods of a run, whose last step is logged and evaluated; a period of 0 is
+    never due."""
 
     total_steps: int
     images_per_step: int

@@ -17,16 +17,8 @@ _PICOSECONDS = 1e12
 
 
 class Profile:
-    """Traces the steps from one to another.
-
-    Args:
-        steps: the steps taken before the first one that is traced, and with the last
-            one; empty for no profile.
-        folder: TensorBoard's `--logdir`.
-
-    Raises:
-        ConfigError: the steps are no such pair.
-    """
+    """Traces the steps between two numbers of steps, if any are given, into a
+    TensorBoard's `--logdir`."""
 
     def __init__(self, steps: Sequence[int], folder: pathlib.Path):
         if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):

@@ -1,24 +1,113 @@
-"""The progress of a run, which a checkpoint stores besides the tensors."""
+"""The progress and the speed of a run, which a checkpoint stores with the tensors."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers.run.stopwatch import Stopwatch
+
+class Lap(NamedTuple):
+    """Steps per second, and the share of their time spent waiting for batches."""
+
+    steps_per_sec: float
+    input_wait_percent: float
+
+
+@dataclasses.dataclass
+class Stopwatch:
+    """Time spent in training steps, over every start of the run.
+
+    The first call of each start, and of each phase, does not count for the speed: it
+    compiles the step, in `start_secs`.
+    """
+
+    train_secs: float = 0.0
+    timed_steps: int = 0
+    timed_secs: float = 0.0
+    start_secs: float = 0.0
+
+    def __post_init__(self):
+        self._is_warm = False
+        self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this phase
+        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
+        self._lap: Lap | None = None
+        # Of this start; for the time left.
+        self._num_evaluations, self._evaluation_secs = 0, 0.0
+        self._paused_steps, self._paused_secs = 0, 0.0
+        self._evaluation_secs_since_add = 0.0
+
+    def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
+        """Adds a call, whose time includes the wait for batches."""
+        self.train_secs += secs
+        self._evaluation_secs_since_add = 0.0
+        if self._is_warm and num_steps:
+            self.timed_steps += num_steps
+            self.timed_secs += secs
+            self._recent_steps += num_steps
+            self._recent_secs += secs
+            self._lap_steps += num_steps
+            self._lap_secs += secs
+            self._lap_wait_secs += input_wait_secs
+        if not self._is_warm:
+            self.start_secs += secs
+        self._is_warm = True
+
+    def add_pause(self, num_steps: int, secs: float) -> None:
+        """Adds the time from the end of a call of `num_steps` to the next call;
+        evaluations in it are counted apart."""
+        self._paused_steps += num_steps
+        self._paused_secs += secs - self._evaluation_secs_since_add
+
+    def add_evaluation(self, secs: float) -> None:
+        """Adds the time of an evaluation."""
+        self._num_evaluations += 1
+        self._evaluation_secs += secs
+        self._evaluation_secs_since_add += secs
+
+    def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
+        """Estimated seconds of the remaining steps, what is written between them, and
+        evaluations, once there was one; None until the speed of this start and phase is
+        known."""
+        if not self._recent_secs:
+            return None
+        secs_per_step = self._recent_secs / self._recent_steps
+        secs_per_step += self._paused_secs / max(self._paused_steps, 1)
+        secs_per_evaluation = self._evaluation_secs / max(self._num_evaluations, 1)
+        return num_steps * secs_per_step + num_evaluations * secs_per_evaluation
+
+    def begin_phase(self) -> None:
+        """The next steps are compiled apart and have another speed."""
+        self._is_warm = False
+        self._recent_steps, self._recent_secs = 0, 0.0
+
+    def lap(self) -> Lap | None:
+        """The speed since the last lap; None until a step was timed."""
+        self._lap = self.speed()
+        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
+        return self._lap
+
+    def speed(self) -> Lap | None:
+        """The same, and no lap ends."""
+        if not self._lap_secs:
+            return self._lap
+        # The wait is measured by another clock, which may be adjusted meanwhile.
+        waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
+        return Lap(self._lap_steps / self._lap_secs, 100 * waited)
+
+    def steps_in(self, secs: float) -> int:
+        """The number of steps that fill so much time; at least 1, and 1 until the speed
+        of this start and phase is known."""
+        if not (self._recent_secs and self._is_warm):
+            return 1
+        return max(1, int(secs * self._recent_steps / self._recent_secs))
 
 
 @dataclasses.dataclass
 class RunningMean:
-    """Sums of the loss and accuracy of training batches over the steps of an epoch.
-
-    Attributes:
-        epoch: number of the epoch.
-        num_steps: of it, those with a finite loss; of asynchronous towers also parts.
-        loss_sum, correct_sum: of their losses and correct predictions.
-    """
+    """Sums of the loss and correct predictions over the steps of an epoch, those with a
+    finite loss; of asynchronous towers also parts of steps."""
 
     epoch: int = 0
     num_steps: float = 0.0
@@ -26,8 +115,8 @@ class RunningMean:
     correct_sum: float = 0.0
 
     def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
-        """Adds steps, by their sums of losses and of correct predictions and their
-        number; a new epoch starts from zero."""
+        """Adds the sums of losses and of correct predictions, and the number, of steps;
+        a new epoch starts from zero."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0.0
             self.loss_sum = self.correct_sum = 0.0
@@ -82,15 +171,11 @@ class Progress:
         min_delta: float = 0.0,
     ) -> bool:
         """Adds an evaluation on held-out images; returns whether it is the best so far,
-        see `is_better`.
+        by the score of the metric `best_by`, see `is_better`.
 
-        Args:
-            accuracy, loss: of the evaluation.
-            score: by which it is compared, the higher the better.
-            best_by: name of the metric that the score is. Where it was another one
-                before, accuracy and loss are compared with the best evaluation's, and
-                of other metrics this evaluation is the first.
-            min_delta: improvement of the score above which `num_worse` begins anew.
+        Where that was another metric before, accuracy and loss are compared with the
+        best evaluation's, and of other metrics this evaluation is the first. An
+        improvement of more than `min_delta` begins `num_worse` anew.
         """
         loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
         figures = {"accuracy": accuracy, "loss": loss, "score": score}
@@ -120,44 +205,15 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":
-        """The progress of `to_json`; other values are ignored. Where it is none, raises
-        what `validate` does, or KeyError, TypeError, AttributeError or OverflowError.
-        """
+        """The progress of `to_json`; other values are ignored."""
         own = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         means, stopwatch = RunningMean(**own["means"]), Stopwatch(**own["stopwatch"])
-        progress = cls(**own | {"means": means, "stopwatch": stopwatch})
-        progress.validate()
-        return progress
-
-    def validate(self) -> None:
-        """Raises ValueError where a value is no number that a run can calculate with:
-        JSON also has numbers beyond any type, NaN and infinity."""
-        steps = [self.step, self.num_worse, self.num_plateaus]
-        numbers = [*dataclasses.asdict(self.stopwatch).values()]
-        optional = [self.accuracy, self.improved_score]
-        if (best := self.best) is not None:
-            steps.append(best["step"])
-            numbers.append(best["accuracy"])
-            optional += [best["loss"], best["score"]]
-        numbers += [x for x in optional if x is not None]
-        if self.open_record:
-            steps.append(self.open_record["step"])
-            for value in self.open_record.values():
-                np.asarray(value, np.float64)
-        if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
-            raise ValueError(f"not all of {steps} are steps")
-        validate_numbers(numbers)
-        if not all(map(math.isfinite, vars(self.means).values())):
-            raise ValueError("the running means are not finite")
+        return cls(**own | {"means": means, "stopwatch": stopwatch})
 
 
 def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
-    """True if an evaluation is better than the best one so far.
-
-    Args:
-        evaluation, best: with "score", of equal ones "loss", then "accuracy"; a number
-            that is not finite is None, and worse than any other.
-    """
+    """True if an evaluation is better than the best one so far: by "score", of equal
+    ones "loss", then "accuracy"; None stands for one that is not finite."""
 
     def key(x):
         score = -math.inf if x["score"] is None else x["score"]
@@ -165,12 +221,6 @@ def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> 
         return score, loss, x["accuracy"]
 
     return best is None or key(evaluation) > key(best)
-
-
-def validate_numbers(numbers: list[Any]) -> None:
-    """Raises ValueError where one is no number, not finite, or 2**63 or larger."""
-    if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers):
-        raise ValueError(f"not all of {numbers} are finite numbers")
 
 
 def as_lists(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,27 @@
-"""Reports of a run while it trains: TensorBoard, `metrics.jsonl`, small files.
+"""Reports of a run while it trains: TensorBoard, small files, and `metrics.jsonl`, one
+JSON object a line, with strictly increasing "step".
 
 A report that cannot be written, as on a full disk, does not end a training. One warning
 says so; the next report is tried again.
 """
 
 import functools
+import itertools
+import json
+import math
+import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from towers import console, store
+from towers.config import parse_json
 from towers.errors import RunFolderError, StuckError, one_line
 from towers.reporting.board import Board
 from towers.run.folder import RunFolder
-from towers.run.metrics import MetricsFile
 
 _BOARD, _METRICS = "TensorBoard", "metrics.jsonl"
 
@@ -29,9 +34,6 @@ class Reports:
         writer: of its curves on the board, "train" or "eval".
         check: called before each report; where it raises a RunFolderError, another
             folder stands in the place of the run's, and nothing is written there.
-
-    Attributes:
-        metrics: `metrics.jsonl`; None until it is opened.
     """
 
     def __init__(
@@ -46,14 +48,9 @@ class Reports:
         self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
 
-    def open_metrics(self, resume_step: int, step: int | None = None) -> None:
-        """Continues `metrics.jsonl`, see `MetricsFile`, and the curves.
-
-        Args:
-            step: that the run continues from, by default `resume_step`; a step that is
-                evaluated once more has its training curves already.
-        """
-        step = resume_step if step is None else step
+    def open_metrics(self, resume_step: int, step: int) -> None:
+        """Continues `metrics.jsonl`, see `MetricsFile`, and the curves of a run at a
+        step; one that is evaluated once more has its training curves already."""
         self._first_step = lambda writer: (
             1 + (step if writer == self._writer else resume_step)
         )
@@ -69,37 +66,12 @@ class Reports:
         self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
     ) -> None:
         """Curves, see `Board`."""
+        self.on_board(lambda board: board.scalars(step, values), writer)
+
+    def on_board(self, write: Callable[[Board], None], writer: str = "") -> None:
+        """Writes on the board of a writer, by default the run's."""
         board = self._board(writer or self._writer)
-        self.attempt(_BOARD, lambda: board.scalars(step, values))
-
-    def histograms(
-        self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
-    ) -> None:
-        """Histograms, see `Board`."""
-        board = self._board(self._writer)
-        self.attempt(_BOARD, lambda: board.histograms(step, values, group))
-
-    def picture(
-        self,
-        step: int,
-        name: str,
-        draw: Callable[[], np.ndarray],
-        about: str,
-        writer: str = "",
-    ) -> None:
-        """A picture, see `Board`; `draw` gives it."""
-        board = self._board(writer or self._writer)
-        self.attempt(_BOARD, lambda: board.picture(step, name, draw(), about))
-
-    def begin(
-        self, writer: str, options: Mapping[str, Any], hparams: Sequence[str]
-    ) -> None:
-        """The options of the run, see `Board`."""
-        self.attempt(_BOARD, lambda: self._board(writer).begin(options, hparams))
-
-    def end(self, writer: str) -> None:
-        """The run is complete, see `Board`."""
-        self.attempt(_BOARD, lambda: self._board(writer).end())
+        self.attempt(_BOARD, lambda: write(board))
 
     def file(self, path: pathlib.Path, text: str) -> bool:
         """Writes a small file; returns whether it was written."""
@@ -128,13 +100,8 @@ class Reports:
     def attempt(
         self, name: str, write: Callable[[], None], errors: type[Exception] = OSError
     ) -> bool:
-        """Writes; says where that begins to fail, and to succeed again. Returns whether
-        it succeeded.
-
-        Args:
-            name: of what is written.
-            write: raises one of `errors` where that fails.
-        """
+        """Calls `write`, which raises one of `errors` where it fails; says where that
+        begins to fail, and to succeed again. Returns whether it succeeded."""
         is_queued = name == _METRICS
         try:
             self._check()
@@ -175,3 +142,105 @@ class NoReports(Reports):
 
     def attempt(self, name, write, errors=OSError):
         return False
+
+
+class MetricsFile:
+    """The file of a run that trains, which takes the steps after `resume_step` again:
+    their lines, and an incomplete last one, are dropped.
+
+    Records that cannot be written wait in a queue, and are written with the next ones.
+    One thread may append while another one syncs.
+    """
+
+    def __init__(self, path: pathlib.Path, resume_step: int):
+        self._path, self._lock = path, threading.RLock()
+        self.queue, self._is_damaged = read_metrics(path, resume_step)
+        self._is_new = True  # the file is to be written as a whole
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Adds a record to the queue."""
+        with self._lock:
+            self.queue.append(_plain(record))
+
+    def flush(self) -> None:
+        """Appends the queue to the file. OSError where it stays in the queue."""
+        with self._lock:
+            if self._is_damaged:
+                self._move_aside()
+            content = "".join(f"{json.dumps(record)}\n" for record in self.queue)
+            if self._is_new:
+                store.write_aside(self._path, content)
+            else:
+                store.append(self._path, content.encode())
+            self.queue, self._is_new = [], False
+
+    def sync(self) -> None:
+        """Flushes the queue and the file to the disk; OSError as in `flush`. Others may
+        append meanwhile: a slow disk does not hold them up."""
+        self.flush()
+        store.sync(self._path)
+
+    def _move_aside(self):
+        suffixes = itertools.chain([""], (f"-{i}" for i in itertools.count(2)))
+        names = (f"{self._path.name}.damaged{suffix}" for suffix in suffixes)
+        paths = map(self._path.with_name, names)
+        aside = next(path for path in paths if not os.path.lexists(path))
+        os.rename(self._path, aside)
+        self._is_damaged = False
+        console.warn(
+            f"{self._path} has lines that are no records of increasing steps; it is "
+            f"kept as {aside.name}, and its other lines are taken over"
+        )
+
+    def records(self) -> list[Mapping[str, Any]]:
+        """All records, as far as the file can be read."""
+        with self._lock:
+            read = [] if self._is_new else read_metrics(self._path)[0]
+            return [*read, *self.queue]
+
+
+def read_metrics(
+    path: pathlib.Path, last_step: float = math.inf
+) -> tuple[list[dict[str, Any]], bool]:
+    """The records of a file up to a step, and whether it is damaged: whether it has any
+    other lines than an incomplete last one, as a kill leaves it, or cannot be read."""
+    records, is_damaged = [], False
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                record = _parsed(line)
+                if record is None:
+                    is_damaged |= line.endswith(b"\n")
+                elif record["step"] > last_step:
+                    continue
+                elif not records or record["step"] > records[-1]["step"]:
+                    records.append(record)
+                else:
+                    is_damaged = True
+    except FileNotFoundError:
+        return [], False
+    except OSError:  # also of the disk, anywhere in the file
+        return records, True
+    return records, is_damaged
+
+
+def _parsed(line):
+    """The object of a line; None if it is no object with a step, which is an int64."""
+    try:
+        record = parse_json(line.decode("utf-8"))
+    except ValueError:
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return record if type(step) is int and 0 <= step < 2**63 else None
+
+
+def _plain(value):
+    """The value as JSON holds it, which has only finite numbers."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    is_number = isinstance(value, float)
+    return None if is_number and not math.isfinite(value) else value

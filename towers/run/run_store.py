@@ -13,8 +13,7 @@ from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Snapshot, Tensors
 from towers.run.checkpointer import Checkpointer, folder_name
-from towers.run.folder import RunFolder
-from towers.run.lock import Lock
+from towers.run.folder import Lock, RunFolder
 from towers.run.reports import NoReports, Reports
 from towers.threads import Background
 
@@ -24,13 +23,7 @@ _BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
 class RunStore:
     """Writes what a run leaves; a context manager that waits for the last checkpoint.
 
-    Args:
-        folder: of the run.
-        lock: that this process holds on it.
-        checkpointer: of its checkpoints.
-
     Attributes:
-        reports: TensorBoard, `metrics.jsonl` and small files.
         saved_step: the step of the last checkpoint that was begun, or restored.
         committed: steps and folders of checkpoints, until they are taken.
     """
@@ -63,16 +56,8 @@ class RunStore:
         take_snapshot: Callable[[], Snapshot | None],
         saving: Callable[[], contextlib.AbstractContextManager],
     ) -> None:
-        """Writes a checkpoint in the background.
-
-        Args:
-            take_snapshot: called by the chief alone; None where there is nothing new.
-            saving: entered while the previous checkpoint is waited for.
-
-        Raises:
-            CheckpointError: the previous checkpoint could not be written.
-            RunFolderError: the run's folder is gone.
-        """
+        """Writes a checkpoint in the background, unless the snapshot is None; `saving`
+        is entered while the previous one is waited for, whose error this raises."""
         self.lock.assert_same_folder()
         snapshot = take_snapshot()
         if snapshot is None:
@@ -116,11 +101,8 @@ def is_between_steps(trainer: Trainer) -> bool:
 
 
 def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
-    """The state between two steps.
-
-    A call that was abandoned waiting for data may take its last step at this very
-    moment; that step is then waited for.
-    """
+    """The state between two steps: a call that was abandoned waiting for data may take
+    its last step at this very moment, which is waited for."""
     while True:
         before = trainer.progress()
         state = trainer.state()

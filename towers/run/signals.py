@@ -13,12 +13,8 @@ _WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
 
 
 def catch(handler: Callable[..., None]) -> dict[int, Callable[..., None] | int | None]:
-    """Sets the handler of the stop signals; for the main thread. A closed terminal that
-    is ignored, as with `nohup`, stays so.
-
-    Returns:
-        What `restore` takes.
-    """
+    """Sets the handler of the stop signals, in the main thread; returns what `restore`
+    takes. A closed terminal that is ignored, as with `nohup`, stays so."""
     return {
         number: signal.signal(number, handler)
         for number in STOP_SIGNALS
@@ -36,14 +32,9 @@ def restore(handlers: dict[int, Callable[..., None] | int | None]) -> None:
 def exit_on_signals(
     message: str = "nothing to save; the same command continues", stream: str = "stdout"
 ) -> None:
-    """From here on a signal ends the process: until a watchdog takes over, there is
-    nothing to save.
-
-    Args:
-        message: printed then.
-        stream: of `sys`, where it is said: in the file that it is now, as
-            `towers.quiet_imports` puts another one in its place for a while.
-    """
+    """From here on a signal ends the process with a message: until a watchdog takes
+    over, there is nothing to save. The stream of `sys` is kept in the file that it is
+    now, as `towers.quiet_imports` puts another one in its place for a while."""
     try:
         descriptor = os.dup(getattr(sys, stream).fileno())
     except (AttributeError, OSError, ValueError):  # it is closed, or no file
@@ -71,11 +62,7 @@ def exit_on_signals(
 @contextlib.contextmanager
 def preemptible() -> Iterator[None]:
     """Inside, a signal raises KeyboardInterrupt in the main thread, so that what was
-    begun is cleared away; those that follow are ignored until then.
-
-    Raises:
-        Preempted: there was one.
-    """
+    begun is cleared away, then Preempted; those that follow are ignored until then."""
     names = []
 
     def interrupt(number, frame):

@@ -29,12 +29,8 @@ from towers.run.stored_config import (
 
 def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
     """The config with the interpolation and center_crop of the weights that a run
-    starts from, where it leaves them open and the run reads image files.
-
-    Args:
-        checkpoint: from which the run goes on, with the options that it was trained
-            with; None without one.
-    """
+    starts from, or of the checkpoint from which it goes on, where it leaves them open
+    and the run reads image files."""
     path, weights = os.path.expanduser(config.init_from), published_weights(config)
     if checkpoint is not None:
         source = from_values(checkpoint.trainer_state["config"])
@@ -73,17 +69,8 @@ def standardize(
     continued: DatasetInfo | None = None,
 ) -> DataSet:
     """Returns the data set with the moments that the option standardize means, reported
-    in a line unless they are computed from its training images.
-
-    Args:
-        data_set: with the moments of its training images.
-        model: the network.
-        continued: of the checkpoint from which a run goes on, which may have started
-            from weights that are gone.
-
-    Raises:
-        ConfigError: there are moments of another number of channels.
-    """
+    in a line unless they are computed from its training images. A checkpoint from which
+    a run goes on (`continued`) may have started from weights that are gone."""
     moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
     if moments is None:
         return data_set

@@ -23,19 +23,11 @@ PREDICTION_BATCH_SIZE = 64
 
 
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
-    """The Config of the run in a folder.
+    """The Config of the run in a folder; ConfigError where there is none.
 
-    The checkpoint decides about all options that change the mathematics; config.json,
+    The checkpoint of the step, or else the newest one, decides about all options that
+    change the mathematics, as they may have been allowed to change since; config.json,
     where there is one, about the others.
-
-    Args:
-        folder: of the run.
-        step: of the checkpoint, as options may have been allowed to change since;
-            "last", or where it is none, for the newest one; or "best".
-
-    Raises:
-        ConfigError: there is no run, or no Config can be read.
-        RunFolderError: the folder cannot be read.
     """
     trained = _stored(folder, "config", from_values, step)
     config = trained or _config_of_file(folder)
@@ -57,14 +49,9 @@ def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
 def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
-    """Classes and preprocessing of a run's data set, from the newest checkpoint that
-    has them, or the checkpoint of a step, else from dataset_info.json; None where
-    neither does.
-
-    Raises:
-        ConfigError: the file is damaged.
-        RunFolderError: the folder cannot be read.
-    """
+    """Classes and preprocessing of a run's data set, from the checkpoint of a step, or
+    else the newest one that has them, or else from dataset_info.json; None without any,
+    and ConfigError where the file is damaged."""
     with quiet_imports():  # of TensorFlow
         from towers.run.dataset_info import DatasetInfo
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
@@ -111,17 +98,8 @@ def config_to_continue(
     say: Callable[[str], None] = lambda line: None,
 ) -> Config | None:
     """The stored Config of the run in a folder, on which a command without --config
-    stands; None where the folder holds no run.
-
-    Args:
-        workdir: the run's folder.
-        overwrite: whether the run is to start again: one that is unreadable then counts
-            as none.
-        say: takes a line before TensorFlow is imported to read a checkpoint.
-
-    Raises:
-        ConfigError, RunFolderError: as `stored_config`.
-    """
+    stands; None where the folder holds no run, or with `overwrite` one that cannot be
+    read. `say` takes a line before TensorFlow is imported to read a checkpoint."""
     folder = RunFolder(workdir)
     if os.path.isdir(folder.checkpoints):
         say(f"reading the run in {folder.path}")
@@ -139,16 +117,7 @@ def evaluation_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
     """The stored Config, with the device, the towers and the batch of an evaluation in
-    place of the training's.
-
-    Args:
-        folder: of the run.
-        step: of the checkpoint, as in `stored_config`.
-        **changes: options that the evaluation sets otherwise.
-
-    Raises:
-        ConfigError: as `stored_config`, or the options do not fit.
-    """
+    place of the training's, and further changes."""
     settings = {
         "device": "auto",
         "device_order": "",

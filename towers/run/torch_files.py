@@ -75,11 +75,8 @@ class Storage(NamedTuple):
 
 
 def state_dict(file: Any) -> tuple[dict[str, Tensor], str]:
-    """The tensors of the content of a file, and the entry that was taken or nothing.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The tensors of the content of a file, and the name of the entry that has them;
+    ValueError without any."""
     content = file if isinstance(file, dict) else {}
     for name in (*WRAPPERS, *content):
         tensors = content.get(name)
@@ -99,8 +96,7 @@ def _tensors(content):
 
 
 def _without_prefixes(tensors):
-    """The tensors without the prefixes of wrappers in their names, and without
-    counters."""
+    """The tensors without counters, their names without the prefixes of wrappers."""
     for prefix in (*PREFIXES, *PREFIXES):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
@@ -190,12 +186,8 @@ def _load_older(file):
 class _Unpickler:
     """Interprets the opcodes of protocol 2 that `torch.save` writes for a state dict.
 
-    Args:
-        read: name -> the bytes of a storage, data/KEY.
-        byte_order: of their elements, little or big.
-
-    Attributes:
-        storages: by their keys.
+    `read` gives the bytes of a storage by its name, data/KEY; `storages` are those that
+    were referred to, by KEY.
     """
 
     def __init__(self, read: Callable[[str], bytes], byte_order: str):
@@ -207,122 +199,94 @@ class _Unpickler:
 
     def load(self, pickled: bytes | BinaryIO) -> Any:
         """The pickled object, in which a tensor is a `Tensor`."""
+        stack = self._stack
         for opcode, arg, _ in pickletools.genops(pickled):
-            name = opcode.name
-            if name == "STOP":
-                return self._stack.pop()
-            if name in _CONSTANTS:
-                self._stack.append(_CONSTANTS[name]())
-            elif name in _LITERALS:
-                self._stack.append(arg)
-            elif hasattr(self, f"_op_{name.lower()}"):
-                getattr(self, f"_op_{name.lower()}")(arg)
-            elif name not in ("PROTO", "FRAME"):
-                raise ValueError(f"it has the opcode {name}, which no state dict needs")
+            match opcode.name:
+                case "STOP":
+                    return stack.pop()
+                case "PROTO" | "FRAME":
+                    pass
+                case "EMPTY_DICT":
+                    stack.append({})
+                case "EMPTY_LIST":
+                    stack.append([])
+                case "NONE":
+                    stack.append(None)
+                case "NEWTRUE" | "NEWFALSE":
+                    stack.append(opcode.name == "NEWTRUE")
+                case name if name in _LITERALS:
+                    stack.append(arg)
+                case "MARK":
+                    self._marks.append(len(stack))
+                case "MEMOIZE":
+                    self._memo[len(self._memo)] = stack[-1]
+                case "PUT" | "BINPUT" | "LONG_BINPUT":
+                    self._memo[arg] = stack[-1]
+                case "GET" | "BINGET" | "LONG_BINGET":
+                    stack.append(self._memo[arg])
+                case "EMPTY_TUPLE":
+                    stack.append(())
+                case "TUPLE":
+                    stack.append(tuple(self._pop_from(self._marks.pop())))
+                case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                    stack.append(tuple(self._pop_from(-int(name[-1]))))
+                case "APPEND":
+                    self._extend(self._pop_from(-1))
+                case "APPENDS":
+                    self._extend(self._pop_from(self._marks.pop()))
+                case "SETITEM":
+                    self._update(self._pop_from(-2))
+                case "SETITEMS":
+                    self._update(self._pop_from(self._marks.pop()))
+                case "GLOBAL":
+                    stack.append(_known_global(arg.replace(" ", ".")))
+                case "STACK_GLOBAL":
+                    stack.append(_known_global("{}.{}".format(*self._pop_from(-2))))
+                case "BINPERSID":
+                    stack.append(self._storage(*stack.pop()))
+                case "REDUCE":
+                    stack.append(self._call(*self._pop_from(-2)))
+                case "BUILD":  # versions of the modules of a state dict
+                    stack.pop()
+                    self._last(dict)
+                case name:
+                    raise ValueError(
+                        f"it has the opcode {name}, which no state dict needs"
+                    )
 
-    def _op_mark(self, _):
-        self._marks.append(len(self._stack))
-
-    def _since_mark(self):
-        place = self._marks.pop()
+    def _pop_from(self, place):
         items, self._stack[place:] = self._stack[place:], []
         return items
 
-    def _op_binput(self, number):
-        self._memo[number] = self._stack[-1]
+    def _extend(self, items):
+        self._last(list).extend(items)
 
-    _op_long_binput = _op_put = _op_binput
-
-    def _op_memoize(self, _):
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def _op_binget(self, number):
-        self._stack.append(self._memo[number])
-
-    _op_long_binget = _op_get = _op_binget
-
-    def _op_tuple(self, _):
-        self._stack.append(tuple(self._since_mark()))
-
-    def _op_tuple1(self, _, count=1):
-        items, self._stack[-count:] = self._stack[-count:], []
-        self._stack.append(tuple(items))
-
-    def _op_tuple2(self, _):
-        self._op_tuple1(_, 2)
-
-    def _op_tuple3(self, _):
-        self._op_tuple1(_, 3)
-
-    def _op_appends(self, _):
-        items = self._since_mark()
-        self._checked(list).extend(items)
-
-    def _op_append(self, _):
-        item = self._stack.pop()
-        self._checked(list).append(item)
-
-    def _op_setitems(self, _):
-        items = self._since_mark()
+    def _update(self, items):
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int | float | bool | None):
                 raise ValueError("a key of a dict is no text or number")
-            self._checked(dict)[key] = value
+            self._last(dict)[key] = value
 
-    def _op_setitem(self, _):
-        self._marks.append(len(self._stack) - 2)
-        self._op_setitems(_)
-
-    def _checked(self, kind):
+    def _last(self, kind):
         if not isinstance(self._stack[-1], kind):
             raise ValueError(f"its pickle fills what is no {kind.__name__}")
         return self._stack[-1]
 
-    def _op_global(self, name):
-        self._add_global(name.replace(" ", "."))
-
-    def _op_stack_global(self, _):
-        module, name = self._stack[-2:]
-        del self._stack[-2:]
-        self._add_global(f"{module}.{name}")
-
-    def _add_global(self, name):
-        if name not in CALLED and name not in DTYPES:
-            raise ValueError(
-                f"it refers to {name[:100]}, which is not executed here; save the "
-                "state dict alone, as a .safetensors file or with torch.save"
-            )
-        self._stack.append(Global(name))
-
-    def _op_binpersid(self, _):
-        kind, storage, key, _, size, *view = self._stack.pop()
-        if (
-            kind != "storage"
-            or not isinstance(key, str)
-            or not isinstance(size, int)
-            or any(view)
-        ):
+    def _storage(self, kind, storage, key, _, size, *view):
+        is_whole = kind == "storage" and not any(view)
+        if not (is_whole and isinstance(key, str) and isinstance(size, int)):
             raise ValueError("its pickle has a damaged reference to a storage")
         self.storages[key] = Storage(DTYPES[storage.name], key, size)
-        self._stack.append(self.storages[key])
+        return self.storages[key]
 
-    def _op_reduce(self, _):
-        arguments = self._stack.pop()
-        called = self._stack.pop()
+    def _call(self, called, arguments):
         if not isinstance(called, Global) or called.name not in CALLED:
             raise ValueError("its pickle calls what is no function")
         if called.name == "collections.OrderedDict" and not arguments:
-            result = {}
-        elif called.name.endswith("_v2"):
-            result = self._tensor(*arguments[:4])
-        else:
-            result = arguments[0]  # of _rebuild_parameter
-        self._stack.append(result)
-
-    def _op_build(self, _):
-        """Attributes of a dict, such as versions of modules, which say nothing here."""
-        self._stack.pop()
-        self._checked(dict)
+            return {}
+        if called.name.endswith("_v2"):
+            return self._tensor(*arguments[:4])
+        return arguments[0]  # of _rebuild_parameter
 
     def _tensor(self, storage, offset, shape, strides):
         storage = Storage(*storage)
@@ -342,32 +306,30 @@ class _Unpickler:
         step = np.dtype(storage.dtype).itemsize
 
         def read():
-            flat = self._values(storage)[offset:]
+            content = self._read(f"data/{storage.key}")
+            if len(content) < storage.size * step:
+                raise ValueError(
+                    f"storage {storage.key} has {len(content):,} bytes only"
+                )
+            order = {"little": "<", "big": ">"}[self._byte_order]
+            bits = np.frombuffer(content, f"{order}u{step}", storage.size)
+            flat = bits.astype(f"u{step}").view(storage.dtype)[offset:]
             return np.lib.stride_tricks.as_strided(
                 flat, shape, [step * x for x in strides], writeable=False
             ).copy()
 
         return Tensor(tuple(shape), read)
 
-    def _values(self, storage):
-        """The elements of a storage."""
-        size = np.dtype(storage.dtype).itemsize
-        content = self._read(f"data/{storage.key}")
-        if len(content) < storage.size * size:
-            raise ValueError(f"storage {storage.key} has {len(content):,} bytes only")
-        order = {"little": "<", "big": ">"}[self._byte_order]
-        numbers = np.frombuffer(content, f"{order}u{size}", storage.size)
-        return numbers.astype(f"u{size}").view(storage.dtype)
+
+def _known_global(name):
+    if name not in CALLED and name not in DTYPES:
+        raise ValueError(
+            f"it refers to {name[:100]}, which is not executed here; save the state "
+            "dict alone, as a .safetensors file or with torch.save"
+        )
+    return Global(name)
 
 
-_CONSTANTS = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-}
 _LITERALS = (
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"),

@@ -6,17 +6,18 @@ and the clock.
 """
 
 import contextlib
-import functools
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Container
+from concurrent import futures
 from typing import Any
 
 from towers import console
 from towers.errors import Preempted, StuckError
+from towers.parallel.loop import STARTING_ACTIVITIES
 from towers.parallel.trainer import Trainer
 from towers.run import signals
 from towers.threads import JobThread
@@ -44,9 +45,6 @@ class AwakeClock:
 
     While it is stopped, as by Ctrl-Z, SIGSTOP or `docker pause`, nothing can make
     progress, so a longer time between two readings counts as `_LONGEST_TICK_SECS`.
-
-    Args:
-        clock: seconds, as `time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -61,19 +59,15 @@ class AwakeClock:
 
 
 class Watchdog:
-    """Runs functions under watch; a context manager that catches the stop signals.
-
-    Signals are caught only where the context is entered in the main thread of the
-    process. The handlers from before are restored at the end.
+    """Runs functions under watch; a context manager that catches the stop signals,
+    where it is entered in the main thread of the process.
 
     Args:
         trainer: its progress is watched, and it is asked to stop.
         interruptible: the activities of `trainer.progress` that may be abandoned:
             nothing that a checkpoint needs is being written.
-        starting: the activities in which the trainer compiles, for which there is
-            _STARTING_FACTOR times as much time.
-        stuck_after_secs: seconds without progress after which the worker is stuck; 0
-            waits forever.
+        stuck_after_secs: seconds without progress after which the worker is stuck, and
+            _STARTING_FACTOR times as many while it compiles; 0 waits forever.
         clock: returns seconds; by default an `AwakeClock`.
         tick: gets the steps taken and the activity, ten times a second.
 
@@ -87,7 +81,7 @@ class Watchdog:
         trainer: Trainer,
         interruptible: Container[str] = (),
         *,
-        starting: Container[str] = (),
+        starting: Container[str] = STARTING_ACTIVITIES,
         stuck_after_secs: float = 0.0,
         clock: Callable[[], float] | None = None,
         tick: Callable[[int, str], None] = lambda step, activity: None,
@@ -130,18 +124,15 @@ class Watchdog:
         return _local.worker.doing("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
-        """Something else that may be abandoned, such as "evaluating", goes on inside.
-
-        Its value is a function that the worker calls whenever there is progress.
-        """
+        """Something else that may be abandoned, such as "evaluating", goes on inside;
+        the value is a function to call whenever there is progress."""
         return _local.worker.doing(name)
 
     # Called by the main thread.
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs `function(*args)` in a worker thread.
-
-        Returns its result, or raises its error.
+        """Runs `function(*args)` in a worker thread; returns its result, or raises its
+        error.
 
         After a signal the trainer is asked to stop, and `stop_requested` asks the
         function to return. A step that computes, a save, and what the worker does
@@ -153,21 +144,21 @@ class Watchdog:
             StuckError: the function made no progress for `stuck_after_secs`.
         """
         thread = self._threads.pop() if self._threads else JobThread("worker")
-        worker = _Worker(function, args)
-        thread.submit(worker.work)
+        worker = _Worker()
+        future = thread.submit(worker.call, function, *args)
         try:
-            self._watch(worker)
+            self._watch(worker, future)
         except BaseException:
             worker.abandon()
             thread.end()
             raise
         self._threads.append(thread)
-        return worker.result()
+        return future.result()
 
-    def _watch(self, worker):
+    def _watch(self, worker, future):
         before, since = None, self._clock()
         stop_asked, is_patient = None, True
-        while not worker.ended.wait(_TICK_SECS):
+        while not futures.wait([future], _TICK_SECS).done:
             now = self._clock()
             if self.stop_requested and stop_asked is None:
                 self._trainer.request_stop()
@@ -231,42 +222,19 @@ class _Worker:
 
     An activity is not entered or left while the worker is abandoned: both take `lock`.
     An abandoned worker raises `_Abandoned` when it next enters or leaves an activity,
-    or reports progress.
-
-    Attributes:
-        ended: set when the function has returned.
-        is_busy: whether it is in an activity.
-        activity: the name of that; None for the trainer's activity.
-        uninterruptible: whether the worker must not be abandoned in it.
-        beats: changes with every activity and with progress inside one.
+    or reports progress, which `beats` counts.
     """
 
-    def __init__(self, function: Callable[..., Any], args: tuple):
+    def __init__(self):
         self.lock = threading.RLock()
-        self.ended = threading.Event()
         self.is_busy = self.uninterruptible = False
-        self.activity: str | None = None
+        self.activity: str | None = None  # the trainer's own
         self.beats = 0
         self._is_abandoned = False
-        self._result, self._error = None, None
-        self._call = functools.partial(function, *args)
 
-    def work(self) -> None:
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
         _local.worker = self
-        try:
-            self._result = self._call()
-        except _Abandoned:
-            pass
-        except BaseException as error:
-            self._error = error
-        finally:
-            del self._call
-            self.ended.set()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+        return function(*args)
 
     @contextlib.contextmanager
     def doing(self, activity: str | None, uninterruptible: bool = False):

@@ -61,14 +61,8 @@ class Weights:
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored | None:
-        """The array of a variable; None where there is none.
-
-        Args:
-            kind: params or state.
-            variable: its name in the network, such as conv1/kernel.
-            shapes: of the variables of its layer by their names, in the order in which
-                Keras stores them, those that are trained first.
-        """
+        """The array of a variable, such as conv1/kernel, or None; `shapes` are by the
+        variables of its layer, as Keras orders them: those that are trained first."""
         path, _, own_name = variable.rpartition("/")
         outer, slash, layer = path.rpartition("/")
         layer = self.layers.get(layer, layer)
@@ -89,8 +83,7 @@ class Weights:
         return _in_order(ordered, shapes)[variable]
 
     def layer_names(self) -> set[str]:
-        """Names of the layers in the file, without the names of networks around
-        them."""
+        """Names of the layers in the file, without the networks around them."""
         owners = {name.rpartition("/")[0] for name in self.named}
         owners |= {name for name in self.ordered if not name.startswith("/")}
         return {x.rpartition("/")[2] for x in owners}
@@ -121,13 +114,9 @@ def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
 def open_weights(path: str) -> Iterator[Weights | None]:
     """The weights of a file or folder; None where it is of no kind that is known.
 
-    Args:
-        path: a `.keras` or HDF5 file, a `.safetensors` file or one of PyTorch, the
-            folder of a SavedModel, or a checkpoint of TensorFlow by its prefix, by its
-            `.index` file or by its folder.
-
-    Raises:
-        CheckpointError: it cannot be read, or is not what its name says.
+    It is a `.keras`, HDF5 or `.safetensors` file, one of PyTorch, a SavedModel, or a
+    checkpoint of TensorFlow by its prefix, `.index` file or folder. CheckpointError
+    where it cannot be read.
     """
     try:
         if prefix := _checkpoint_prefix(path):
@@ -180,8 +169,7 @@ def _checkpoint_prefix(path):
 
 
 def _read_checkpoint(path, prefix):
-    """Reads weights by the names of the variables, or by their places in the
-    objects."""
+    """Weights by the names of the variables, or by their places in the objects."""
     reader = tf.train.load_checkpoint(prefix)
     shapes, full_names = reader.get_variable_to_shape_map(), {}
     if GRAPH in shapes:
@@ -220,8 +208,7 @@ def _unzipped(path):
 
 
 def _read_hdf5(path, content):
-    """Reads weights of Keras 3 by layer and place, of the older form by the listed
-    names."""
+    """Weights of Keras 3 by layer and place, of the older form by the listed names."""
     root = _own(content, "model_weights") if "model_weights" in content else content
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         return _read_older_hdf5(path, root)
@@ -260,10 +247,9 @@ def _read_hdf5(path, content):
 def _read_older_hdf5(path, root):
     named, ordered = {}, {}
     for layer in _listed(root, "layer_names"):
-        group, stored = _own(root, layer), []
-        for name in _listed(group, "weight_names"):
-            short = name.removesuffix(":0")
-            stored.append(_stored(group, name, short))
+        group = _own(root, layer)
+        names = _listed(group, "weight_names")
+        stored = [_stored(group, name, name.removesuffix(":0")) for name in names]
         named |= {x.name: x for x in stored}
         ordered[layer] = stored
     return Weights(path, named, ordered)

@@ -16,27 +16,15 @@ class CallbackError(BaseException):
 
 
 class CallbackList:
-    """Calls the callbacks of the user.
-
-    Args:
-        callbacks: of the user.
-        store: of the run.
-
-    Attributes:
-        is_calling: whether one of them is called.
-    """
+    """Calls the callbacks of the user; `is_calling` is True meanwhile."""
 
     def __init__(self, callbacks: Sequence[Callback], store: RunStore):
         self._callbacks, self._store = callbacks, store
         self.is_calling = False
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls a method of all callbacks.
-
-        Raises:
-            CallbackError: one of them raised an error; not one of a tracker that has
-                begun, which is a report that cannot be written.
-        """
+        """Calls a method of all callbacks. CallbackError where one raises, other than a
+        tracker that has begun: it is a report that cannot be written."""
         self.is_calling = True
         try:
             for callback in self._callbacks:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -78,13 +79,11 @@ def cross_validate(
         for name, x in values.items()
     }
     store.write_aside(folder / "folds.json", json.dumps(table, indent=2) + "\n")
-    rows.sort(key=lambda row: row[0])
-    with store.aside(folder / OUT_OF_FOLD) as temporary:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            names = [*predicted.class_names]
-            csv.writer(file, lineterminator="\n").writerows(
-                [["index", "path", "fold", "label", *names], *rows]
-            )
+    text, head = io.StringIO(), ["index", "path", "fold", "label"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*head, *predicted.class_names])
+    writer.writerows(sorted(rows, key=lambda row: row[0]))
+    store.write_aside(folder / OUT_OF_FOLD, text.getvalue())
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
         console.line(f"{name:18} {row['mean']:.4f} +- {row['std']:.4f}  ({each})")
@@ -97,9 +96,8 @@ def _rows(predicted, fold):
     multi_label = predicted.labels.ndim == 2
     probabilities = to_probabilities(predicted.logits, multi_label)
     names, source = np.array(predicted.class_names), predicted.source
-    for index, (label, row) in enumerate(
-        zip(predicted.labels, probabilities, strict=True)
-    ):
+    for index, row in enumerate(probabilities):
+        label = predicted.labels[index]
         label = ";".join(names[label]) if multi_label else names[label]
         place = place_of(source, index)
         number = int(source.places[index])

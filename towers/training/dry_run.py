@@ -1,6 +1,7 @@
 """Dry runs: what a run would do and need, tried without writing anything."""
 
 import collections
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import build, build_trainer, console
+from towers import build_trainer, console
+from towers.build import Parts
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
@@ -22,16 +24,15 @@ from towers.models.summary import activation_bytes, flops_per_image, parameter_t
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration
-from towers.run.banner import entry
+from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
-from towers.run.stopwatch import Lap, Stopwatch
+from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
 from towers.training.linear_probe import probe_secs
 from towers.training.setup import (
     build_run,
     folder_of_trial,
-    print_banner,
     take_steps,
     watched,
     with_given,
@@ -79,30 +80,25 @@ def dry_run(
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, checkpoint)
     if checkpoint is not None:
-        _print("continues", f"from step {trainer.step}")
+        print_entry("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():
-        _print("overwrites", f"a run at step {steps[-1]}")
-    watched(
-        lambda heartbeat: _try(config, parts, trainer, new, heartbeat), trainer, config
-    )
+        print_entry("overwrites", f"a run at step {steps[-1]}")
+    run = functools.partial(_try, config, parts, trainer, new)
+    watched(run, trainer, config)
     console.line("dry run: all is in order, and nothing was written")
-
-
-def _print(name, text):
-    for line in entry(name, text):
-        console.line(line)
 
 
 def _try(config, parts, trainer, new, heartbeat):
     """Describes the run, and takes steps until its time is known."""
     names = parts.data.class_names
-    listed = ", ".join(shown(name, 40) for name in names[:_MOST_NAMED])
-    _print("classes", f"{len(names)}: {listed}{', ...' * (len(names) > _MOST_NAMED)}")
+    listed = [shown(name, 40) for name in names[:_MOST_NAMED]]
+    listed += ["..."] * (len(names) > _MOST_NAMED)
+    print_entry("classes", f"{len(names)}: {', '.join(listed)}")
     started = time.monotonic()
     batch = parts.train_batches(tf.constant(trainer.step, tf.int64))
     images = batch["images"].numpy()
     secs = time.monotonic() - started
-    _print(
+    print_entry(
         "images",
         f"{'x'.join(map(str, images.shape))} {images.dtype}, {images.min():.3g} to "
         f"{images.max():.3g}, mean {images.mean():.3f}: the next batch, read in "
@@ -111,13 +107,12 @@ def _try(config, parts, trainer, new, heartbeat):
     heartbeat()
     _print_network(config, trainer)
     _print_memory(trainer)
-    last_step = build.last_step_of(config, parts)
-    if trainer.step < last_step:
+    if trainer.step < parts.last_step:
         head_secs = probe_secs(trainer, parts, config, new, heartbeat)
-        _time(config, parts, trainer, last_step, head_secs, heartbeat)
+        _time(config, parts, trainer, head_secs, heartbeat)
     else:
         hint = how_to_continue(config, trainer.step, parts.total_steps)
-        _print("finished", f"the run takes no step. {hint}")
+        print_entry("finished", f"the run takes no step. {hint}")
 
 
 def _print_network(config, trainer):
@@ -128,9 +123,9 @@ def _print_network(config, trainer):
     try:
         flops = flops_per_image(phase.model)
     except ValueError as error:
-        _print("operations", f"not counted: {error}")
+        print_entry("operations", f"not counted: {error}")
         return
-    _print(
+    print_entry(
         "operations",
         f"{flops / 1e6:,.1f} MFLOP an image forward; a step about "
         f"{3 * flops * config.images_per_step / 1e9:,.1f} GFLOP, three times "
@@ -151,13 +146,14 @@ def _print_memory(trainer):
     for device, counter in sizes.items():
         listed = (f"{kind} {n / 1e6:,.2f}" for kind, n in counter.items() if n > 5000)
         total = counter.total() / 1e6
-        _print("memory", f"{device} {total:,.2f} MB: {', '.join(listed)}")
+        print_entry("memory", f"{device} {total:,.2f} MB: {', '.join(listed)}")
 
 
-def _time(config, parts, trainer, last_step, head_secs, heartbeat):
+def _time(config, parts, trainer, head_secs, heartbeat):
     """The speed in each phase that is left, and the time of the run, which begins with
     a linear probe of `head_secs`, or 0."""
-    begin = first = trainer.step
+    begin, last_step = trainer.step, parts.last_step
+    first = begin
     train_secs = start_secs = 0.0
     lap = None
     for phase in trainer.phases:
@@ -172,11 +168,11 @@ def _time(config, parts, trainer, last_step, head_secs, heartbeat):
             if first == begin:
                 raise
             # The steps before it were not taken. The speed is taken as before.
-            _print("speed", f"not known on {height}x{width}: {error}")
+            print_entry("speed", f"not known on {height}x{width}: {error}")
         else:
             lap = stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
             start_secs += stopwatch.start_secs
-            _print(
+            print_entry(
                 "speed",
                 f"{lap.steps_per_sec * config.images_per_step:,.0f} images/s on "
                 f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input "
@@ -187,10 +183,10 @@ def _time(config, parts, trainer, last_step, head_secs, heartbeat):
     for device in trainer.devices:
         if "GPU" in device:
             peak = tf.config.experimental.get_memory_info(device.strip("/"))["peak"]
-            _print("peak memory", f"{device} {peak / 1e6:,.0f} MB")
+            print_entry("peak memory", f"{device} {peak / 1e6:,.0f} MB")
 
     total_secs, evaluations = head_secs + train_secs + start_secs, "no evaluation"
-    count = build.create_periods(config, parts).num_evaluations(begin, last_step)
+    count = parts.periods.num_evaluations(begin, last_step)
     if count:
         secs = evaluation_secs(config, parts, trainer, heartbeat=heartbeat)
         total_secs += count * secs
@@ -200,7 +196,7 @@ def _time(config, parts, trainer, last_step, head_secs, heartbeat):
             f"images, {secs:.1f} s each"
         )
     probe = f"linear probe in {duration(head_secs)}, " * (head_secs > 0)
-    _print(
+    print_entry(
         "whole run",
         f"about {duration(total_secs)}: {probe}{last_step - begin:,} steps in "
         f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; time "
@@ -218,7 +214,7 @@ def _time_steps(trainer, first, end):
         secs = time.monotonic() - started
         stopwatch.add(metrics["step"] - step, secs, metrics["input_wait_secs"])
         if not stopwatch.timed_steps:
-            _print(
+            print_entry(
                 f"step {metrics['step']}",
                 f"loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.3f}, "
                 f"gradient norm {metrics['gradient_norm']:.3g}, learning rate "
@@ -230,20 +226,14 @@ def _time_steps(trainer, first, end):
 
 def evaluation_secs(
     config: Config,
-    parts: build.Parts,
+    parts: Parts,
     trainer: Trainer,
     *,
     secs: float = 0.0,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> float:
-    """Seconds of an evaluation during training, from some of its batches.
-
-    Args:
-        config: of the run.
-        parts, trainer: made of it.
-        secs: to time more batches than TIMED_BATCHES in.
-        heartbeat: called after each compiled call.
-    """
+    """Seconds of an evaluation during training, from TIMED_BATCHES of its batches, or
+    as many as take `secs`."""
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = build_trainer.create_eval_feed(batches, trainer)

@@ -42,13 +42,8 @@ def callbacks_at_the_end(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
-    """Saves after the steps that a run takes inside, also after a signal or an error.
-
-    Raises:
-        Preempted: a signal came before the end; what was trained is saved.
-        RunFolderError: the run's folder is gone.
-        StuckError: a step, or a save, did not end.
-    """
+    """Saves after the steps that a run takes inside, also after a signal, where it
+    raises Preempted, or an error."""
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
@@ -61,7 +56,14 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         raise
     except WorkerLostError as error:
         watchdog.run(run.try_to_save, error)
-        raise WorkerLostError(f"{error}; {last_step_text(run)}") from None
+        step = int(run.trainer.progress()[0])
+        clock = time.strftime("%H:%M:%S", time.localtime(watchdog.progress_at))
+        is_saved = run.store.saved_step == step
+        place = f", and is saved in {run.folder.path}" if is_saved else ""
+        raise WorkerLostError(
+            f"{error}; step {step} was the last, at {clock}{place}; the same command "
+            "continues"
+        ) from None
     except BaseException as error:
         if is_between_steps(run.trainer):
             try:
@@ -83,7 +85,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 
 def report_run(run: Run) -> None:
     """Writes the report of a run, with its last evaluation: nothing is computed again.
-    To be called inside of `Watchdog.run`; after a signal it is abandoned."""
+    Called inside of `Watchdog.run`; after a signal it is abandoned."""
     evaluated, step = None, run.step
     if run.evaluated is not None:
         step, evaluation = run.evaluated
@@ -115,16 +117,6 @@ def progress_text(run: Run) -> str:
         message += f", after {run.progress.num_worse} evaluations without a better "
         message += f"{run.config.best_by.replace('auto', 'accuracy')},"
     return message
-
-
-def last_step_text(run: Run) -> str:
-    """The last finished step of a run that lost a worker, and when it was."""
-    step = int(run.trainer.progress()[0])
-    clock = time.strftime("%H:%M:%S", time.localtime(run.watchdog.progress_at))
-    line = f"step {step} was the last, at {clock}"
-    if run.store.saved_step == step:
-        line += f", and is saved in {run.folder.path}"
-    return f"{line}; the same command continues"
 
 
 def how_to_continue(config: Config, step: int, total_steps: int) -> str:

@@ -50,15 +50,8 @@ def fit_head(
     """Sets a head without trained values to the linear probe of the other layers, where
     the option linear_probe asks for it, and says how long the run takes.
 
-    Args:
-        trainer: has the trained values of the other layers.
-        parts: of its run.
-        config: of its run.
-        new: the variables of `trainer.state()` that have no trained values.
-        activity: of a `Watchdog`.
-
-    Raises:
-        ConfigError: the last layer is not a Dense layer with a bias.
+    `new` are the variables of `trainer.state()` without trained values, `activity` is a
+    `Watchdog`'s. ConfigError where the last layer is not a Dense layer with a bias.
     """
     if not config.linear_probe or not new:
         return
@@ -96,7 +89,7 @@ def probe_secs(
     new: set[str],
     heartbeat: Callable[[], None],
 ) -> float:
-    """Seconds of `fit_head`, estimated from some batches; the arguments are its own."""
+    """Seconds of `fit_head`, estimated from some batches."""
     if not config.linear_probe or _head_names(parts.model)[0] not in new:
         return 0.0
     state = trainer.state()
@@ -116,34 +109,22 @@ def probe_secs(
 
 
 def run_secs(config: Config, parts: build.Parts, secs_per_image: float) -> float:
-    """Seconds of a run from the start, with its probe, steps and evaluations.
-
-    Args:
-        config: of the run.
-        parts: of the run.
-        secs_per_image: of an inference.
-    """
-    last_step = build.last_step_of(config, parts)
-    count = build.create_periods(config, parts).num_evaluations(0, last_step)
+    """Seconds of a run from the start, with its probe, steps and evaluations;
+    `secs_per_image` are of an inference."""
+    count = parts.periods.num_evaluations(0, parts.last_step)
     count *= parts.eval_split[1].num_examples * len(evaluated_weights(config))
-    trained = PASSES * last_step * config.images_per_step
+    trained = PASSES * parts.last_step * config.images_per_step
     return secs_per_image * (_source(parts).num_examples + trained + count)
 
 
-def _head(model):
-    """The last layer, whose outputs are the logits."""
-    layer = last_operation(model.outputs[0])
-    if not isinstance(layer, keras.layers.Dense) or not layer.use_bias:
+def _head_names(model):
+    """The names of the kernel and bias of the last layer in `Trainer.state`."""
+    head = last_operation(model.outputs[0])
+    if not isinstance(head, keras.layers.Dense) or not head.use_bias:
         raise ConfigError(
-            f"linear_probe: the last layer, {layer.name!r}, is no Dense layer with a "
+            f"linear_probe: the last layer, {head.name!r}, is no Dense layer with a "
             "bias; set --linear_probe=false"
         )
-    return layer
-
-
-def _head_names(model):
-    """The names of its kernel and bias in `Trainer.state`."""
-    head = _head(model)
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 
@@ -158,7 +139,8 @@ def _source(parts):
 
 def _features(parts, state, batch_size):
     """Batches of features, float32 [n, f], as in an evaluation, and labels, int64."""
-    network = keras.Model(parts.model.inputs, _head(parts.model).input)
+    head = last_operation(parts.model.outputs[0])
+    network = keras.Model(parts.model.inputs, head.input)
     with tf.device(HOST):
         values = [
             [tf.constant(state[f"{kind}/{name}"]) for name in variable_names(variables)]
@@ -189,15 +171,8 @@ def logistic_regression(
     """Multinomial logistic regression with an L2 penalty on the kernel, by Nesterov's
     accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
 
-    Args:
-        features: float32 [n, f].
-        labels: integers [n], less than `num_classes`.
-        num_classes: number of columns of the kernel.
-        heartbeat: called after each step.
-
-    Returns:
-        The kernel, float32 [f, num_classes]; the bias, float32 [num_classes]; and the
-        part of the images that they classify correctly.
+    Of features, float32 [n, f], and labels [n]: the kernel, float32 [f, num_classes];
+    the bias; and the share of the images that they classify correctly.
     """
     mean = features.mean(0)
     scale = np.sqrt(np.square(features - mean).sum(1).mean()) or 1.0
@@ -212,8 +187,13 @@ def logistic_regression(
         exp = np.exp(logits - logits.max(1, keepdims=True))
         return x.T @ (exp / exp.sum(1, keepdims=True) - targets) + penalty * kernel
 
-    # The largest curvature is at most half the largest eigenvalue of x.T @ x.
-    rate = 1 / (0.5 * np.linalg.norm(x @ _direction(x)) ** 2 + L2_PENALTY)
+    # The largest curvature is at most half the largest eigenvalue of x.T @ x, which is
+    # found by power iteration.
+    vector = np.ones(x.shape[1], np.float32)
+    for _ in range(30):
+        vector = x.T @ (x @ (vector / np.linalg.norm(vector)))
+    vector /= np.linalg.norm(vector)
+    rate = 1 / (0.5 * np.linalg.norm(x @ vector) ** 2 + L2_PENALTY)
     kernel = ahead = np.zeros([x.shape[1], num_classes], np.float32)
     age = 0
     for _ in range(NUM_STEPS):
@@ -226,11 +206,3 @@ def logistic_regression(
     correct = np.mean((x @ kernel).argmax(1) == labels)
     kernel, bias = kernel[:-1] / scale, kernel[-1]
     return kernel.astype(np.float32), bias - mean @ kernel, float(correct)
-
-
-def _direction(x, num_steps=30):
-    """A unit vector close to the eigenvector of x.T @ x with the largest eigenvalue."""
-    vector = np.ones(x.shape[1], np.float32)
-    for _ in range(num_steps):
-        vector = x.T @ (x @ (vector / np.linalg.norm(vector)))
-    return vector / np.linalg.norm(vector)

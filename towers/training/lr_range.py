@@ -27,11 +27,11 @@ from towers.parallel.trainer import Trainer
 from towers.reporting.display import Display, Status, create_display
 from towers.run.restore import load_trainer
 from towers.run.standardization import with_resize_of_weights
+from towers.training.banner import print_banner
 from towers.training.linear_probe import fit_head
 from towers.training.setup import (
     build_run,
     folder_of_trial,
-    print_banner,
     take_steps,
     watched,
     with_given,
@@ -59,14 +59,11 @@ LEAST_FALL = 0.01
 
 
 class LrRange(NamedTuple):
-    """The result of a test.
+    """The result of a test: of each step its learning rate, the mean loss of its batch
+    before the update, and its Gaussian mean over neighboring rates, float64 [steps].
 
-    Attributes:
-        rates: float64 [n], increasing: of each step its learning rate.
-        losses: float64 [n], the mean loss of its batch, before the update.
-        smoothed: float64 [n], Gaussian means of these over neighboring rates.
-        suggestion: a tenth of the rate with the lowest smoothed loss, in two digits;
-            None where the loss does not fall.
+    The suggestion is a tenth of the rate with the lowest smoothed loss, in two digits;
+    None where the loss does not fall.
     """
 
     rates: np.ndarray
@@ -83,14 +80,8 @@ def smooth(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
-    """Takes steps until the loss diverges, and reads the suggestion.
-
-    Args:
-        steps: of each its learning rate, which grows, and its loss.
-
-    Raises:
-        NumericError: the first loss is not finite.
-    """
+    """Takes steps, which give their learning rate and loss, until the loss diverges,
+    and reads the suggestion. NumericError where the first loss is not finite."""
     taken = []
     for rate, loss in steps:
         if not math.isfinite(loss):
@@ -112,7 +103,6 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
 
 
 def num_steps(config: Config, num_examples: int) -> int:
-    """The steps of a test."""
     epochs = math.ceil(NUM_EPOCHS * num_examples / config.images_per_step)
     return min(max(epochs, FEWEST_STEPS), MOST_STEPS)
 
@@ -176,12 +166,11 @@ def lr_range_test(
         "steps"
     )
     with create_display(progress, status) as display:
-        result = watched(
-            lambda heartbeat: range_test(_steps(trainer, display)),
-            trainer,
-            config,
-            display.tick,
-        )
+
+        def test(heartbeat):
+            return range_test(_steps(trainer, display))
+
+        result = watched(test, trainer, config, display.tick)
     lowest = result.smoothed.argmin()
     console.line(
         f"{len(result.rates)} steps, to {result.rates[-1]:.2g}; the smoothed loss is "

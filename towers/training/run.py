@@ -24,7 +24,7 @@ from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import RECORDED, accuracies, accuracy_line, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
-from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES, Feed
+from towers.parallel.loop import CONSISTENT_ACTIVITIES, Feed
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot
@@ -51,18 +51,10 @@ class Run:
     """A training under way. Its methods are called inside of `Watchdog.run`, except
     where they say otherwise.
 
-    Args:
-        config, folder, parts, trainer, display: of the run.
-        store: writes checkpoints and reports.
-        callbacks: of the user.
-        clock: seconds, from which what is due by the clock is known.
-
     Attributes:
         progress: what a checkpoint stores besides the tensors.
-        last_step: the last step of the schedule, or max_steps before it.
         evaluated: step and accuracies of the last evaluation; None before the first.
         stopped: whether all workers agreed to stop before the last step.
-        watchdog: watches the thread that trains.
     """
 
     def __init__(
@@ -80,7 +72,7 @@ class Run:
         self.trainer, self.store, self.display = trainer, store, display
         self.workers, self.reports = trainer.workers, store.reports
         self.dataset_info = DatasetInfo.of(parts.data)
-        self.last_step = build.last_step_of(config, parts)
+        self.last_step = parts.last_step
         self.progress = Progress()
         self.evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
         self.stopped = False
@@ -88,11 +80,10 @@ class Run:
         self.watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
-            starting=STARTING_ACTIVITIES,
             stuck_after_secs=config.stuck_after_secs,
             tick=display.tick,
         )
-        self._periods = build.create_periods(config, parts)
+        self._periods = parts.periods
         self._summaries = Summaries(parts, trainer, self.reports, self.watchdog, clock)
         self._metric = create_metric(config.best_by)
         self._clock, self._saved_at = clock, 0.0
@@ -103,7 +94,6 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The steps taken."""
         return self.progress.step
 
     @property
@@ -131,15 +121,9 @@ class Run:
         scale_rate(self.trainer, self.config, self.progress.num_plateaus)
 
     def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
-        """Agrees on the next actions of all workers: the chief's, by its clock.
-
-        Args:
-            steps_to_border: the most steps to take.
-
-        Returns:
-            Steps to take, none after a signal to any worker; whether after them a
-            checkpoint, and a summary, is due by the clock.
-        """
+        """Agrees on the next actions of all workers: the chief's, by its clock. Returns
+        the steps to take, at most `steps_to_border`, and none after a signal to any
+        worker; and whether a checkpoint, and a summary, are due by the clock then."""
         config, step, now = self.config, self.step, self._clock()
         num_steps = min(
             1 if self._summaries.is_pending else config.steps_per_loop,
@@ -161,11 +145,7 @@ class Run:
     def wait_for_chief(self) -> None:
         """No worker ends before the chief has saved the last step; or, where all have
         agreed to stop, at once: another one may still be receiving what they agreed.
-        To be called outside of `Watchdog.run`.
-
-        Raises:
-            WorkerLostError: the chief is gone before the end of the run.
-        """
+        Called outside of `Watchdog.run`."""
         stops_alone = self.watchdog.stop_requested and not self.stopped
         if self.workers.size == 1 or stops_alone:
             return
@@ -183,8 +163,7 @@ class Run:
     # Steps.
 
     def begin(self) -> None:
-        """Tells the callbacks, and evaluates a step that was not evaluated before the
-        run was interrupted."""
+        """Tells the callbacks, and evaluates a step where that was interrupted."""
         self._saved_at = self._summaries.written_at = self._clock()
         options = dataclasses.asdict(self.config)
         self.callbacks.call("on_start", self.folder.path, options, self.step)
@@ -242,12 +221,8 @@ class Run:
         }
 
     def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
-        """Writes the metrics of a step, and a summary, where they are due.
-
-        Args:
-            metrics: of `train`.
-            summary_due: whether a summary is due by the clock.
-        """
+        """Writes the metrics of a step, and a summary, where they are due; whether one
+        is due by the clock is an argument."""
         step = self.step
         if self._summaries.is_pending:
             self._summaries.write_update(step)
@@ -256,7 +231,8 @@ class Run:
             if staleness := self._staleness:
                 metrics["staleness_mean"] = np.mean(staleness)
                 metrics["staleness_max"] = np.max(staleness)
-                self.reports.histograms(step, {"updates": staleness}, "staleness")
+                values = {"updates": staleness}
+                self.reports.on_board(lambda x: x.histograms(step, values, "staleness"))
                 staleness.clear()
             self.progress.open_record |= metrics
             self.reports.scalars(step, metrics)
@@ -266,10 +242,8 @@ class Run:
     # Evaluations and checkpoints.
 
     def evaluate_and_save(self, save_due: bool = False) -> None:
-        """Evaluates and saves where it is due, and writes the record of the step.
-
-        `save_due`: whether a checkpoint is due by the clock.
-        """
+        """Evaluates and saves where it is due, and writes the record of the step;
+        whether a checkpoint is due by the clock is an argument."""
         is_best = self._periods.evaluates(self.step) and self.evaluate()
         record = self.progress.open_record
         if is_of_interest := record.keys() - {"step", "epoch"}:
@@ -358,14 +332,9 @@ class Run:
         return round(min(epoch, config.num_epochs), 3)
 
     def save(self) -> None:
-        """Saves a snapshot of the state in the background, unless the last checkpoint
-        holds it already; the chief does that for all workers.
-
-        Raises:
-            CheckpointError: the previous snapshot could not be written.
-            NumericError: a parameter is not finite.
-            RunFolderError: the run's folder is gone.
-        """
+        """Saves a snapshot in the background, unless the last checkpoint holds it; the
+        chief does that for all workers. CheckpointError where the previous one could
+        not be written, NumericError where a parameter is not finite."""
         self.store.save(self._take_snapshot, self.watchdog.saving)
         self._saved_at = self._clock()
 

@@ -2,18 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build, build_trainer, console
+from towers import build, build_trainer
 from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
-from towers.config.installation import print_versions
 from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.restored import read_run
@@ -21,9 +20,8 @@ from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
-from towers.parallel.loop import ACTIVITIES, STARTING_ACTIVITIES
+from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.run.banner import start_banner
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -38,11 +36,7 @@ def with_given(
     config: Config, model: Any, data: Any, class_names: Sequence[str]
 ) -> tuple[Config, str]:
     """The Config of a run whose network, or data, a Python program gives, see
-    `towers.train`; the architecture of the network in JSON, or nothing.
-
-    Raises:
-        ConfigError, DataError: they are no network, or no images and labels.
-    """
+    `towers.train`; and the architecture of the network in JSON, or nothing."""
     architecture = ""
     if model is not None:
         name, architecture = given.give(model)
@@ -61,17 +55,9 @@ def build_run(
     allow_change: tuple[str, ...] = (),
     schedule_fn: Callable[[Config, int], Schedule] | None = None,
 ) -> tuple[build.Parts, Trainer]:
-    """The parts of a run, and its trainer with the initial parameters.
-
-    Args:
-        checkpoint: from which the run is to be continued.
-        allow_change: options that may differ from the checkpoint's.
-        schedule_fn: as of `build.build`.
-
-    Raises:
-        DataError: the data set is missing or invalid.
-        ConfigError: the options do not fit it, the devices or the checkpoint.
-    """
+    """The parts of a run, and its trainer with the initial parameters. ConfigError
+    where the options do not fit the data set, the devices, or the checkpoint from which
+    the run goes on, except for those in `allow_change`."""
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
@@ -96,18 +82,20 @@ def build_run(
         config, parts, devices, workers, teacher=teacher
     )
     if checkpoint is not None and "teacher" not in allow_change:
-        validate_teacher(trainer, config, checkpoint)
+        trained = checkpoint.trainer_state.get("teacher")
+        if trainer.teacher and trained not in (None, trainer.teacher.checksum):
+            raise ConfigError(
+                f"teacher={config.teacher}: its parameters are not those that the run "
+                "has followed; give the former ones, or --allow_change=teacher"
+            )
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer
 
 
 def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
-    """The network of the run `teacher`, with the parameters that the run reports.
-
-    Raises:
-        ConfigError: it was trained for other classes or images, or there is none.
-    """
+    """The network of the run `teacher`, with the parameters that it reports.
+    ConfigError where it was trained for other classes or images, or there is none."""
     with tf.device(parallel_devices.HOST):  # the towers copy it
         try:
             run, problem = read_run(config.teacher), ""
@@ -137,42 +125,6 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
         return run.model if run.model_ema is None else run.model_ema
 
 
-def validate_teacher(trainer: Trainer, config: Config, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError where a run is to be continued with a teacher whose values
-    have changed."""
-    trained = checkpoint.trainer_state.get("teacher")
-    if trainer.teacher and trained not in (None, trainer.teacher.checksum):
-        raise ConfigError(
-            f"teacher={config.teacher}: its parameters are not those that the run has "
-            "followed; give the former ones, or --allow_change=teacher"
-        )
-
-
-def print_banner(
-    config: Config,
-    folder: RunFolder,
-    devices: Devices,
-    parts: build.Parts,
-    trainer: Trainer,
-    origins: Mapping[str, str],
-) -> None:
-    """Prints the versions, once in a process, and the start banner. For the arguments
-    see `start_banner`."""
-    print_versions()
-    for line in start_banner(
-        config,
-        folder,
-        devices,
-        trainer,
-        data=parts.data,
-        image_shape=parts.augment.image_shape,
-        num_examples=parts.num_examples,
-        total_steps=parts.total_steps,
-        origins=origins,
-    ):
-        console.line(line)
-
-
 # Trials.
 
 
@@ -183,11 +135,8 @@ def folder_of_trial(
     cluster: Cluster | None,
     allow_public_address: bool,
 ) -> RunFolder:
-    """The folder of a run that is tried by `flag`, in this process alone.
-
-    Raises:
-        ConfigError: there are several workers, or the folder is none for this run.
-    """
+    """The folder of a run that `flag` tries, in this process alone; ConfigError where
+    there are several workers, or the folder is none for this run."""
     checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     if cluster is not None:
@@ -207,20 +156,11 @@ def watched(
     config: Config,
     tick: Callable[[int, str], None] = lambda step, activity: None,
 ) -> T:
-    """The result of a function of a trial, which a signal abandons anywhere.
-
-    Args:
-        function: gets a function to call whenever there is progress.
-        tick: as of `Watchdog`.
-
-    Raises:
-        Preempted: there was a signal.
-        StuckError: there was no progress for `stuck_after_secs`.
-    """
+    """The result of a function of a trial, under a `Watchdog` whose signals abandon it
+    anywhere; it gets a function to call whenever there is progress."""
     watchdog = Watchdog(
         trainer,
         ACTIVITIES,
-        starting=STARTING_ACTIVITIES,
         stuck_after_secs=config.stuck_after_secs,
         tick=tick,
     )

@@ -15,16 +15,7 @@ from towers.run.watchdog import Watchdog
 
 
 class Summaries:
-    """The summaries of a run.
-
-    Args:
-        parts, trainer, reports, watchdog: of the run.
-        clock: seconds.
-
-    Attributes:
-        written_at: the time of the last summary, by the clock.
-        is_pending: whether the length of the step after it is still to be written.
-    """
+    """The summaries of a run; `written_at` is the time of the last one."""
 
     def __init__(
         self,
@@ -41,30 +32,30 @@ class Summaries:
 
     @property
     def is_pending(self) -> bool:
+        """True if the length of the step after a summary is still to be written."""
         return self._params is not None
 
     def write(self, step: int) -> None:
-        """Histograms of the parameters and gradients, and the images of the next
-        step."""
-        state, reports = self._trainer.state().items(), self._reports
+        """Histograms of parameters and gradients, and the images of the next step."""
         params = {
-            k.removeprefix("params/"): v for k, v in state if k.startswith("params/")
+            name.removeprefix("params/"): array
+            for name, array in self._trainer.state().items()
+            if name.startswith("params/")
         }
-        reports.histograms(step, params, "params")
         with self._watchdog.activity("waiting for data"):
             batch = self._parts.train_batches(tf.constant(step, tf.int64))
         with self._watchdog.activity("computing gradients for the summary"):
             gradients = self._trainer.gradients()
-        reports.histograms(step, gradients, "gradients")
-        names = self._parts.data.class_names
-        reports.picture(
-            step,
-            "training_batch",
-            lambda: batch_picture(
-                batch["images"].numpy(), batch["labels"].numpy(), names
-            ),
-            "Augmented images of the next step; each is stretched to the whole range",
-        )
+        images, labels = batch["images"].numpy(), batch["labels"].numpy()
+        about = "Augmented images of the next step, each stretched to the whole range"
+
+        def write(board):
+            board.histograms(step, params, "params")
+            board.histograms(step, gradients, "gradients")
+            pixels = batch_picture(images, labels, self._parts.data.class_names)
+            board.picture(step, "training_batch", pixels, about)
+
+        self._reports.on_board(write)
         self.written_at, self._params = self._clock(), params
 
     def write_update(self, step: int) -> None:
@@ -82,24 +73,21 @@ class Summaries:
     def write_evaluation(
         self, step: int, record: Mapping[str, Any], predictions: Predictions | LabelSets
     ) -> None:
-        """Curves and the worst mistakes.
-
-        Args:
-            step: that was evaluated.
-            record: of the evaluation, as in `metrics.jsonl`.
-            predictions: of its images.
-        """
+        """Curves of a record of `metrics.jsonl`, and the worst mistakes."""
         split, source = self._parts.eval_split
         names = self._parts.data.class_names
         values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
         self._reports.scalars(step, values, split)
 
-        def draw_mistakes():
+        worst = worst_mistakes(predictions, MOST_IMAGES)
+
+        def write(board):
             images, _ = source.read(tf.constant(worst, tf.int64))
             texts = [predictions.texts(index, names) for index in worst]
-            return mistakes_picture(images.numpy(), texts)
+            pixels = mistakes_picture(images.numpy(), texts)
+            board.picture(
+                step, "mistakes", pixels, "The mistakes with the largest loss"
+            )
 
-        worst = worst_mistakes(predictions, MOST_IMAGES)
         if len(worst):
-            about = "The mistakes with the largest loss"
-            self._reports.picture(step, "mistakes", draw_mistakes, about, split)
+            self._reports.on_board(write, split)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from towers import build, build_trainer, console
+from towers import build_trainer, console
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
@@ -26,6 +26,7 @@ from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.run_store import NoStore, RunStore
 from towers.run.standardization import with_resize_of_weights
+from towers.training.banner import print_banner
 from towers.training.callback_list import CallbackError
 from towers.training.ending import (
     callbacks_at_the_end,
@@ -37,7 +38,7 @@ from towers.training.ending import (
 from towers.training.linear_probe import fit_head
 from towers.training.result import TrainResult, create_history
 from towers.training.run import Run
-from towers.training.setup import build_run, print_banner, with_given
+from towers.training.setup import build_run, with_given
 
 # In TensorBoard's table of hyperparameters, besides those that are not defaults.
 HPARAMS = ("dataset", "model", "batch_size", "optimizer", "learning_rate", "num_epochs")
@@ -133,7 +134,7 @@ def train(
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         status = Status(
-            build.last_step_of(config, parts),
+            parts.last_step,
             config.num_epochs,
             epochs_per_step=config.images_per_step / parts.num_examples,
         )
@@ -250,7 +251,8 @@ def run_steps(
     callbacks are notified, however it ends."""
     config, reports, split = run.config, run.reports, run.parts.eval_split[0]
     hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
-    reports.begin(split, dataclasses.asdict(config), hparams)
+    options = dataclasses.asdict(config)
+    reports.on_board(lambda board: board.begin(options, hparams), split)
     epoch = run.step * config.images_per_step / run.parts.num_examples
     run.display.update(step=run.step, epoch=epoch)
     try:
@@ -261,7 +263,7 @@ def run_steps(
                 profile.end(run.step)
     except CallbackError as carrier:  # a generator cannot raise StopIteration
         raise carrier.__cause__ from carrier.__cause__.__cause__
-    reports.end(split)
+    reports.on_board(lambda board: board.end(), split)
 
 
 def finish(run: Run, report: bool) -> None:

@@ -1,0 +1,137 @@
+"""The start banner: devices, strategy, data set, network and length of a run."""
+
+import math
+import textwrap
+from collections.abc import Mapping
+
+from towers import console
+from towers.build import Parts
+from towers.config import Config, non_defaults
+from towers.config.checks import ignored_options
+from towers.config.installation import print_versions
+from towers.data import classes
+from towers.optim.phases import image_size
+from towers.parallel.devices import Devices
+from towers.parallel.trainer import Trainer
+from towers.run.folder import RunFolder
+
+# With fewer images a tower, a GPU is hardly used.
+MANY_IMAGES = 64
+
+
+def print_banner(
+    config: Config,
+    folder: RunFolder,
+    devices: Devices,
+    parts: Parts,
+    trainer: Trainer,
+    origins: Mapping[str, str],
+) -> None:
+    """Prints the versions, once in a process, and the start banner; for `origins` see
+    `train`."""
+    print_versions()
+    data, (height, width, channels) = parts.data, parts.augment.image_shape
+    batch = f"{config.batch_size} images"
+    if config.accumulate_steps > 1:
+        batch = f"{config.accumulate_steps} x {batch}"
+    lines = [
+        ("run folder", folder.path),
+        *_options(config, origins),
+        ("devices", ", ".join(devices.towers)),
+        ("strategy", config.strategy),
+        *(("", line) for line in trainer.describe()),
+        (
+            "data set",
+            f"{data.name}: {parts.num_examples:,} training and "
+            f"{data.test.num_examples:,} test images, {data.origin}",
+        ),
+        (
+            "network",
+            f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
+            f"{_num_params(trainer)} parameters",
+        ),
+        ("batch", f"{batch} a step over all towers"),
+        (
+            "length",
+            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
+            f"{parts.num_examples:,} images",
+        ),
+    ]
+    sizes = {image_size(phase.model): phase.end_step for phase in trainer.phases}
+    if len(sizes) > 1:
+        *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
+        lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))
+    if config.device_memory_mb:
+        lines += [
+            ("memory", f"{device} {size / 1e6:.1f} MB of variables")
+            for device, size in trainer.variable_bytes().items()
+        ]
+    notes = [*devices.remarks, *classes.few_images(data)]
+    # A tower on each GPU, which nobody asked for, may leave it few images.
+    is_chosen = config.num_towers or config.device_order
+    count, least = len(trainer.sizes), min(trainer.sizes)
+    if devices.kind == "GPU" and not is_chosen and count > 1 and least < MANY_IMAGES:
+        notes.append(
+            f"num_towers=0 takes all {len(devices.towers)} GPUs, so that "
+            f"batch_size={config.batch_size} is {least} images a tower, few for a GPU: "
+            f"raise --batch_size ({MANY_IMAGES * count} is {MANY_IMAGES} a tower) or "
+            "take fewer GPUs with --num_towers"
+        )
+    lines += [("note", note) for note in notes]
+    lines += [("warning", text) for text in _warnings(config, parts)]
+    for name, text in lines:
+        print_entry(name, text)
+
+
+def print_entry(name: str, text: str) -> None:
+    """A name and a text in lines of at most 80 characters, unless a word is longer."""
+    for line in textwrap.wrap(
+        f"{name:12} {text}",
+        80,
+        subsequent_indent=" " * 13,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        console.line(line)
+
+
+def _warnings(config, parts):
+    yield from ignored_options(config)
+    height, width, _ = parts.augment.image_shape
+    stored_height, stored_width, _ = parts.data.image_shape
+    if 2 * height * width < stored_height * stored_width:
+        yield (
+            f"augment={config.augment} cuts {height}x{width} out of images of "
+            f"{stored_height}x{stored_width}, and only this middle part is evaluated; "
+            "--augment=pad_crop_flip takes whole images"
+        )
+    if config.images_per_step > parts.num_examples:
+        options = "--batch_size"
+        if config.accumulate_steps > 1:
+            options += " or --accumulate_steps"
+        yield (
+            f"a step takes {config.images_per_step} images, some of them more than "
+            f"once, as there are {parts.num_examples} to train on; lower {options}"
+        )
+
+
+def _num_params(trainer):
+    """Number of the parameters, and of the ones frozen from the first step on."""
+    frozen, counts = trainer.phases[0].frozen, [0, 0]
+    for variable in trainer.model.trainable_variables:
+        counts[variable.path in frozen] += math.prod(variable.shape)
+    trained, kept = counts
+    return f"{trained:,} trained and {kept:,} frozen" if kept else f"{trained:,}"
+
+
+def _options(config, origins):
+    """The options that are not defaults, by the layer that set them."""
+    others = (name for name in non_defaults(config) if name not in origins)
+    origins = {**origins, **dict.fromkeys(others, "config")}
+    name = "options"
+    for layer in dict.fromkeys(origins.values()):
+        values = ", ".join(
+            f"{n}={getattr(config, n)}" for n in origins if origins[n] == layer
+        )
+        yield name, f"{layer}: {values}"
+        name = ""
