@@ -87,10 +87,11 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     speed = 9 * 10 / stored["timed_secs"]
     assert result["images_per_sec"] == pytest.approx(speed)
     assert result["train_secs"] == stored["train_secs"] > stored["timed_secs"]
-    events = EventAccumulator(str(workdir / "tensorboard" / "eval"))
-    events.Reload()
-    for name in ("accuracy", "accuracy_ema"):
-        (event,) = events.Tensors(f"curves/{name}")
+    for suffix in ("", "_ema"):
+        events = EventAccumulator(str(workdir / "tensorboard" / f"eval{suffix}"))
+        events.Reload()
+        (event,) = events.Tensors("curves/accuracy")
+        name = f"accuracy{suffix}"
         assert event.step == 10
         assert tf.make_ndarray(event.tensor_proto) == np.float32(result[f"test_{name}"])
 

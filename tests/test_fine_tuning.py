@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import types
 
 import keras
@@ -129,6 +130,25 @@ def test_frozen_normalization_keeps_all_its_values(tmp_path, monkeypatch):
     names = {k for k in one if k.startswith(("params/", "state/"))}
     kept = {k for k in names if np.array_equal(one[k], more[k])}
     assert kept == {k for k in names if "/norm/" in k} and len(kept) == 4
+
+
+@pytest.mark.parametrize(
+    "options,per_core",
+    [
+        ({"batch_norm": "frozen"}, True),
+        ({"batch_norm": "frozen", "num_towers": 1}, False),
+        ({"batch_norm": "frozen", "strategy": "async_towers"}, False),
+        ({"batch_norm": "frozen", "batch_size": 2}, False),
+        ({}, False),
+    ],
+)
+def test_frozen_normalization_takes_a_tower_for_each_core(
+    options, per_core, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    options = {"batch_size": 16, "num_towers": 0, "device": "cpu"} | options
+    devices = build_trainer.configure_devices(small_config(**options))
+    assert len(devices.towers) == (2 if per_core else 1)
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -15,7 +15,7 @@ from small_runs import NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.config import to_json
-from towers.evaluation.comparison import compare
+from towers.evaluation.comparison import compare, t_quantile
 from towers.evaluation.evaluate import evaluate
 from towers.training import ending
 from towers.training.train import train
@@ -121,15 +121,17 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
         assert name in texts
 
 
-def test_paired_seeds_give_the_difference_and_its_standard_error(tmp_path, capsys):
-    accuracies = {0.1: [0.71, 0.74, 0.70], 0.2: [0.75, 0.73, 0.78]}
+def test_paired_seeds_give_the_difference_and_its_interval(tmp_path, capsys):
+    accuracies = {0.1: [0.71, 0.74, 0.70], 0.2: [0.75, 0.73, 0.79]}
     folders = []
     for rate, values in accuracies.items():
         for seed, accuracy in enumerate(values):
             folder = tmp_path / f"{rate}-{seed}"
             folder.mkdir()
             folders.append(folder)
-            config = small_config(learning_rate=rate, seed=seed)
+            config = small_config(
+                learning_rate=rate, seed=seed, log_every_steps=len(folders)
+            )
             (folder / "config.json").write_text(to_json(config))
             record = {"step": 5, "epoch": 1.0, "test_accuracy": 0.5, "test_loss": 1.0}
             (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
@@ -140,9 +142,13 @@ def test_paired_seeds_give_the_difference_and_its_standard_error(tmp_path, capsy
     output = " ".join(capsys.readouterr().out.split())
     differences = np.subtract(accuracies[0.2], accuracies[0.1])
     mean, error = differences.mean(), scipy.stats.sem(differences)
+    low, high = scipy.stats.t.interval(0.95, 2, mean, error)
     words = f"learning_rate=0.2 minus learning_rate=0.1: {mean:+.4f}"
-    assert f"{words}, standard error {error:.4f}" in output
+    assert f"{words}, 95 % interval {low:+.4f} to {high:+.4f}" in output
+    for freedom in (1, 9, 10, 30):
+        expected = scipy.stats.t.ppf(0.975, freedom)
+        assert t_quantile(freedom) == pytest.approx(expected, abs=0.003)
     assert "learning_rate: 0.1 | 0.1 | 0.1 | 0.2 | 0.2 | 0.2" in output
     page = Page(path)
     assert page.tags <= TAGS and words in "".join(page.texts)
-    assert {"0.1-2", "0.7800"} <= set(page.texts)
+    assert {"0.1-2", "0.7900"} <= set(page.texts)

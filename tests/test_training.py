@@ -114,9 +114,9 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
     config = small_config(**EVALUATED, num_towers=3, summary_every_steps=4)
     state = train(tmp_path, config).state
     board = tmp_path / "tensorboard"
-    train_curves, test_curves = (
+    train_curves, test_curves, ema_curves = (
         {tag: dict(points) for tag, points in read_board(board, writer).items()}
-        for writer in ("train", "test")
+        for writer in ("train", "test", "test_ema")
     )
     logged = {line["step"]: line for line in records(tmp_path)}
 
@@ -126,8 +126,10 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
     for tag in ("curves/loss", "curves/accuracy", "optimizer/learning_rate"):
         name = tag.partition("/")[2]
         assert train_curves[tag] == of_records(name, [1, 2, 4, 6, 8, 10])
-    for name in ("accuracy", "accuracy_ema", "loss"):
-        assert test_curves[f"curves/{name}"] == of_records(f"test_{name}", [5, 10])
+    for name in ("accuracy", "loss"):
+        tag, at = f"curves/{name}", [5, 10]
+        assert test_curves[tag] == of_records(f"test_{name}", at)
+        assert ema_curves[tag] == of_records(f"test_{name}_ema", at)
     for tag in ("speed/images_per_sec", "speed/input_wait_percent"):
         assert list(train_curves[tag]) == [2, 4, 6, 8, 10]
     for tower, loss in enumerate(logged[8]["tower_losses"]):

@@ -179,7 +179,7 @@ def build(
     periods = Periods(
         total_steps=total_steps,
         images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
+        log_every_steps=config.log_every_steps or min(100, max(1, total_steps // 50)),
         summary_every_steps=config.summary_every_steps,
         checkpoint_every_steps=config.checkpoint_every_steps,
         images_per_eval=num_images(config.eval_every_epochs, num_examples),

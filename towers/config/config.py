@@ -397,7 +397,10 @@ class Config:
         "auto", "Placement of variables and averaging of gradients", table="strategy"
     )
     num_towers: int = resumable_option(
-        0, "Number of towers; 0 for one per GPU, or one on the CPU.", NOT_NEGATIVE
+        0,
+        "Number of towers; 0 for one per GPU, or one on the CPU (with "
+        "--batch_norm=frozen one for each of a few cores).",
+        NOT_NEGATIVE,
     )
     device: str = resumable_option(
         "auto",
@@ -508,7 +511,10 @@ class Config:
         AT_LEAST_1,
     )
     log_every_steps: int = resumable_option(
-        100, "Steps between records in metrics.jsonl and TensorBoard.", AT_LEAST_1
+        0,
+        "Steps between records in metrics.jsonl and TensorBoard; 0 for 100, or for a "
+        "fiftieth of a shorter run.",
+        NOT_NEGATIVE,
     )
     summary_every_steps: int = resumable_option(
         1000,

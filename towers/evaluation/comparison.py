@@ -21,6 +21,15 @@ from towers.run.folder import RunFolder
 from towers.run.reports import read_metrics
 from towers.run.stored_config import stored_config
 
+# What a run prints and stores; it makes no difference to the result.
+_PERIODS = {
+    *("log_every_steps", "summary_every_steps", "summary_every_secs"),
+    *("checkpoint_every_secs", "checkpoint_every_steps", "keep_checkpoints"),
+}
+
+# Student's t, the 97.5 % quantiles for 1 to 9 degrees of freedom.
+_QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
+
 
 class Run(NamedTuple):
     """A run in a comparison."""
@@ -36,7 +45,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     options that differ.
 
     Where the runs are two groups that differ in more than the seed, and have the same
-    seeds, also the mean difference in accuracy with its standard error.
+    seeds, also the mean difference in accuracy with its 95 % interval.
 
     Args:
         workdirs: folders of two or more runs.
@@ -75,7 +84,8 @@ def paired_difference(runs: Sequence[Run]) -> str:
     for the seed, over pairs of the same seed; empty where there are no such groups."""
     groups, options = {}, []
     for run in runs:
-        values = dataclasses.asdict(run.config) | {"seed": None}
+        same = dict.fromkeys(["seed", *_PERIODS])
+        values = dataclasses.asdict(run.config) | same
         accuracies = groups.setdefault(tuple(values.items()), {})
         if not accuracies:
             options.append(run.config)
@@ -99,7 +109,8 @@ def paired_difference(runs: Sequence[Run]) -> str:
     text = f"Accuracy with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
-        text += f", standard error {error:.4f}"
+        interval = t_quantile(len(seeds) - 1) * error
+        text += f", 95 % interval {mean - interval:+.4f} to {mean + interval:+.4f}"
     return f"{text}; mean over pairs of the same seed ({', '.join(map(str, seeds))})"
 
 
@@ -129,9 +140,20 @@ def _result(folder, records):
     return max(results[::-1], key=lambda x: (x.get("step") == best, x.get("step", 0)))
 
 
+def t_quantile(freedom: int) -> float:
+    """Student's t at 97.5 %; beyond the table by the first terms of its expansion,
+    Abramowitz and Stegun 26.7.5, to 0.003."""
+    if freedom <= len(_QUANTILES):
+        return _QUANTILES[freedom - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
 def _differing(runs):
     """Option -> its values in the runs, where they differ."""
-    values = {name: [getattr(run.config, name) for run in runs] for name in FIELDS}
+    names = [name for name in FIELDS if name not in _PERIODS]
+    values = {name: [getattr(run.config, name) for run in runs] for name in names}
     return {name: x for name, x in values.items() if len(set(x)) > 1}
 
 

@@ -46,6 +46,7 @@ def configure(
     device_order: str = "",
     device_memory_mb: float = 0.0,
     core_per_tower: bool = True,
+    cpu_towers: int = 1,
 ) -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
@@ -62,6 +63,8 @@ def configure(
         core_per_tower: towers on a CPU compute with one thread each where they are at
             least as many as its cores, instead of sharing all threads in every
             operation. It applies to the whole process, also to fewer towers later.
+        cpu_towers: towers without a GPU if num_towers is 0; one, where TensorFlow has
+            made fewer devices.
 
     Raises:
         ConfigError: there are fewer devices than num_towers, or these are more than
@@ -89,8 +92,14 @@ def configure(
     remarks = [why] if why else []
     if device == "auto":
         remarks.insert(0, "TensorFlow sees no GPU, so the towers run on the CPU")
-    order = order or range(num_towers or 1)
-    _make_logical_cpus(max(order) + 1, core_per_tower and len(order) >= num_cores())
+    is_chosen = bool(order or num_towers)
+    order = order or range(num_towers or cpu_towers)
+    try:
+        _make_logical_cpus(max(order) + 1, core_per_tower and len(order) >= num_cores())
+    except ConfigError:
+        if is_chosen:
+            raise
+        order = range(1)
     return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
 
 

@@ -31,7 +31,7 @@ MOST_IMAGES = 16  # of a picture
 Value = tuple[str, SummaryMetadata, np.ndarray]
 
 # Name of a metric -> its tag and description. TensorBoard opens the first groups of the
-# alphabet. A suffix of a name stays: accuracy_ema, of the moving averages.
+# alphabet. A suffix of a name stays: accuracy_tta.
 TAGS = {
     "accuracy": ("curves/accuracy", "Share of correct predictions"),
     "loss": ("curves/loss", "Mean loss, without weight decay"),
@@ -62,9 +62,7 @@ TAGS = {
     "staleness_max": ("towers/staleness_max", "The same, the most"),
 }
 _SUFFIXES = {
-    "_tta_ema": ", with test-time augmentation and moving averages",
     "_tta": ", with test-time augmentation",
-    "_ema": ", with the moving averages of the parameters",
     "": "",
 }
 
@@ -83,8 +81,9 @@ def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
 
 class Board:
     """A TensorBoard event file of one writer: "train", or "test", "validation" or
-    "eval" for evaluations, so that curves of the same tag share a chart. OSError where
-    an event cannot be written; then nothing of it is.
+    "eval" for evaluations and "test_ema" for moving averages, so that curves of the
+    same tag share a chart. OSError where an event cannot be written; then nothing of it
+    is.
 
     Readers drop earlier events of this writer from `first_step` on: a run that is
     continued writes these steps again.

@@ -65,8 +65,16 @@ class Reports:
     def scalars(
         self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
     ) -> None:
-        """Curves, see `Board`."""
-        self.on_board(lambda board: board.scalars(step, values), writer)
+        """Curves, see `Board`. Metrics of moving averages, with names that end in _ema,
+        have a writer of their own, so that they share the charts of the others."""
+        writer, raw, ema = writer or self._writer, {}, {}
+        for name, value in values.items():
+            kind = ema if name.endswith("_ema") else raw
+            kind[name.removesuffix("_ema")] = value
+        if raw:
+            self.on_board(lambda board: board.scalars(step, raw), writer)
+        if ema:
+            self.on_board(lambda board: board.scalars(step, ema), f"{writer}_ema")
 
     def on_board(self, write: Callable[[Board], None], writer: str = "") -> None:
         """Writes on the board of a writer, by default the run's."""

@@ -1,8 +1,8 @@
 """Learning-rate range tests: the loss while the rate grows, step by step.
 
 Smith 2015, arXiv:1506.01186, section 3.3; with a rate that grows exponentially, the end
-at four times the lowest smoothed loss, and a tenth of the rate of the lowest one as the
-suggestion: Gugger 2018, "How Do You Find A Good Learning Rate", and fastai's `minimum`.
+at four times the lowest smoothed loss: Gugger 2018, "How Do You Find A Good Learning
+Rate". The suggestion is where the loss falls most steeply, as fastai's `steep`.
 """
 
 import dataclasses
@@ -51,9 +51,6 @@ SMOOTHING = 0.1
 # The loss has diverged at this multiple of the lowest one.
 DIVERGED = 4.0
 
-# The suggestion is the rate with the lowest smoothed loss divided by this.
-MARGIN = 10.0
-
 # Where the loss falls by less than this share, nothing is suggested.
 LEAST_FALL = 0.01
 
@@ -62,8 +59,8 @@ class LrRange(NamedTuple):
     """The result of a test: of each step its learning rate, the mean loss of its batch
     before the update, and its Gaussian mean over neighboring rates, float64 [steps].
 
-    The suggestion is a tenth of the rate with the lowest smoothed loss, in two digits;
-    None where the loss does not fall.
+    The suggestion is the rate at which the smoothed loss falls most steeply, by the
+    logarithm of the rate, in two digits; None where the loss does not fall.
     """
 
     rates: np.ndarray
@@ -98,7 +95,10 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
     (rates, losses), suggestion = np.array(taken).T, None
     begin = smoothed[: max(1, len(taken) // 10)].mean()
     if smoothed.min() < (1 - LEAST_FALL) * begin:
-        suggestion = float(f"{rates[smoothed.argmin()] / MARGIN:.2g}")
+        # A loss that has diverged may fall steeply as well.
+        falling = slice(smoothed.argmin() + 1)
+        slopes = np.gradient(smoothed, np.log(rates))[falling]
+        suggestion = float(f"{rates[slopes.argmin()]:.2g}")
     return LrRange(rates, losses, smoothed, suggestion)
 
 

@@ -1,5 +1,6 @@
 """Downloads of one file, with a check of its content and limits of time."""
 
+import contextlib
 import hashlib
 import http.client
 import pathlib
@@ -56,6 +57,19 @@ def _connect(url):
         raise OSError(f"proxy {address.hostname}:{port}: {error}") from error
 
 
+@contextlib.contextmanager
+def _with_bar(response):
+    """The content of a response, with a progress bar on a terminal."""
+    if not console.is_terminal():
+        yield response
+        return
+    from rich.progress import wrap_file  # takes a while
+
+    size = response.length or None
+    with wrap_file(response, size, description="downloading", transient=True) as file:
+        yield file
+
+
 def fetch(url: str, sha256: str, path: str) -> None:
     """Downloads one file; it gets its name when it is whole and its checksum right.
     DataError where it cannot be fetched or is another, OSError where it cannot be
@@ -66,7 +80,8 @@ def fetch(url: str, sha256: str, path: str) -> None:
         with open(partial, "w+b") as file:
             try:
                 with urllib.request.urlopen(url, timeout=STALL_SECS) as response:  # noqa: S310
-                    shutil.copyfileobj(response, file)
+                    with _with_bar(response) as content:
+                        shutil.copyfileobj(content, file)
                 if response.length:
                     raise OSError(f"it ends {response.length:,} bytes too early")
             except (OSError, http.client.HTTPException) as error:
