@@ -3,16 +3,24 @@
 import dataclasses
 import itertools
 
+import networks
 import numpy as np
 import pytest
 from recipes import (
+    Recipe,
     assert_equal_to_oracle,
     assert_metrics,
     assert_some_are_clipped,
     clip_norm_for,
+    create_trainer,
     with_images_off_kinks,
 )
 from worker_processes import Job, WorkerProcesses
+
+from towers.cluster.workers import Workers
+from towers.optim import vector
+from towers.parallel import strategies
+from towers.parallel.compilation import needed_operations
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
@@ -79,3 +87,35 @@ def test_any_number_of_workers_equals_the_oracle(
             assert_trained_as_by_the_oracle(
                 workers, job, count * num_devices, monkeypatch
             )
+
+
+def test_what_is_sent_first_is_computed_first(monkeypatch):
+    """No operation that later gradients alone need can begin before an earlier gradient
+    is there, and the first buffer needs a part of the backward pass only."""
+
+    class Recorded(Workers):
+        def sums(self, tensors, options=None):
+            self.sent, self.options = tensors[0], options
+            return [list(x) for x in tensors]
+
+    monkeypatch.setattr(vector, "LEAST_ALONE", 100)
+    workers, network = Recorded(addresses=["a:1", "b:1"]), networks.residual_network()
+    batches = networks.random_batches(1, 8)
+    trainer = create_trainer(
+        strategies.multi_worker, network, Recipe(), batches, 1, workers=workers
+    )
+    trainer.trace()
+    num_states = len(trainer.strategy.copies[0].state)
+    # TensorFlow's buffers begin with the last tensor.
+    needed = [
+        {
+            x
+            for x in needed_operations([tensor.op])
+            if x.name.startswith("tower_0/") and x.inputs
+        }
+        for tensor in workers.sent[num_states:-2][::-1]
+    ]
+    assert len(needed) > 2 and workers.options.bytes_per_pack == 2**20
+    for earlier, later in itertools.pairwise(needed):
+        assert later - earlier
+        assert all(earlier <= needed_operations([x]) for x in later - earlier)

@@ -61,6 +61,11 @@ def copy_functions(source: tf.Graph, target: tf.Graph) -> None:
         target._add_function_recursive(function)
 
 
+def add_control_input(operation: tf.Operation, first: tf.Operation) -> None:
+    """Has an operation of a graph that is traced wait for another one."""
+    operation._add_control_input(first)
+
+
 @contextlib.contextmanager
 def without_outer_devices(graph: tf.Graph) -> Iterator[None]:
     """Inside, no device and no device function of outside is in scope."""

@@ -13,7 +13,7 @@ would copy the batch through the host.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import keras
@@ -245,16 +245,37 @@ class TracedOnce:
         )
 
 
-def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """All that run where these are wanted, these included."""
+def needed_operations(
+    operations: Iterable[tf.Operation], known: Set[tf.Operation] = frozenset()
+) -> set[tf.Operation]:
+    """All that run where these are wanted, these included, but for the known ones and
+    what those need."""
     pending, needed = list(operations), set()
     while pending:
         op = pending.pop()
-        if op not in needed:
+        if op not in needed and op not in known:
             needed.add(op)
             pending += [x.op for x in op.inputs]
             pending += op.control_inputs
     return needed
+
+
+def compute_in_order(tensors: Sequence[tf.Tensor]) -> None:
+    """Has operations of a graph that is traced compute tensors one after the other.
+
+    TensorFlow may begin with any operation whose inputs are there, and leaves the
+    gradients of parameters for the end of the backward pass. Here what a later tensor
+    needs, and none before it, waits for those before it.
+    """
+    done, before = set(), None
+    for operation in [tensor.op for tensor in tensors]:
+        needed = needed_operations([operation], done)
+        for op in needed if before else ():
+            inputs = [x.op for x in op.inputs]
+            if inputs and not any(x in needed and x.inputs for x in inputs):
+                tf_internals.add_control_input(op, before)
+        done |= needed
+        before = operation
 
 
 def _merge_constants(nodes, outputs, given):

@@ -19,6 +19,7 @@ import tensorflow as tf
 from towers.cluster.workers import ALONE, COMMUNICATIONS, Workers
 from towers.errors import ConfigError
 from towers.optim.update import Update
+from towers.parallel.compilation import compute_in_order
 from towers.parallel.copies import Copy, Initial, Values, Weights
 from towers.parallel.devices import HOST, share_memory, to_device
 from towers.parallel.reduce import (
@@ -35,7 +36,7 @@ from towers.parallel.tower import TowerResult
 
 # Megabytes of the buffers in which gradients travel between workers: the first one
 # leaves while the others are still computed.
-WORKER_PACK_MB = 25.0
+WORKER_PACK_MB = {"CPU": 1.0, "GPU": 25.0}
 
 
 class Mean(NamedTuple):
@@ -278,7 +279,7 @@ def multi_worker(
     Elsewhere: MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
     `micro_batch_size` counts the images of all workers, `all_reduce` is one of
-    COMMUNICATIONS, `all_reduce_pack_mb` are megabytes of a buffer (0 for a single one,
+    COMMUNICATIONS, `all_reduce_pack_mb` are least megabytes of a buffer (0 for one in all,
     -1 for WORKER_PACK_MB), and `all_reduce_dtype` is what travels and is added up.
     """
     if all_reduce not in COMMUNICATIONS:
@@ -298,7 +299,8 @@ def multi_worker(
     first = workers.index * count
     sizes = all_sizes[first : first + count]
     copies = _copies(initial, update_fn, devices)
-    pack_mb = WORKER_PACK_MB if all_reduce_pack_mb < 0 else all_reduce_pack_mb
+    kind, pack_mb = "GPU" if "GPU" in devices[0] else "CPU", all_reduce_pack_mb
+    pack_mb = WORKER_PACK_MB[kind] if pack_mb < 0 else pack_mb
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=int(pack_mb * 2**20)
     )
@@ -357,6 +359,9 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
     state, weighted alike, so that what no training changes, such as frozen filters,
     stays what it is to the last bit; the loss of every tower, and correct predictions.
     """
+    for result, copy in zip(results, copies, strict=True):
+        if "CPU" in copy.device:  # TensorFlow begins with the last ones
+            compute_in_order(result.gradients[::-1])
     count, num_meetings = len(copies), len(workers.devices)
     towers_per_device = count // num_meetings  # towers that meet on a device
     old = [copy.read(copy.state) for copy in copies]
