@@ -31,6 +31,7 @@ import os
 import pathlib
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -38,6 +39,7 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
+from towers.launch.process import Share
 from towers.models.create import POLICIES
 from towers.models.layers.core import (
     Conv2D,
@@ -152,19 +154,43 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
 
 
 class ProgramSteps(trainers.ChildProcess):
-    """Steps of a network in another program, which a step.py of ours runs."""
+    """Steps of a network in another program, which a step.py of ours runs.
 
-    def __init__(self, folder: str, python: str, *words: object):
+    Args:
+        folder: of that program.
+        python: that runs it.
+        words: its arguments.
+        prefix: a command that starts it.
+        environ: added to the environment.
+        share: its GPUs and cores.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        python: str,
+        *words: object,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] = {},
+        share: Share = Share(),  # noqa: B008
+    ):
         program = pathlib.Path(__file__).with_name(folder) / "step.py"
         # Another Python must not find our packages and libraries.
-        environ = {k: v for k, v in os.environ.items() if k not in OURS}
-        super().__init__([python, program, *map(str, words)], env=environ)
-        self.num_params = int(self.answer())
+        inherited = {k: v for k, v in os.environ.items() if k not in OURS}
+        command = [*prefix, python, program, *map(str, words)]
+        super().__init__(command, inherited | dict(environ), share)
+
+    @functools.cached_property
+    def num_params(self) -> int:
+        """The trained parameters; waits until it has started."""
+        return int(self.answer())
 
     def __call__(self) -> None:
-        """Takes the steps."""
+        """Takes the steps of its arguments."""
         self.say("")
-        self.answer()
+        self.finish()
+
+    finish = trainers.ChildProcess.answer
 
 
 def tower_per_core(config: Config, options, stack: contextlib.ExitStack) -> dict:

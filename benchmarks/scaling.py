@@ -69,7 +69,7 @@ def measure_row(options: argparse.Namespace, model: str, count: int) -> dict:
 def start(
     stack: contextlib.ExitStack, fields: dict, options, count: int
 ) -> Callable[[], None]:
-    """Starts a training in so many processes, which end with the stack; returns a
+    """Starts a training in `count` processes, which end with the stack; returns a
     function that takes the steps of a round."""
     processes = []
     with free_ports(count) as ports:
@@ -83,13 +83,7 @@ def start(
         for process in processes:
             process.wait()
 
-    def train():
-        for process in processes:
-            process.say(options.steps)
-        for process in processes:
-            process.finish()
-
-    return train
+    return functools.partial(trainers.take_steps, processes, options.steps)
 
 
 def main() -> None:

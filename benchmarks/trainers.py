@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -81,10 +81,22 @@ class ChildProcess:
 
     Args:
         command: the program.
+        share: its GPUs and cores.
         options: of `subprocess.Popen`.
     """
 
-    def __init__(self, command: Sequence, **options):
+    def __init__(
+        self,
+        command: Sequence,
+        env: Mapping[str, str],
+        share: Share = Share(),  # noqa: B008
+        **options,
+    ):
+        if share.gpus is not None:
+            env = {**env, "CUDA_VISIBLE_DEVICES": share.gpus}
+        if share.cores:
+            set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
+            options["preexec_fn"] = set_cores
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             command,
@@ -92,6 +104,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            env=env,
             **options,
         )
 
@@ -137,6 +150,7 @@ class TrainerProcess(ChildProcess):
         steps: how many it takes to warm up, at least one.
         checkout: the folder with its `towers` and `benchmarks`.
         share: its GPUs and cores.
+        prefix: a command that starts it.
         cluster: "addresses" of all workers and the "index" of this one.
 
     Attributes:
@@ -151,18 +165,13 @@ class TrainerProcess(ChildProcess):
         steps: int,
         checkout: pathlib.Path = ROOT,
         share: Share = Share(),  # noqa: B008
+        prefix: Sequence[str] = (),
         **cluster,
     ):
         self.first_step_secs, self.processor = None, []
         environ = os.environ | {"PYTHONPATH": str(checkout)}
-        if share.gpus is not None:
-            environ["CUDA_VISIBLE_DEVICES"] = share.gpus
-        pinned = {}
-        if share.cores:
-            set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
-            pinned = {"preexec_fn": set_cores}
-        command = [sys.executable, "-P", "-m", "benchmarks.trainers"]
-        super().__init__(command, cwd=checkout, env=environ, **pinned)
+        command = [*prefix, sys.executable, "-P", "-m", "benchmarks.trainers"]
+        super().__init__(command, environ, share, cwd=checkout)
         # Older commits ask whether the batch lies ready.
         first = {"fields": fields, "device": device, "steps": steps, "ready": True}
         self.say(json.dumps(first | cluster))
@@ -180,8 +189,17 @@ class TrainerProcess(ChildProcess):
         self.processor.append(self.answer())
 
 
+def take_steps(processes: Sequence[ChildProcess], num_steps: int) -> None:
+    """Steps of workers, which take them together."""
+    for process in processes:
+        process.say(num_steps)
+    for process in processes:
+        process.finish()
+
+
 def serve() -> None:
-    """Builds the trainer of the first line; takes as many steps as each later one says.
+    """Builds the trainer of the first line; takes as many steps as each later one says,
+    and writes a trace of them into the folder that it names, if any.
 
     The first line is JSON: "fields" of Config, "device", "steps" to warm up, and where
     it is one of several workers their "addresses" and its "index". The batch, or the
@@ -213,9 +231,14 @@ def serve() -> None:
         trainer.train(first["steps"] - 1)
     print(secs, file=answers, flush=True)
     for line in sys.stdin:
-        used = time.process_time()
-        trainer.train(int(line))
-        print(time.process_time() - used, file=answers, flush=True)
+        num_steps, *folders = line.split()
+        with contextlib.ExitStack() as stack:
+            for folder in folders:
+                stack.enter_context(tf.profiler.experimental.Profile(folder))
+            used = time.process_time()
+            trainer.train(int(num_steps))
+            used = time.process_time() - used
+        print(used, file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ Where namespaces cannot be made, which takes root on Linux, all are this machine
 """
 
 import contextlib
-import os
 import pathlib
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
 from processes import ROOT, Program, free_ports
+
+from benchmarks.namespaces import Network, namespaces
 
 
 class Machines:
@@ -18,14 +18,11 @@ class Machines:
 
     Args:
         addresses: host:port of a worker on each.
-        namespaces: of each, or none where all are this machine.
-        switch: the namespace of the bridge that they are plugged into.
+        network: None where all are this machine.
     """
 
-    def __init__(
-        self, addresses: Sequence[str], namespaces: Sequence[str] = (), switch: str = ""
-    ):
-        self.addresses, self._namespaces, self._switch = addresses, namespaces, switch
+    def __init__(self, addresses: Sequence[str], network: Network | None = None):
+        self.addresses, self._network = addresses, network
 
     def start(
         self, index: int, folder: pathlib.Path, *flags: str, count: int = 0
@@ -40,26 +37,22 @@ class Machines:
         """
         addresses = ",".join(self.addresses[: count or len(self.addresses)])
         place = [f"--cluster={addresses}", f"--task_index={index}"]
-        prefix = []
-        if self._namespaces:
-            prefix = ["ip", "netns", "exec", self._namespaces[index]]
-        return Program([ROOT / "run_train.py", *flags, *place], folder, prefix=prefix)
+        command = [ROOT / "run_train.py", *flags, *place]
+        return Program(command, folder, prefix=self._prefix(index))
 
     @property
     def can_be_cut_off(self) -> bool:
-        return bool(self._namespaces)
+        return self._network is not None
 
     def plug(self, index: int, state: str) -> None:
-        """Cuts a machine off the network ("down"), or connects it again ("up")."""
-        _ip("-n", self._switch, "link", "set", f"port{index}", state)
+        """As `Network.plug`."""
+        self._network.plug(index, state)
 
     def listeners(self) -> list[str]:
         """The addresses on which somebody listens at the workers' ports."""
         found = []
         for index, address in enumerate(self.addresses):
-            path = ["cat", "/proc/net/tcp", "/proc/net/tcp6"]
-            if self._namespaces:
-                path = ["ip", "netns", "exec", self._namespaces[index], *path]
+            path = [*self._prefix(index), "cat", "/proc/net/tcp", "/proc/net/tcp6"]
             table = subprocess.run(path, capture_output=True, text=True).stdout
             port = f":{int(address.rpartition(':')[2]):04X}"
             rows = [line.split() for line in table.splitlines()]
@@ -70,48 +63,18 @@ class Machines:
             ]
         return found
 
+    def _prefix(self, index):
+        return self._network.prefix(index) if self._network else []
+
 
 @contextlib.contextmanager
 def machines(count: int) -> Iterator[Machines]:
     """Machines in namespaces where these can be made; removed at the end."""
-    switch, names = f"towers-{os.getpid()}", []
-    try:
-        for index in range(count):
-            names.append(f"{switch}-{index}")
+    with contextlib.ExitStack() as stack:
         try:
-            _connect(switch, names)
+            network = stack.enter_context(namespaces(count))
         except (OSError, subprocess.CalledProcessError):
             ports = free_ports(count)
             yield Machines([f"127.0.0.1:{port}" for port in ports])
             return
-        yield Machines([f"{_address(i)}:2222" for i in range(count)], names, switch)
-    finally:
-        for name in (switch, *names):
-            with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                _ip("netns", "del", name)
-
-
-def _connect(switch, names):
-    if not shutil.which("ip"):
-        raise FileNotFoundError("ip")
-    _ip("netns", "add", switch)
-    _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    _ip("-n", switch, "link", "set", "bridge", "up")
-    for index, name in enumerate(names):
-        port = f"port{index}"
-        _ip("netns", "add", name)
-        _ip("-n", name, "link", "set", "lo", "up")
-        pair = ["link", "add", "eth0", "type", "veth", "peer", "name", port]
-        _ip("-n", name, *pair, "netns", switch)
-        _ip("-n", switch, "link", "set", port, "master", "bridge")
-        _ip("-n", switch, "link", "set", port, "up")
-        _ip("-n", name, "addr", "add", f"{_address(index)}/24", "dev", "eth0")
-        _ip("-n", name, "link", "set", "eth0", "up")
-
-
-def _address(index):
-    return f"10.77.0.{index + 1}"
-
-
-def _ip(*arguments):
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+        yield Machines([f"{host}:2222" for host in network.hosts], network)

@@ -19,6 +19,7 @@ PROGRAMS = {
     "fine_tuning",
     "gpu",
     "input",
+    "links",
     "peers",
     "predict",
     "scaling",

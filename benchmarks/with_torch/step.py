@@ -2,19 +2,24 @@
 them, for `benchmarks.peers`.
 
     PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
+        [--float16_gradients]
 
 It imports no TensorFlow and no towers, and runs in a Python of its own. It prints the
-number of trained parameters, then takes so many steps for each line of standard input
-and prints their seconds of processor time. Images lie ready, channels last; SGD with
-momentum, as the other peers.
+number of trained parameters, then takes STEPS, or as many as the line says, for each
+line of standard input and prints their seconds of processor time. Images lie ready,
+channels last; SGD with momentum, as the other peers. Where the environment names a
+WORLD_SIZE it is one of several workers with BATCH_SIZE images each, in
+DistributedDataParallel over gloo.
 """
 
+import os
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 CLASSES, SIDE = 10, 32
 
@@ -156,7 +161,7 @@ def vit_tiny(side=SIDE):
 NETWORKS = {x.__name__: x for x in (cnn, resnet18, resnet20, speedrun, vit_tiny)}
 
 
-def serve(name, image_size, batch_size, steps, precision, *compiles):
+def serve(name, image_size, batch_size, steps, precision, *flags):
     torch.manual_seed(0)
     side = int(image_size)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -172,14 +177,19 @@ def serve(name, image_size, batch_size, steps, precision, *compiles):
     trained = [x for x in model.parameters() if x.requires_grad]
     print(sum(x.numel() for x in trained), flush=True)
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
-    network = torch.compile(model) if compiles else model
+    network = torch.compile(model) if "--compile" in flags else model
+    if "WORLD_SIZE" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        network = nn.parallel.DistributedDataParallel(network)
+        if "--float16_gradients" in flags:
+            network.register_comm_hook(None, default_hooks.fp16_compress_hook)
     images = torch.randn(int(batch_size), 3, side, side)
     images = images.to(device, memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (int(batch_size),), device=device)
     casts = torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16")
-    for _ in sys.stdin:
+    for line in sys.stdin:
         used = time.process_time()
-        for _ in range(int(steps)):
+        for _ in range(int(line.strip() or steps)):
             optimizer.zero_grad(set_to_none=True)
             with casts:
                 logits = network(images)
