@@ -279,8 +279,9 @@ def multi_worker(
     Elsewhere: MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
     `micro_batch_size` counts the images of all workers, `all_reduce` is one of
-    COMMUNICATIONS, `all_reduce_pack_mb` are least megabytes of a buffer (0 for one in all,
-    -1 for WORKER_PACK_MB), and `all_reduce_dtype` is what travels and is added up.
+    COMMUNICATIONS, `all_reduce_pack_mb` are the least megabytes of a buffer (0 for a
+    single one, -1 for WORKER_PACK_MB), and `all_reduce_dtype` is what travels and is
+    added up.
     """
     if all_reduce not in COMMUNICATIONS:
         raise ConfigError(
