@@ -42,7 +42,7 @@ from benchmarks.namespaces import Network, namespaces
 from benchmarks.peers import ProgramSteps
 from towers import build
 from towers.config import Config
-from towers.launch.local import divide
+from towers.launch.supervisor import divide
 
 COLUMNS = (
     "network | workers | link, Mbit/s | trained by | images/s, median (least, most) | "
