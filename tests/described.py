@@ -3,45 +3,42 @@
 from engines.oracle import INPUT, layer
 
 
+def _plain(text):
+    """Layers without options, "kind:name kind:name"."""
+    return [layer(*each.split(":")) for each in text.split()]
+
+
 def cnn() -> list:
     norm = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9, "beta": 0.75}
     return [
-        layer("conv", "conv1"),
-        layer("relu", "relu1"),
+        *_plain("conv:conv1 relu:relu1"),
         layer("max_pool", "pool1", size=3, stride=2),
         layer("local_response_norm", "norm1", **norm),
-        layer("conv", "conv2"),
-        layer("relu", "relu2"),
+        *_plain("conv:conv2 relu:relu2"),
         layer("local_response_norm", "norm2", **norm),
         layer("max_pool", "pool2", size=3, stride=2),
-        layer("flatten", "flatten"),
-        layer("dense", "local3"),
-        layer("relu", "relu3"),
-        layer("dense", "local4"),
-        layer("relu", "relu4"),
+        *_plain("flatten:flatten dense:local3 relu:relu3 dense:local4 relu:relu4"),
         layer("dense", "softmax_linear"),
     ]
 
 
 def lenet() -> list:
+    pool = {"size": 2, "stride": 2, "padding": "valid"}
     return [
         layer("conv", "conv1", padding="valid"),
         layer("relu", "relu1"),
-        layer("average_pool", "pool1", size=2, stride=2, padding="valid"),
+        layer("average_pool", "pool1", **pool),
         layer("conv", "conv2", padding="valid"),
         layer("relu", "relu2"),
-        layer("average_pool", "pool2", size=2, stride=2, padding="valid"),
-        layer("flatten", "flatten"),
-        layer("dense", "fc3"),
-        layer("relu", "relu3"),
-        layer("dense", "fc4"),
+        layer("average_pool", "pool2", **pool),
+        *_plain("flatten:flatten dense:fc3 relu:relu3 dense:fc4"),
     ]
 
 
 def alexnet(columns: int, large: bool = False) -> list:
     norm = {"depth_radius": 2, "bias": 2.0, "alpha": 1e-4, "beta": 0.75}
     pool = {"size": 3, "stride": 2, "padding": "valid"}
-    first = [layer("conv", "conv1")]
+    first = _plain("conv:conv1")
     if large:
         first = [
             layer("pad", "pad1", rows=(1, 2), columns=(1, 2)),
@@ -56,19 +53,15 @@ def alexnet(columns: int, large: bool = False) -> list:
         layer("relu", "relu2"),
         layer("local_response_norm", "norm2", **norm, groups=columns),
         layer("max_pool", "pool2", **pool),
-        layer("conv", "conv3"),
-        layer("relu", "relu3"),
+        *_plain("conv:conv3 relu:relu3"),
         layer("conv", "conv4", groups=columns),
         layer("relu", "relu4"),
         layer("conv", "conv5", groups=columns),
         layer("relu", "relu5"),
         layer("max_pool", "pool5", **pool),
-        layer("flatten", "flatten"),
-        layer("dense", "fc6"),
-        layer("relu", "relu6"),
+        *_plain("flatten:flatten dense:fc6 relu:relu6"),
         layer("dropout", "dropout6", rate=0.5),
-        layer("dense", "fc7"),
-        layer("relu", "relu7"),
+        *_plain("dense:fc7 relu:relu7"),
         layer("dropout", "dropout7", rate=0.5),
         layer("dense", "fc8"),
     ]

@@ -128,24 +128,6 @@ def test_row_39_a_signal_while_python_imports(
     assert program.output.endswith(f"stopped by {number.name}, {words}\n")
 
 
-# Prints, when signals are caught, which modules were imported that take time.
-CATCH = """
-import runpy, signal, sys
-def signal_caught(number, handler):
-    print(sorted({'absl', 'dataclasses', 'numpy'} & set(sys.modules)))
-    sys.exit()
-signal.signal = signal_caught
-runpy.run_path(sys.argv[1], run_name='__main__')
-"""
-
-
-@pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
-@pytest.mark.row(39)
-def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(command):
-    done = run("-c", CATCH, str(command))
-    assert done.stdout == "[]\n", done.stderr
-
-
 FAILING = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})

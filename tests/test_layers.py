@@ -175,36 +175,6 @@ def test_fused_batch_normalization_equals_that_of_keras(policy, options):
         np.testing.assert_allclose(ours, keras_own, atol=1e-5, rtol=rtol)
 
 
-@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("float64", 1e-12)])
-def test_batch_normalization_equals_the_oracle(dtype, tolerance):
-    x, upstream = random_images(np.float64), random_images(np.float64, seed=1)
-    params, state = params_and_state(dtype)
-    layer = BatchNormalization(momentum=0.9, epsilon=EPSILON, dtype=dtype)
-    (y, gradients, new_state), operations = trained(layer, x, upstream, params, state)
-    assert ("FusedBatchNormV3" in operations) == (dtype == "float32")
-    done = oracle_layers.batch_norm(
-        x,
-        *params[1:],
-        *state,
-        gamma=params[0],
-        training=True,
-        momentum=0.9,
-        epsilon=EPSILON,
-    )
-    of_inputs, of_params = done.pullback(upstream)
-    expected = (
-        done.output,
-        [*of_inputs, of_params["gamma"], of_params["beta"]],
-        [done.state["moving_mean"], done.state["moving_variance"]],
-    )
-    for ours, theirs in zip(
-        tf.nest.flatten((y, gradients, new_state)),
-        tf.nest.flatten(expected),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize(
     "options,shape",
     [

@@ -52,19 +52,6 @@ def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
         assert abs(correlation) < 0.04, (KEYS[a], KEYS[b])
 
 
-@pytest.mark.parametrize("draw", [numbers, order, views])
-def test_neighboring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
-    """The random correlation of one pair is averaged out over many."""
-    for keys in (
-        [(seed, "order", 3) for seed in range(30)],
-        [(3, "order", epoch) for epoch in range(30)],
-    ):
-        drawn = [draw(*key) for key in keys]
-        correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(drawn)]
-        assert np.mean(np.abs(correlations)) < 0.02
-        assert abs(np.mean(correlations)) < 0.01
-
-
 def test_hashed_numbers_are_uniform_and_independent_in_every_direction():
     count = 3
     epochs = [

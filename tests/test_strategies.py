@@ -8,7 +8,6 @@ import networks
 import numpy as np
 import pytest
 import small_runs
-import tensorflow as tf
 from engines.pairs import pairwise
 from marks import slow
 from recipes import (
@@ -28,7 +27,6 @@ from towers.config import choices
 from towers.errors import NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.loop import Streams
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
@@ -213,48 +211,6 @@ def test_request_stop_before_the_first_step_takes_none(cls):
     towers.request_stop()
     assert towers.train(3) == {}
     assert towers.progress() == (0, "idle")
-
-
-def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
-    """By a clock that stands still but for 3 s in a draw and 1 s in a tower's loss."""
-    now = np.float64([0.0])
-
-    def clock(secs=0.0):
-        def operation():
-            now[0] += secs
-            return now[0]
-
-        return tf.ensure_shape(tf.numpy_function(operation, [], tf.float64), [])
-
-    def passing(secs, tensor):
-        with tf.control_dependencies([clock(secs)]):
-            return tf.identity(tensor)
-
-    def loss_fn(logits, labels):
-        return recipe.loss_fn(logits, passing(1.0, labels))
-
-    network, batches = networks.plain_network(), networks.random_batches(4, 8)
-    recipe, options = Recipe(), tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    stream = networks.stream_of(batches)
-    slow_stream = Streams(
-        [
-            lambda first: (
-                stream(first)
-                .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
-                .with_options(options)
-            )
-        ],
-        ["/CPU:0"],
-    )
-    towers = create_trainer(
-        *(strategies.towers, network, recipe, batches, 1),
-        loss_fn=loss_fn,
-        feed=slow_stream,
-    )
-    monkeypatch.setattr(tf, "timestamp", clock)
-    assert towers.train(3)["input_wait_secs"] == 9.0
-    assert now == [12.0]
 
 
 @pytest.mark.row(27)
