@@ -21,7 +21,6 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from towers import build, build_trainer
-from towers.cluster.connect import connect
 from towers.cluster.workers import ALONE
 from towers.config import Config
 from towers.data.share import shares
@@ -30,6 +29,7 @@ from towers.errors import TowersError
 from towers.launch.process import Share
 from towers.parallel import devices
 from towers.parallel.trainer import Trainer
+from towers.run.peers import connect
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 from processes import free_ports, on_linux
 
-from towers.cluster.connect import wait_for_all
 from towers.errors import ConfigError, WorkerLostError
+from towers.run.peers import wait_for_all
 
 # The first frame of a server of gRPC: length 6, type 4. RFC 9113, 6.5.
 SETTINGS = bytes([0, 0, 6, 4, 0, 0, 0, 0, 0]) + bytes(6)

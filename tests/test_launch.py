@@ -11,10 +11,10 @@ import sys
 import pytest
 from processes import Program, is_running, on_linux, run, wait_for_ends
 
-from towers.cluster.connect import HEARTBEAT_SECS
 from towers.errors import IS_RETRYABLE, ConfigError
 from towers.launch import supervisor
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
+from towers.run.peers import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
 LASTING = [

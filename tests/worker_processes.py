@@ -149,10 +149,10 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
 
-    from towers.cluster.connect import connect
     from towers.data.share import Share, shares
     from towers.optim import vector
     from towers.parallel import devices, evaluator, strategies
+    from towers.run.peers import connect
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     evaluator.CALL_SECS = 0.0 if index else 1000.0  # as if they differed in speed

@@ -99,7 +99,11 @@ def create_trainer(
     if options.get("all_reduce_dtype") == "float32":
         options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
     if not choice.processes and options.get("all_reduce") == "auto":
-        options["all_reduce"] = automatic_all_reduce(config, devices)
+        # NCCL where it can be, which is between physical GPUs.
+        are_physical = devices.kind == "GPU" and not config.device_memory_mb
+        in_full = config.all_reduce_dtype == "float32"
+        is_nccl = are_physical and in_full and len(devices.towers) > 1
+        options["all_reduce"] = "nccl" if is_nccl else "star"
     strategy = create_strategy(
         Initial.of(parts.model),
         parts.update,
@@ -189,14 +193,6 @@ def _why_not_xla(config, parts, loss_fn, device, teacher):
             return with_teacher(logits, labels, logits)
 
     return why_not_xla(parts.model, loss_fn, labels, device, config.deterministic)
-
-
-def automatic_all_reduce(config: Config, devices: Devices) -> str:
-    """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
-    between physical GPUs."""
-    are_physical = devices.kind == "GPU" and not config.device_memory_mb
-    in_full = config.all_reduce_dtype == "float32"
-    return "nccl" if are_physical and in_full and len(devices.towers) > 1 else "star"
 
 
 def create_feed(

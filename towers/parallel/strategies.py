@@ -179,7 +179,7 @@ def replicated(
     tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
 
     `all_reduce` is a key of `reduce.ALGORITHMS`; auto is star, but see
-    `build_trainer.automatic_all_reduce`. `all_reduce_dtype` is what travels, such as
+    `build_trainer.create_trainer`. `all_reduce_dtype` is what travels, such as
     bfloat16; empty for the gradients' type.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce

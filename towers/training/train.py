@@ -1,13 +1,19 @@
 """Training: open the run, build, restore, then train to the end."""
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import os
+import pathlib
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
 
 from towers import build_trainer, console
 from towers.callbacks import Callbacks
@@ -16,9 +22,11 @@ from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.config.installation import command_of, program
 from towers.data.sets.arrays import Data
+from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
 from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.peers import LOCK_SECS, cluster_of, join
 from towers.run.profile import Profile
@@ -36,7 +44,6 @@ from towers.training.ending import (
     saved_at_the_end,
 )
 from towers.training.linear_probe import fit_head
-from towers.training.result import TrainResult, create_history
 from towers.training.run import Run
 from towers.training.setup import build_run, with_given
 
@@ -62,7 +69,7 @@ def train(
     callbacks: Callbacks = (),
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-) -> TrainResult:
+) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
 
@@ -297,3 +304,79 @@ def say_finished(run: Run) -> None:
         f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
         "--overwrite starts again"
     )
+
+
+# The result.
+
+
+class Curve(NamedTuple):
+    """A metric over the steps: `plot(*curve)` draws it.
+
+    Attributes:
+        steps: int64 [n], increasing.
+        values: float64 [n], or [n, towers] of a metric of each tower; NaN where one was
+            not finite.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """A run after training.
+
+    Attributes:
+        path: the run's folder.
+        step: the last step taken.
+        accuracy: of the last evaluation, with the moving averages where the run keeps
+            them; None if there was none.
+        state: the canonical state, name -> host array.
+        history: the metrics in `metrics.jsonl` by name, such as "loss" and
+            "test_accuracy"; empty of a worker that is not the chief, and where the file
+            cannot be read.
+        config: of the run.
+        dataset_info: classes and preprocessing of its data set.
+    """
+
+    path: pathlib.Path
+    step: int
+    accuracy: float | None
+    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+    history: dict[str, Curve] = dataclasses.field(repr=False, compare=False)
+    config: Config = dataclasses.field(repr=False)
+    dataset_info: DatasetInfo = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def network(self) -> RestoredRun:
+        """The trained network with its preprocessing, as `towers.load_run` gives it."""
+        return RestoredRun(
+            self.path, self.step, self.config, self.dataset_info, self.state
+        )
+
+    @property
+    def model(self) -> keras.Model:
+        """The network with the raw parameters, see `RestoredRun.model`."""
+        return self.network.model
+
+    @property
+    def model_ema(self) -> keras.Model | None:
+        """The network with their moving averages; None where the run keeps none."""
+        return self.network.model_ema
+
+
+def create_history(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
+    """The curve of each metric in records of `metrics.jsonl`."""
+    points = collections.defaultdict(list)
+    for record in records:
+        for name in record.keys() - {"step"}:
+            value = np.asarray(record[name], np.float64)  # NaN of None
+            points[name].append((record["step"], value))
+    return {name: _curve(*zip(*points[name], strict=True)) for name in sorted(points)}
+
+
+def _curve(steps, values):
+    if values[0].ndim:  # a part of the run may have had fewer towers
+        most = max(value.size for value in values)
+        values = [np.pad(x, (0, most - x.size), constant_values=np.nan) for x in values]
+    return Curve(np.array(steps, np.int64), np.array(values))
