@@ -65,10 +65,10 @@ def help_text(module: types.ModuleType, section: str = "") -> str:
     if section:
         titles = [t for t in groups if f" {section}".lower() in f" {t}".lower()]
         if not titles:
-            raise ConfigError(
-                f"--help={one_line(section, 60)}: there is no such section; give a "
-                f"word of one of: {'; '.join(groups)}"
+            way = (
+                f"there is no such section; give a word of one of: {'; '.join(groups)}"
             )
+            raise ConfigError(f"--help={one_line(section, 60)}: {way}")
         lines, groups = [], {titles[0]: groups[titles[0]]}
     elif len(groups) > 1:
         lines += ["", "--help=WORD prints one section, such as --help=data."]

@@ -37,10 +37,8 @@ def check_together(config: "Config") -> None:
 def validate_without_validation(config: "Config") -> None:
     """Raises ConfigError where an option needs held-out images, and there are none."""
     for name in _read_evaluations(config):
-        raise ConfigError(
-            f"{name}={getattr(config, name)}: no images are held out that it could go "
-            "by; set --validation_fraction, or add a folder val/ to the data"
-        )
+        way = "set --validation_fraction, or add a folder val/ to the data"
+        raise ConfigError(f"{name}={getattr(config, name)}: no held-out images; {way}")
 
 
 def validate_metric(config: "Config", multi_label: bool) -> None:
@@ -204,19 +202,12 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     a machine without a folder for temporary files, as under `ulimit -f 0`."""
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
-        raise ConfigError(
-            f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset "
-            "KERAS_BACKEND or set it to tensorflow"
-        )
+        way = "towers trains with TensorFlow; unset it, or set it to tensorflow"
+        raise ConfigError(f"KERAS_BACKEND={backend}: {way}")
     if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        raise ConfigError(
-            "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
-            "then replace by Keras 2; unset it"
-        )
+        raise ConfigError("TF_USE_LEGACY_KERAS is set: towers needs Keras 3; unset it")
     try:
         tempfile.gettempdir()
     except OSError:
-        raise ConfigError(
-            "no folder for temporary files can be written; set TMPDIR to one that can, "
-            "and see that ulimit -f is unlimited"
-        ) from None
+        why = "no folder for temporary files can be written; set TMPDIR to one that can"
+        raise ConfigError(f"{why}, and see that ulimit -f is unlimited") from None

@@ -669,10 +669,8 @@ def check_names(names: Iterable[str], source: str = "") -> None:
     message."""
     for name in names:
         if name not in FIELDS:
-            raise ConfigError(
-                f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
-                f"{program('train')} --help lists them"
-            )
+            way = f"{suggestion(name, FIELDS)}{program('train')} --help lists them"
+            raise ConfigError(f"{source}there is no option {name!r}; {way}")
 
 
 def to_json(config: Config) -> str:

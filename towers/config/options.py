@@ -99,10 +99,8 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
     if field.metadata["table"]:
         tables.find(field.name, value)
     elif choices and value not in choices:
-        raise ConfigError(
-            f"{field.name}={_short(value)}: "
-            f"{suggestion(value, choices)}must be one of {', '.join(choices)}"
-        )
+        way = f"{suggestion(value, choices)}must be one of {', '.join(choices)}"
+        raise ConfigError(f"{field.name}={_short(value)}: {way}")
     bounds = field.metadata["range"]
     for relation, bound, is_wrong in (
         ("at least", bounds.at_least, lambda bound: value < bound),
@@ -134,10 +132,9 @@ def bind_arguments(
             bound.arguments[name] = _as_annotated(value, hints[name])
         except TypeError:
             is_dict = name == "config" and isinstance(value, Mapping)
-            raise ConfigError(
-                f"{name}={_short(value)}: must be {_words(hints[name])}"
-                f"{'; give Config(**config)' if is_dict else ''}"
-            ) from None
+            way = "; give Config(**config)" if is_dict else ""
+            why = f"must be {_words(hints[name])}{way}"
+            raise ConfigError(f"{name}={_short(value)}: {why}") from None
     return bound
 
 
@@ -185,19 +182,15 @@ def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> 
         is_possible = False
     text = os.fspath(path)
     if not is_possible:
-        raise ConfigError(
-            f"{name}={_short(text)}: has a character that no path can have, a zero or "
-            "half of a pair; leave it out"
-        )
+        why = "has a character that no path can have, a zero or half of a pair"
+        raise ConfigError(f"{name}={_short(text)}: {why}; leave it out")
     text = os.fsdecode(text)
     if not may_be_url or "://" not in text:
         refuse_url(name, path)
     home = text.partition(os.sep)[0]
     if home.startswith("~") and os.path.expanduser(home) == home:
-        raise ConfigError(
-            f"{name}={_short(text)}: there is no user {home[1:]!r}; give the whole "
-            "path, or begin with ./ for a folder here"
-        )
+        why = f"there is no user {home[1:]!r}; give the whole path, or begin with ./"
+        raise ConfigError(f"{name}={_short(text)}: {why} for a folder here")
 
 
 def _with_type(field, value):
@@ -211,10 +204,8 @@ def _with_type(field, value):
     except TypeError:
         is_open = field.metadata["table"] not in ("", *tables.CLOSED)
         hint = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
-        raise ConfigError(
-            f"{name}={_short(value)}: must be {_words(kind)}, "
-            f"is {type(value).__name__}{hint}"
-        ) from None
+        why = f"must be {_words(kind)}, is {type(value).__name__}{hint}"
+        raise ConfigError(f"{name}={_short(value)}: {why}") from None
     if kind is float:
         if not math.isfinite(value):
             raise ConfigError(f"{name}={value}: must be finite")
@@ -235,10 +226,8 @@ def _size(name, value):
         return int(value)
     sides = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", value, re.IGNORECASE)
     if not sides:
-        raise ConfigError(
-            f"{name}={_short(value)}: must be pixels, such as 96, or HEIGHTxWIDTH, "
-            "such as 96x128"
-        )
+        way = "must be pixels, such as 96, or HEIGHTxWIDTH, such as 96x128"
+        raise ConfigError(f"{name}={_short(value)}: {way}")
     height, width = map(int, sides.groups())
     return height if height == width else f"{height}x{width}"
 

@@ -63,10 +63,8 @@ def in_pixels(moments: Moments, channels: int) -> Moments:
     """Mean and standard deviation of each channel, in units of 0..255. ConfigError
     where there is neither one number nor one per channel."""
     if not all(len(x) in (1, channels) for x in moments):
-        raise ConfigError(
-            f"standardize: {len(moments[0])} means and {len(moments[1])} standard "
-            f"deviations for images of {channels} channels; give one number for all, "
-            "or --standardize=data"
-        )
+        counts = f"{len(moments[0])} means and {len(moments[1])} standard deviations"
+        why = f"standardize: {counts} for images of {channels} channels"
+        raise ConfigError(f"{why}; give one number for all, or --standardize=data")
     mean, std = (tuple(255 * x for x in (y * channels)[:channels]) for y in moments)
     return mean, std

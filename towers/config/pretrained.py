@@ -54,10 +54,8 @@ def find_weights(model: str) -> str:
     """The same; ConfigError where there are none, which says how to get them."""
     path = weights_at_hand(model)
     if path is None:
-        raise ConfigError(
-            f"init_from={IMAGENET}: no trained weights of model={model} are on this "
-            f"machine; {how_to_get_weights(model)}"
-        )
+        why = f"no trained weights of model={model} are on this machine"
+        raise ConfigError(f"init_from={IMAGENET}: {why}; {how_to_get_weights(model)}")
     return path
 
 

@@ -78,11 +78,9 @@ def config_of_flags(
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"
     if recipe and not workdir and _options_file(recipe, folder).name == CONFIG_JSON:
-        raise ConfigError(
-            f"--config={recipe} is a run, whose options a new one takes: give the "
-            f"folder of the new run as --workdir; without --config, --workdir={recipe} "
-            "continues that run"
-        )
+        why = f"--config={recipe} is a run, whose options a new one takes"
+        way = "give the folder of the new run as --workdir; without --config, "
+        raise ConfigError(f"{why}: {way}--workdir={recipe} continues that run")
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
     if not (recipe or workdir):
         stored = stored_config(path)
@@ -143,9 +141,9 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             raise ConfigError(f"{path}: {error.strerror or error}") from None
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
+        way = f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         raise ConfigError(
-            f"--config={one_line(name, 100)}: there is no such file; "
-            f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
+            f"--config={one_line(name, 100)}: there is no such file; {way}"
         )
     config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):

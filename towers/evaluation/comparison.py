@@ -58,8 +58,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     """
     if len(workdirs) < 2:
         raise ConfigError(
-            f"compare names {len(workdirs)} run folder; give two or more, with commas "
-            "between them"
+            f"compare names {len(workdirs)} run folder; give two or more, by commas"
         )
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [

@@ -141,10 +141,8 @@ def _validate_arguments(data, step, eval_interval_secs):
     if not 0 <= eval_interval_secs <= 1e6:
         raise ConfigError(f"eval_interval_secs={eval_interval_secs}: give 0 to 1000000")
     if isinstance(step, int) and eval_interval_secs:
-        raise ConfigError(
-            f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
-            "checkpoint is evaluated once; drop one of the two"
-        )
+        options = f"step={step} with eval_interval_secs={eval_interval_secs:g}"
+        raise ConfigError(f"{options}: drop one of the two")
     if data is not None and eval_interval_secs:
         raise ConfigError("data is evaluated once; leave eval_interval_secs out")
 
@@ -168,10 +166,8 @@ def _warn_of_difference(info, data):
     """Warns where the data set of a run has changed since its training."""
     if info is not None and data.train is not None:
         if difference := info.training_difference(DatasetInfo.of(data)):
-            console.warn(
-                f"not the data set of the run: {difference}; test "
-                "images that were held out of it may have been trained on"
-            )
+            warning = "test images may have been trained on"
+            console.warn(f"not the data set of the run: {difference}; {warning}")
 
 
 def _write_result(reports, folder, evaluation, checkpoint, progress):
@@ -223,10 +219,10 @@ def follow(
         if awaited:
             is_idle = folder.holder() is None
             message = "; no process trains this run now" if is_idle else ""
+            period = f"looking every {interval_secs:g} s{message}"
+            end = "It ends with the run's last step, or with Ctrl-C"
             console.line(
-                f"waiting for {awaited} in {folder.checkpoints}, looking every "
-                f"{interval_secs:g} s{message}. It ends with the run's last step, or "
-                "with Ctrl-C"
+                f"waiting for {awaited} in {folder.checkpoints}, {period}. {end}"
             )
         awaited = None
         sleep(interval_secs)

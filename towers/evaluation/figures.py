@@ -317,10 +317,9 @@ def read_thresholds(
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: has no threshold for each class ({one_line(error)}); remove it, "
-            "and the next best evaluation of the training writes it anew"
-        ) from None
+        why = f"{path}: has no threshold for each class ({one_line(error)})"
+        way = "remove it, and the next best evaluation of the training writes it anew"
+        raise ConfigError(f"{why}; {way}") from None
     return thresholds
 
 

@@ -169,10 +169,7 @@ def write_predictions(
     check_path("output", output)
     path = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(path):
-        raise ConfigError(
-            f"output={path}: is the name of an image, which would be replaced; "
-            "choose another --output"
-        )
+        raise ConfigError(f"output={path}: is the name of an image; choose another")
     if path and os.path.realpath(path) in map(
         os.path.realpath, RunFolder(workdir).files()
     ):
@@ -272,26 +269,21 @@ class _Prediction:
         was no image, or some files cannot be read, unless they may fail."""
         counts = self._counts
         if counts["trained"]:
-            console.error(
-                f"the network was trained on {counts['trained']} of {counts['read']} "
-                "images: they do not show how well it does on new ones"
-            )
+            images = f"{counts['trained']} of {counts['read']} images"
+            why = "they do not show how well it does on new ones"
+            console.error(f"the network was trained on {images}: {why}")
         if counts["labeled"]:
-            console.remark(
-                f"{counts['correct']} of {counts['labeled']} labeled images (in "
-                "folders named like a class) predicted correctly "
-                f"({counts['correct'] / counts['labeled']:.4f})"
-            )
+            images = f"{counts['correct']} of {counts['labeled']} labeled images"
+            share = f"({counts['correct'] / counts['labeled']:.4f})"
+            where = "(in folders named like a class)"
+            console.remark(f"{images} {where} predicted correctly {share}")
         if self.failed and not may_fail:
-            raise DataError(
-                f"{len(self.failed)} of {counts['read'] + len(self.failed)} files "
-                "cannot be read; each is named above"
-            )
+            files = f"{len(self.failed)} of {counts['read'] + len(self.failed)} files"
+            raise DataError(f"{files} cannot be read; each is named above")
         if not counts["read"]:
-            raise DataError(
-                f"{shown(', '.join(self._paths)) or 'images'}: no image; of a folder "
-                f"the {image_paths.FORMATS_TEXT} files are taken"
-            )
+            paths = shown(", ".join(self._paths)) or "images"
+            way = f"of a folder the {image_paths.FORMATS_TEXT} files are taken"
+            raise DataError(f"{paths}: no image; {way}")
 
 
 def _training_images(run: RestoredRun) -> Callable[[str], bool]:
@@ -333,7 +325,5 @@ def _errors_of_output(output):
         sys.stdout = open(os.devnull, "w")
         sys.exit()
     except (OSError, UnicodeEncodeError) as error:
-        raise ConfigError(
-            f"{output or 'standard output'}: cannot be written: "
-            f"{image_paths.reason(error)}"
-        ) from None
+        where, why = output or "standard output", image_paths.reason(error)
+        raise ConfigError(f"{where}: cannot be written: {why}") from None

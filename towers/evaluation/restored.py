@@ -198,10 +198,8 @@ def _free_device(device, folder, log):
     holder = folder.holder()
     if device != "auto" or not holder or holder.get("device") != "GPU":
         return device
-    log(
-        f"process {holder.get('pid', '?')} trains this run on the GPUs, so the "
-        "evaluation runs on the CPU"
-    )
+    why = f"process {holder.get('pid', '?')} trains this run on the GPUs"
+    log(f"{why}, so the evaluation runs on the CPU")
     return "cpu"
 
 
@@ -232,10 +230,9 @@ def _read_temperature(folder):
             raise ValueError(f"the temperature is {temperature}")
         return temperature
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(
-            f"{folder.calibration}: has no temperature ({one_line(error)}); "
-            f"{program('eval')} --calibrate writes it"
-        ) from None
+        why = f"{folder.calibration}: has no temperature ({one_line(error)})"
+        way = f"{program('eval')} --calibrate writes it"
+        raise ConfigError(f"{why}; {way}") from None
 
 
 def read_checkpoint(
@@ -247,10 +244,9 @@ def read_checkpoint(
     is valid."""
     checkpoint = checkpointer_of(folder, log).restore(step)
     if checkpoint is None:
-        raise CheckpointError(
-            f"{folder.checkpoints} holds no checkpoint yet; train first, or let "
-            f"{program('eval')} wait for one with --eval_interval_secs"
-        )
+        way = f"or let {program('eval')} wait for one with --eval_interval_secs"
+        why = f"{folder.checkpoints} holds no checkpoint yet"
+        raise CheckpointError(f"{why}; train first, {way}")
     return checkpoint
 
 
@@ -258,10 +254,8 @@ def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
     """The weights that a run reports: the EMA weights, where it keeps them, or the raw
     ones; with `use_ema` the weights that it asks for."""
     if use_ema and not config.ema_decay:
-        raise ConfigError(
-            "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
-            "parameters with --nouse_ema"
-        )
+        why = "use_ema, but this run keeps no averages: its ema_decay is 0"
+        raise ConfigError(f"{why}; take the parameters with --nouse_ema")
     is_ema = config.ema_decay > 0 if use_ema is None else use_ema
     return Weights.EMA if is_ema else Weights.RAW
 

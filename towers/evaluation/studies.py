@@ -117,10 +117,8 @@ def predict_split(
     name, held_out = parts.eval_split
     sources = {name: held_out, "test": parts.data.test, "train": parts.train_source}
     if sources.get(split) is None:
-        raise ConfigError(
-            f"split={split}: {folder.path} has no such images; train with "
-            "--validation_fraction=0.1, or choose another --split"
-        )
+        way = "train with --validation_fraction=0.1, or choose another --split"
+        raise ConfigError(f"split={split}: {folder.path} has no such images; {way}")
     source = sources[split]
     trainer = build_trainer.create_trainer(config, parts, devices)
     checkpoint = read_checkpoint(folder, step)
@@ -183,10 +181,8 @@ def find_suspects(
         names of those that an image should not have, or does not, begin with "no ".
     """
     if split == "train":
-        console.warn(
-            "the network was trained on these images, and has learned some of their "
-            "wrong labels; --split=validation, or --folds, find more"
-        )
+        why = "the network has learned some wrong labels of these images"
+        console.warn(f"{why}; --split=validation, or --folds, find more")
     predicted = predict_split(workdir, split, **options)
     rows = suspect_rows(predicted)
     text = io.StringIO()
@@ -196,10 +192,8 @@ def find_suspects(
     folder = RunFolder(workdir)
     with Reports(folder, "eval") as reports:
         if reports.file(folder.suspects, text.getvalue()):
-            console.line(
-                f"{len(rows)} of {len(predicted.labels)} labels are suspected to be "
-                f"wrong: {folder.suspects}"
-            )
+            count = f"{len(rows)} of {len(predicted.labels)} labels"
+            console.line(f"{count} are suspected to be wrong: {folder.suspects}")
     return rows
 
 
@@ -343,10 +337,8 @@ def average(
             raise ConfigError(f"{both}: {error}") from None
     starts = {stored_config(folder, step).init_from for folder in folders}
     if starts == {""} or len(starts) > 1:
-        console.warn(
-            "the runs do not start from the same weights (--init_from), without which "
-            "a mean of parameters is seldom of use"
-        )
+        why = "the runs do not start from the same weights (--init_from)"
+        console.warn(f"{why}: a mean of parameters is seldom of use")
     tensors = {}
     for name, value in first.tensors.items():
         if value.dtype.kind not in "biu":

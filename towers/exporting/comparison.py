@@ -164,10 +164,8 @@ def _read_files(run, paths):
     paths = check_paths(paths)
     names = list(walk(paths, fail))
     if not names:
-        raise DataError(
-            f"images={shown(','.join(paths))}: no image; of a folder the "
-            f"{FORMATS_TEXT} files are taken"
-        )
+        way = f"of a folder the {FORMATS_TEXT} files are taken"
+        raise DataError(f"images={shown(','.join(paths))}: no image; {way}")
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
     config, images = run.config, []
     options = config.max_image_pixels, config.center_crop, config.interpolation

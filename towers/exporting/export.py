@@ -108,11 +108,8 @@ def export(
         run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
     if precision == "int8" and calibration is None:
-        raise ConfigError(
-            "precision=int8 learns the ranges of activations from images, and the "
-            "run's data set cannot be read; name it with --data_dir, or files with "
-            "--images"
-        )
+        why = "precision=int8 needs images, and the run's data set cannot be read"
+        raise ConfigError(f"{why}; name it with --data_dir, or files with --images")
     expected = comparison.logits_of(run, trained, compared)
 
     with staging.staged(output, suffix, overwrite) as path:
@@ -131,11 +128,11 @@ def export(
             )
         difference = comparison.largest_difference(logits, expected)
         if not difference <= tolerance:  # nor where it is no number
-            raise ExportError(
+            why = (
                 f"the {format} export is removed: its logits differ from the run's by "
-                f"{difference:.2g} of the largest on {len(compared)} {origin}, "
-                f"and {tolerance:g} is allowed for {precision}"
             )
+            why += f"{difference:.2g} of the largest on {len(compared)} {origin}, and "
+            raise ExportError(f"{why}{tolerance:g} is allowed for {precision}")
     console.line(
         f"{output}: {num_bytes:,} bytes. {where}, its logits differ from the run's by "
         f"at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
@@ -150,10 +147,8 @@ def validate_format(format: str, precision: str) -> None:
         raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
     row = FORMATS[format]
     if precision not in row.precisions:
-        raise ConfigError(
-            f"precision={precision} with format={format}, which has "
-            f"{', '.join(row.precisions)} only; --format=tflite has all"
-        )
+        why = f"which has {', '.join(row.precisions)} only; --format=tflite has all"
+        raise ConfigError(f"precision={precision} with format={format}, {why}")
     missing = [name for name in row.packages if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(

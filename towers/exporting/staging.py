@@ -29,11 +29,8 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
     if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
-        raise ConfigError(
-            f"output={output}: TensorFlow does not read a SavedModel, here or "
-            "elsewhere, where a name has a bracket or a backslash; choose another "
-            "--output"
-        )
+        why = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
+        raise ConfigError(f"output={output}: {why}; choose another --output")
     if os.path.isfile(output.parent):
         raise ConfigError(
             f"output={output}: {output.parent} is a file; choose another --output"
@@ -44,10 +41,8 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
             f"{output} exists; --overwrite replaces it, --output names another"
         )
     if os.path.lexists(output) and not is_export:
-        raise ConfigError(
-            f"{output} is no such export, so it is not replaced; move it away or "
-            "choose another --output"
-        )
+        way = "move it away or choose another --output"
+        raise ConfigError(f"{output} is no such export; {way}")
 
 
 def _is_export(output, suffix):
@@ -92,7 +87,5 @@ def staged(
         if out_of_memory(error):
             raise
         reason = getattr(error, "strerror", None) or one_line(error, 200)
-        raise ExportError(
-            f"{output} cannot be written: {reason}; {store.free_space(output.parent)} "
-            "there"
-        ) from None
+        free = store.free_space(output.parent)
+        raise ExportError(f"{output} cannot be written: {reason}; {free}") from None

@@ -208,11 +208,8 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     if choices.find("augment", augment).is_in_a_file:
         foreign = [f"the preprocessing is augment={augment}"]
     if foreign:
-        raise ConfigError(
-            f"format=keras: {foreign[0]}, no stock layer of Keras, so that the file "
-            "would not load elsewhere; --format=saved_model, tflite and onnx can hold "
-            "it"
-        )
+        why = f"format=keras: {foreign[0]}, no stock layer of Keras, which others lack"
+        raise ConfigError(f"{why}; --format=saved_model, tflite and onnx can hold it")
     with keras_settings():
         images = keras.Input(run.image_shape, dtype="uint8", name=IMAGES)
         if augment == "tutorial":

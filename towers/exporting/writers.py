@@ -200,10 +200,8 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}
     if not tables or torch_names.missing_variables(tables[0], ours):
-        raise ConfigError(
-            f"format=safetensors: timm has no network like model={model}, whose names "
-            "could be written; choose another --format, such as keras"
-        )
+        why = f"format=safetensors: timm has no network like model={model}"
+        raise ConfigError(f"{why}; choose another --format, such as keras")
     from safetensors.numpy import save_file
 
     metadata = {
