@@ -136,9 +136,8 @@ def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, list[str]]]:
     """Name, first line and accuracies of each recipe, which is not run."""
     for path in sorted(folder.glob("*.py")):
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        accuracies = re.findall(
-            r"^(Published|Measured): [^:]*?\b(0\.\d+)", doc, re.MULTILINE
-        )
+        pattern = r"^(Published|Measured): [^:]*?\b(0\.\d+)"
+        accuracies = re.findall(pattern, doc, re.MULTILINE)
         summary, *_ = doc.splitlines()
         texts = [f"{kind.lower()} {accuracy}" for kind, accuracy in accuracies]
         yield path.stem, summary.rstrip("."), texts

@@ -27,9 +27,8 @@ def define_flags() -> None:
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
     flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_string("features", "", "Layer whose activations are written.")
-    flags.DEFINE_string(
-        "output", "", "Output file; default: standard output, or features.npz."
-    )
+    about = "Output file; default: standard output, or features.npz."
+    flags.DEFINE_string("output", "", about)
     config_flags.define_config_flags(
         ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],
         batch_size=PREDICTION_BATCH_SIZE,

@@ -190,10 +190,8 @@ def ignored_options(config: "Config") -> list[str]:
         if value != getattr(type(config), name) and not getattr(config, needed):
             lines.append(f"{name}={value} has no effect without {needed}")
     if config.choice_of("strategy").sharded and config.group_size == 1:
-        lines.append(
-            f"strategy={config.strategy} with group_size=1 splits no network; set "
-            "--group_size"
-        )
+        why = "with group_size=1 splits no network; set --group_size"
+        lines.append(f"strategy={config.strategy} {why}")
     return lines
 
 

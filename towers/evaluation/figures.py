@@ -158,11 +158,6 @@ def balanced_accuracy(predictions: Predictions) -> float:
     return float(np.mean(hits[images > 0] / images[images > 0]))
 
 
-def present(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of classes that have images or predictions."""
-    return [row for row in classes if row["images"] or row["predictions"]]
-
-
 def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:

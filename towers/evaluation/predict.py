@@ -174,9 +174,8 @@ def write_predictions(
         os.path.realpath, RunFolder(workdir).files()
     ):
         raise ConfigError(f"output={path}: is a file of the run; choose another")
-    prediction = _Prediction(
-        workdir, images, config, step, use_ema, calibrated, features
-    )
+    subject = workdir, images, config, step, use_ema, calibrated
+    prediction = _Prediction(*subject, features)
     if features:
         results = create_features_file(path)
     else:
@@ -197,9 +196,8 @@ class _Prediction:
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
         devices = evaluation_devices(config, folder, console.remark)
-        self.run = read_run(
-            workdir, step=step, calibrated=calibrated, log=console.remark
-        )
+        options = {"step": step, "calibrated": calibrated}
+        self.run = read_run(workdir, **options, log=console.remark)
         model = without_noise(self.run.network(weights), features)
         tta = "none" if features else config.tta
         if tta != config.tta:
@@ -307,9 +305,8 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
         if checksum(train) != run.dataset_info.checksum:
             return ()
         if config.holds_out:
-            train, _ = hold_out(
-                train, config.validation_fraction, config.fold_of_images
-            )
+            fraction, fold = config.validation_fraction, config.fold_of_images
+            train, _ = hold_out(train, fraction, fold)
         return {place(place_of(train, i)) for i in range(train.num_examples)}
 
     return lambda path: place(path)[0].startswith(root) and place(path) in trained()

@@ -17,7 +17,6 @@ from towers.evaluation.figures import (
     frequent_mistakes,
     mean_average_precision,
     mean_f1,
-    present,
 )
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MOST_CHARACTERS
@@ -140,7 +139,8 @@ def _class_lines(figures, kind):
     """The classes with the lowest F1, and the most frequent mistakes."""
     classes = figures["classes"]
     names = [shown(row["name"], MOST_CHARACTERS) for row in classes]
-    lowest = sorted(present(classes), key=lambda row: row["f1"])[:MOST_LISTED]
+    present = [row for row in classes if row["images"] or row["predictions"]]
+    lowest = sorted(present, key=lambda row: row["f1"])[:MOST_LISTED]
     title = f"class ({kind})"
     if len(classes) > MOST_LISTED:
         title = f"lowest F1 of {len(classes)} classes ({kind})"
@@ -151,10 +151,9 @@ def _class_lines(figures, kind):
         cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
         yield f"  {name:{width}}  {cells.format(**row)}"
     entries = np.array(figures.get("confusion_matrix", np.zeros((0, 3), np.int64)))
-    mistakes = [
-        f"{names[label]} as {names[other]} {count}"
-        for label, other, count in frequent_mistakes(entries, MOST_LISTED)
-    ]
+    mistakes = []
+    for label, other, count in frequent_mistakes(entries, MOST_LISTED):
+        mistakes.append(f"{names[label]} as {names[other]} {count}")
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"
 

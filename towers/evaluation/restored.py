@@ -101,15 +101,13 @@ class RestoredRun:
             given.give_stored(self.config.model, RunFolder(self.path).network)
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
-        model = build.create_network(
-            self.config, self.input_shape, len(self.class_names), device_kind
-        )
+        shape, num_classes = self.input_shape, len(self.class_names)
+        model = build.create_network(self.config, shape, num_classes, device_kind)
         variables = {f"params/{v.path}": v for v in model.trainable_variables}
         variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
-        saved = ("params/", "state/")
-        validate_architecture(
-            variables, {k: v for k, v in self.tensors.items() if k.startswith(saved)}
-        )
+        kinds = ("params/", "state/")
+        saved = {k: v for k, v in self.tensors.items() if k.startswith(kinds)}
+        validate_architecture(variables, saved)
         for name, variable in variables.items():
             # Integers of the state have no average.
             averaged = f"averages/{variable.path}"
@@ -218,9 +216,8 @@ def read_run(
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     temperature = _read_temperature(folder) if calibrated else 1.0
-    return RestoredRun(
-        folder.path, checkpoint.step, config, info, checkpoint.tensors, temperature
-    )
+    values = config, info, checkpoint.tensors, temperature
+    return RestoredRun(folder.path, checkpoint.step, *values)
 
 
 def _read_temperature(folder):

@@ -54,9 +54,8 @@ def report_page(
     if maps:
         rows = [row for row in content["mistakes"] if row["index"] in maps]
         legend = "Red: where the network finds the class that it predicts wrongly."
-        parts.append(
-            page.section("Grad-CAM", page.paragraph(legend), _pictures(rows, maps))
-        )
+        pictures = page.paragraph(legend), _pictures(rows, maps)
+        parts.append(page.section("Grad-CAM", *pictures))
     parts += [page.section("Run", *_run(content))]
     return page.page(f"{content['run']}: report", parts)
 
@@ -75,9 +74,8 @@ def _head(content):
     if interval := reported_figure(result, "accuracy_interval"):
         caption += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
     figure = f"{accuracy:.4f} <small>{page.text(caption)}</small>"
-    return (
-        f'{title}<div class="figure">{figure}</div>{_about(content)}{_tiles(content)}'
-    )
+    figure = f'<div class="figure">{figure}</div>'
+    return f"{title}{figure}{_about(content)}{_tiles(content)}"
 
 
 def _about(content):
@@ -91,10 +89,8 @@ def _about(content):
         if (other := result.get(f"{split}_accuracy")) is not None:
             sentences.append(f"Without them the accuracy is {other:.4f}.")
     if split == "validation":
-        sentences.append(
-            "These images are held out of the training set; "
-            f"{program('eval')} --report evaluates the test images."
-        )
+        sentences.append("These images are held out of the training set;")
+        sentences.append(f"{program('eval')} --report evaluates the test images.")
     elif not reported_figure(result, "classes"):
         sentences.append(f"{program('eval')} --report adds the confusion matrix.")
     return page.paragraph(" ".join(sentences))
@@ -179,11 +175,8 @@ def _confusion(result, classes):
     chart = page.chart(title, svg, wide=True)
     if not pairs:
         return [chart]
-    return [
-        page.row(
-            chart, f"<div><b>Most frequent mistakes</b>{page.table(head, pairs)}</div>"
-        )
-    ]
+    table = f"<div><b>Most frequent mistakes</b>{page.table(head, pairs)}</div>"
+    return [page.row(chart, table)]
 
 
 def _classes(classes, accuracy):
@@ -242,11 +235,9 @@ def _pictures(rows, pixels):
 
 def _run(content) -> Sequence[str]:
     versions = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
-    rows = [
-        ("versions", versions),
-        ("machine", content["machine"] or "not recorded"),
-        ("written", content["written"]),
-    ]
+    machine = content["machine"] or "not recorded"
+    rows = [("versions", versions), ("machine", machine)]
+    rows.append(("written", content["written"]))
     parts = []
     if content["command"]:
         parts.append(f"<pre>{page.text(shlex.join(content['command']))}</pre>")

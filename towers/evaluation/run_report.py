@@ -56,11 +56,8 @@ class Evaluated(NamedTuple):
         cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
         """Creates it from the `accuracies` of an evaluation during training."""
-        tta = {
-            weights: figures["accuracy_tta"]
-            for weights, figures in evaluation.by_weights.items()
-            if "accuracy_tta" in figures
-        }
+        tta = evaluation.map(lambda x: x.get("accuracy_tta")).by_weights
+        tta = {weights: x for weights, x in tta.items() if x is not None}
         return cls(split, source, evaluation.map(lambda x: x["predictions"]), tta)
 
 
@@ -258,9 +255,8 @@ def _precision_recall(predictions, classes):
     numbers.sort(key=lambda number: classes[number]["average_precision"])
     curves = []
     for number in numbers[:MOST_CURVES]:
-        precision, recall, _ = precision_recall(
-            predictions.labels[:, number], predictions.scores[:, number]
-        )
+        columns = predictions.labels[:, number], predictions.scores[:, number]
+        precision, recall, _ = precision_recall(*columns)
         chosen = np.linspace(0, len(recall) - 1, min(len(recall), MOST_POINTS))
         chosen = chosen.astype(int)
         curve = {name: classes[number][name] for name in ("name", "average_precision")}

@@ -239,9 +239,8 @@ def evaluate_ensemble(
     for workdir, member in zip(workdirs, members, strict=True):
         is_same = np.array_equal(member.labels, first.labels)
         if member.class_names != first.class_names or not is_same:
-            raise ConfigError(
-                f"{workdir} has other classes or {split} images than {workdirs[0]}"
-            )
+            what = f"other classes or {split} images"
+            raise ConfigError(f"{workdir} has {what} than {workdirs[0]}")
     multi_label = first.labels.ndim == 2
     mean = np.mean([to_probabilities(x.logits, multi_label) for x in members], 0)
     with np.errstate(divide="ignore"):
@@ -351,9 +350,8 @@ def average(
         if Checkpointer(folder.checkpoints).steps():
             raise ConfigError(f"workdir={workdir} has a run; choose another folder")
         state = first.trainer_state | {"best": None, "open_record": None}
-        checkpointer = Checkpointer(
-            folder.checkpoints, assert_same_folder=lock.assert_same_folder
-        )
+        check = lock.assert_same_folder
+        checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
         checkpointer.save(Snapshot(first.step, tensors, state))
         with Reports(folder, "eval") as reports:
             reports.file(folder.config, to_json(config))

@@ -136,9 +136,8 @@ def images_of(
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
             raise DataError(str(error)) from None
-        origin = (
-            f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
-        )
+        why = f"as the data set cannot be read ({one_line(error, 120)})"
+        origin = f"drawn images, {why}"
         size = NUM_COMPARED, *run.image_shape
         return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, origin
 

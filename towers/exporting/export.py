@@ -79,7 +79,7 @@ def export(
         TowersError: such as a ConfigError where something stands at the path, or an
             ExportError where it cannot be written or its logits differ.
     """
-    validate_format(format, precision)
+    _validate_format(format, precision)
     if calibrated and format in ("keras", "safetensors"):
         raise ConfigError(f"calibrated with format={format}: it has no probabilities")
     checks.check_environment()
@@ -141,8 +141,7 @@ def export(
     return output
 
 
-def validate_format(format: str, precision: str) -> None:
-    """Raises a ConfigError where a format lacks the precision, or packages."""
+def _validate_format(format, precision):
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
     row = FORMATS[format]

@@ -163,10 +163,8 @@ def _tokens(layer):
         x = reshape(x)
         is_token = ops.zeros_like(x[..., :1])
         if has_token:
-            x, is_token = (
-                ops.pad(x, before),
-                ops.pad(is_token, before, constant_values=1),
-            )
+            x = ops.pad(x, before)
+            is_token = ops.pad(is_token, before, constant_values=1)
         return x + positions(is_token)
 
     return call
@@ -215,11 +213,8 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
         if augment == "tutorial":
             inputs = _standardized_by_itself(images)
         else:
-            inputs = layers.Normalization(
-                mean=run.mean,
-                variance=[(x or 1) ** 2 for x in run.std],
-                name="standardize",
-            )(images)
+            moments = {"mean": run.mean, "variance": [(x or 1) ** 2 for x in run.std]}
+            inputs = layers.Normalization(**moments, name="standardize")(images)
         return keras.Model(images, network(inputs), name="classifier")
 
 

@@ -210,11 +210,9 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
         "mean": [value / 255 for value in run.mean],
         "std": [value / 255 for value in run.std],
     }
-    save_file(
-        torch_names.state_dict(trained, tables[0]),
-        path,
-        {"format": "pt"} | {name: json.dumps(x) for name, x in metadata.items()},
-    )
+    metadata = {name: json.dumps(x) for name, x in metadata.items()}
+    tensors = torch_names.state_dict(trained, tables[0])
+    save_file(tensors, path, {"format": "pt"} | metadata)
 
 
 WRITERS = {

@@ -148,9 +148,8 @@ class Board:
         """Appends an event with some values."""
         event = Event(wall_time=time.time(), step=step)
         for name, about, value in values:
-            event.summary.value.add(
-                tag=name, metadata=about, tensor=make_tensor_proto(value)
-            )
+            tensor = make_tensor_proto(value)
+            event.summary.value.add(tag=name, metadata=about, tensor=tensor)
         self._append_event(event)
 
     def _append_event(self, event):

@@ -164,9 +164,8 @@ def confusion(
             color = "white" if opacities[row, column] > 0.85 else "black"
             text = str(counts[row, column])
             size = 8 if len(text) < 5 else 6.5
-            axes.text(
-                column, row, text, ha="center", va="center", color=color, size=size
-            )
+            place = {"ha": "center", "va": "center"}
+            axes.text(column, row, text, color=color, size=size, **place)
     return figure, f"confusion matrix of {count} classes"
 
 

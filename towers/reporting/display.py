@@ -166,9 +166,8 @@ class LiveDisplay(Display):
         bars.add_column(no_wrap=True)
         bars.add_column(no_wrap=True, width=18)
         # Colors of the terminal's own, which fit a light and a dark one.
-        bar = functools.partial(
-            ProgressBar, style="bright_black", complete_style="cyan"
-        )
+        colors = {"style": "bright_black", "complete_style": "cyan"}
+        bar = functools.partial(ProgressBar, **colors)
         bars.add_row(
             "run",
             bar(total=status.last_step, completed=step),
