@@ -41,8 +41,7 @@ def define_config_flags(
     values: flags.FlagValues = flags.FLAGS,
     **defaults: Any,
 ) -> None:
-    """Defines flags of options, with their help, choices and defaults, or those of a
-    program."""
+    """Defines flags of options, with their help, choices and defaults."""
     for name in names:
         field = FIELDS[name]
         default = defaults.get(name, field.default)

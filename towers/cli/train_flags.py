@@ -86,8 +86,7 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
 
 
 def cluster_of_flags() -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster; ConfigError where its
-    description is wrong."""
+    """The arguments of `towers.train` about the cluster."""
     values = flags.FLAGS
     return {
         "cluster": find_cluster(values.cluster, values.task_index),

@@ -42,8 +42,8 @@ def validate_without_validation(config: "Config") -> None:
 
 
 def validate_metric(config: "Config", multi_label: bool) -> None:
-    """Raises ConfigError where `best_by` is of one label an image and these have
-    several, or the other way round."""
+    """Raises ConfigError where `best_by` does not fit one or several labels an
+    image."""
     if config.best_by == ("balanced_accuracy" if multi_label else "map"):
         reason = "several labels, and the metric is of one"
         if not multi_label:

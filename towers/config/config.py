@@ -573,8 +573,7 @@ class Config:
 
     @property
     def fold_of_images(self) -> tuple[int, int] | None:
-        """The fold of the training images that is held out, and the number of folds;
-        None without `validation_fold`."""
+        """The fold that is held out, and the number of folds; None without."""
         if not self.validation_fold:
             return None
         return tuple(map(int, self.validation_fold.split("/")))
@@ -655,8 +654,7 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
 
 
 def check_names(names: Iterable[str], source: str = "") -> None:
-    """Refuses names that are no options, and names the nearest; `source` begins the
-    message."""
+    """Refuses names that are no options; `source` begins the message."""
     for name in names:
         if name not in FIELDS:
             way = f"{suggestion(name, FIELDS)}{program('train')} --help lists them"

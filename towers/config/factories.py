@@ -32,14 +32,12 @@ _MOST_GIVEN = {"dataset": 2, "model": 4}
 
 
 def given_name(checksum: int) -> str:
-    """The value of an option that stands for an object of a Python program, by a CRC-32
-    of what decides about the training."""
+    """The value of an option for an object of a Python program, by its CRC-32."""
     return f"given:{checksum:08x}"
 
 
 def give(option: str, name: str, factory: Callable[..., Any]) -> None:
-    """Lets a value of an option, of `given_name`, stand for what a factory makes, in
-    this process."""
+    """Lets a value of an option stand for what a factory makes, in this process."""
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
     keys = [key for key in _given if key[0] == option]
@@ -98,8 +96,7 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
-    """Calls a function with the available arguments that its signature names, or all if
-    it takes `**kwargs`."""
+    """Calls a function with the available arguments that its signature names."""
     return target(**named_by(target, available))
 
 
@@ -129,8 +126,7 @@ def required_names(target: Callable[..., Any]) -> set[str]:
 
 @functools.cache
 def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
-    """The module of a file, executed once unless the file has changed; it may import
-    others of its folder."""
+    """The module of a file, executed once per change; it may import its neighbors."""
     name = f"towers_file_{path.stem}_{abs(hash(path)):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -186,8 +182,7 @@ def foreseen(error: BaseException, more_memory: str) -> BaseException:
 
 
 def _line_of_error(path: pathlib.Path, error: BaseException) -> str:
-    """FILE:LINE of a Python file of the user that an error came from; FILE alone where
-    it came from elsewhere."""
+    """FILE:LINE of a user's file that an error came from, or FILE alone."""
     frames = traceback.extract_tb(error.__traceback__)
     files = (str(path), str(path.resolve()))
     lines = [frame.lineno for frame in frames if frame.filename in files]

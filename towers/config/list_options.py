@@ -15,8 +15,7 @@ class ParamRate(NamedTuple):
 
 
 def parse(option: str, text: str) -> Any:
-    """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01)). ConfigError
-    where a part between commas is wrong."""
+    """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01))."""
     read, least, expected = LISTS[option]
     values = []
     for part in text.split(",") if text else []:

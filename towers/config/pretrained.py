@@ -19,8 +19,7 @@ PUBLISHED = (".safetensors", *OF_PYTORCH)
 
 
 def published_weights(config: "Config") -> Preprocessing | None:
-    """The preprocessing of the weights that a run starts from, where others publish
-    them; else None."""
+    """The preprocessing of published weights that a run starts from; else None."""
     is_published = config.init_from == IMAGENET or config.init_from.endswith(PUBLISHED)
     return config.choice_of("model").pretrained if is_published else None
 

@@ -153,8 +153,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
 
 
 def _options_file(name, folder):
-    """The path of a recipe: the Python file of a name, the config.json of a run folder,
-    or the named file."""
+    """The path of a recipe, of a run folder's config.json, or of the named file."""
     check_path("config", name)
     path = pathlib.Path(os.path.expanduser(name))
     if path.suffix in (".py", ".json", ".yaml", ".yml"):

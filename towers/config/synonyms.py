@@ -117,8 +117,7 @@ ANSWERS = {
 
 
 def answer(name: str, known: Container[str]) -> str | None:
-    """The counterpart of another program's flag; None without one, or where a flag that
-    it names is not known."""
+    """The counterpart of another program's flag, whose own flags are known, or None."""
     name = name.replace("-", "_").lower()
     for text, names in ANSWERS.items():
         needed = re.findall(r"--(\w+)", text)
@@ -128,8 +127,7 @@ def answer(name: str, known: Container[str]) -> str | None:
 
 
 def meant(name: str, known: Container[str]) -> str | None:
-    """The one of the known names that goes by another name elsewhere, or is written
-    with hyphens; None without one."""
+    """The known name that has another name elsewhere, or hyphens; None without one."""
     name = name.replace("-", "_").lower()
     if name in known:
         return name
@@ -140,7 +138,6 @@ def meant(name: str, known: Container[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...? ' for one of the names, by meaning or by spelling, or
-    nothing."""
+    """'did you mean ...? ' for one of the names, by meaning or spelling, or nothing."""
     by_meaning = meant(name, list(known))
     return f"did you mean {by_meaning!r}? " if by_meaning else nearest(name, known)

@@ -171,8 +171,7 @@ def timed(run: Run, num_steps: int) -> float:
 def create_runs(
     config: Config, parts: build.Parts, devices: Devices, trainer: Trainer, batch: Batch
 ) -> dict[str, Run]:
-    """What is timed, by INPUT, CONSTANT, GRADIENTS and DOUBLE; `batch` is one of a
-    step."""
+    """What is timed, by INPUT, CONSTANT, GRADIENTS and DOUBLE, on a step's batch."""
     leads = devices.towers[:: config.devices_per_network]
     sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
     constant = ConstantFeed(batch, sizes, leads)
@@ -207,8 +206,7 @@ def _steps(trainer: SynchronousTrainer, loop: Loop) -> Run:
 
 
 def _gradients(trainer: SynchronousTrainer, feed: Resident) -> Run:
-    """The gradients of a trainer's towers, with parameters that lie on their devices;
-    no mean, no update."""
+    """The gradients of a trainer's towers; no parameters travel, no mean, no update."""
     fetched, home = trainer.strategy.fetch(), trainer.strategy.home
 
     def compute(phase, batches, before):

@@ -121,8 +121,8 @@ def _names(folders):
 
 
 def _result(folder, records):
-    """The last known evaluation; where images are held out, the best step's, preferably
-    on the test images."""
+    """The last evaluation, with held-out images the best step's, if possible of the
+    test."""
     results = [result_of_records(records)]
     for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
         try:

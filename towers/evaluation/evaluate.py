@@ -164,10 +164,10 @@ def _with_test_set(config, data, info, is_of_run):
 
 def _warn_of_difference(info, data):
     """Warns where the data set of a run has changed since its training."""
-    if info is not None and data.train is not None:
-        if difference := info.training_difference(DatasetInfo.of(data)):
-            warning = "test images may have been trained on"
-            console.warn(f"not the data set of the run: {difference}; {warning}")
+    is_known = info is not None and data.train is not None
+    if is_known and (difference := info.training_difference(DatasetInfo.of(data))):
+        warning = "test images may have been trained on"
+        console.warn(f"not the data set of the run: {difference}; {warning}")
 
 
 def _write_result(reports, folder, evaluation, checkpoint, progress):
@@ -229,8 +229,8 @@ def follow(
 
 
 def _is_last(result, progress, config, parts):
-    """True if the run ends at the step of the result: images decide, as the config has
-    the batch size of the evaluation."""
+    """True if the run ends here: images decide, as the batch size is the
+    evaluation's."""
     if 0 < config.patience <= progress.num_worse:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)

@@ -118,8 +118,7 @@ def ratio(name: str, successes: int, trials: int) -> dict[str, Any]:
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:
-    """The score interval of a binomial proportion (Wilson 1927), [low, high]; of no
-    trials [0, 1]."""
+    """The score interval of a binomial proportion, [low, high] (Wilson 1927)."""
     if not trials:
         return [0.0, 1.0]
     z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -263,8 +262,8 @@ def precision_recall(
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the precision-recall curve as a sum of rectangles, as scikit-learn
-    has it; 0 without labels."""
+    """The area under the precision-recall curve, as scikit-learn has it; 0 without
+    labels."""
     precision, recall, _ = precision_recall(labels, scores)
     return float(np.diff(recall, prepend=0) @ precision)
 
@@ -329,8 +328,8 @@ class Metric(NamedTuple):
     is_recorded: bool  # whether a run records it next to the usual ones
 
     def score(self, figures: Figures) -> float:
-        """The metric of an evaluation; what `report.accuracies` has is not computed
-        again."""
+        """The metric of an evaluation; what `report.accuracies` has is taken from
+        there."""
         if self.is_recorded:
             return figures[self.name]
         if self.name in ("auto", "map") and "map" in figures:

@@ -187,8 +187,8 @@ def write_predictions(
 
 
 class _Prediction:
-    """The network of a run and the images that it predicts; `failed` are paths of files
-    that cannot be read, and why."""
+    """The network of a run, the images that it predicts, and the files that
+    `failed`."""
 
     def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
         self._paths, self._images = paths_or_images(images)
@@ -314,8 +314,7 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
 
 @contextlib.contextmanager
 def _errors_of_output(output):
-    """Errors of writing as a line. Where nobody reads any more, as of `| head`, there
-    is nothing left to do."""
+    """Errors of writing as a line; a closed pipe, as of `| head`, ends the program."""
     try:
         yield
     except BrokenPipeError:

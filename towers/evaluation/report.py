@@ -93,8 +93,7 @@ def accuracy_line(
     config: Config,
     metrics: Sequence[str] = (),
 ) -> str:
-    """A line that begins with `at`, such as "step 100": the reported accuracy, and the
-    figures of further metrics."""
+    """A line that begins with `at`: the reported accuracy, and further metrics."""
     figures = evaluation.reported
     name, line = "accuracy", f"{at}: {split} accuracy "
     line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
@@ -185,8 +184,8 @@ def result_of(
 
 
 def reported_figure(result: Mapping[str, Any], name: str) -> Any:
-    """A figure of the parameters that a run reports, such as "loss" or "classes"; None
-    where it is missing."""
+    """A figure of the weights that a run reports, such as "loss"; None where
+    missing."""
     return result.get((result["reported"] or "accuracy").replace("accuracy", name))
 
 

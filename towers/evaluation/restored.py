@@ -90,9 +90,8 @@ class RestoredRun:
     def model_ema(self) -> keras.Model | None:
         """The network with the EMA weights, built when it is first used; None where
         the run keeps none."""
-        if not self.config.ema_decay:
-            return None
-        return without_noise(self.network(Weights.EMA))
+        is_kept = self.config.ema_decay > 0
+        return without_noise(self.network(Weights.EMA)) if is_kept else None
 
     def network(self, weights: Weights = Weights.RAW) -> keras.Model:
         """A new network in training mode: with dropout, and an input of noise for each
@@ -182,8 +181,8 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
 def evaluation_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
-    """The devices of an evaluation or a prediction. ConfigError where the machine lacks
-    the devices of the options."""
+    """The devices of an evaluation or a prediction; ConfigError where they are
+    missing."""
     device = _free_device(config.device, folder, log)
     chosen = build_trainer.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:
@@ -237,8 +236,7 @@ def read_checkpoint(
     step: int | str = "best",
     log: Callable[[str], None] = console.line,
 ) -> Checkpoint:
-    """The checkpoint of a step, see `Checkpointer.restore`. CheckpointError where none
-    is valid."""
+    """The checkpoint of a step; CheckpointError where none is valid."""
     checkpoint = checkpointer_of(folder, log).restore(step)
     if checkpoint is None:
         way = f"or let {program('eval')} wait for one with --eval_interval_secs"
@@ -260,8 +258,7 @@ def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
 def evaluated_weights(
     config: Config, use_ema: bool | None = None
 ) -> tuple[Weights, ...]:
-    """The weights to evaluate: those that `use_ema` asks for, by default all that the
-    run keeps."""
+    """The weights to evaluate: what `use_ema` asks for, by default all of the run."""
     reported = reported_weights(config, use_ema)
     both = use_ema is None and reported is Weights.EMA
     return (Weights.RAW, Weights.EMA) if both else (reported,)

@@ -201,8 +201,7 @@ def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
 
 
 def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last evaluation in records of `metrics.jsonl`, in the form of
-    `result.json`."""
+    """The last evaluation in `metrics.jsonl`, in the form of `result.json`."""
     for record in reversed(records):
         for name in ("accuracy_ema", "accuracy"):
             for split in ("test", "validation"):

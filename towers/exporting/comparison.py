@@ -50,8 +50,7 @@ def trained_network(run: RestoredRun) -> keras.Model:
 
 
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:
-    """Float32 logits [n, classes] of a `RestoredRun.network`, for uint8 images
-    [n, *run.image_shape]."""
+    """Float32 logits [n, classes] for uint8 images [n, *run.image_shape]."""
     model = without_noise(trained)
     batches = np.split(images, range(BATCH_SIZE, len(images), BATCH_SIZE))
     with tf.device("CPU:0"):  # a GPU may round to TF32
@@ -105,8 +104,7 @@ def predict_with_variables(
 
 
 def largest_difference(logits: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference of a logit, as a share of the largest expected one, or of
-    SMALLEST_SCALE where that is larger."""
+    """Largest difference of a logit, as a share of the largest or of SMALLEST_SCALE."""
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
     return float(np.abs(logits - expected).max() / scale)
 
@@ -154,8 +152,7 @@ def _equally_spaced(length: int, most: int) -> np.ndarray:
 
 
 def _read_files(run, paths):
-    """The middle of at most NUM_CALIBRATION of the image files, at equal distances,
-    resized to the run's size."""
+    """At most NUM_CALIBRATION of the image files, at equal distances, resized."""
 
     def fail(path, reason):
         raise DataError(f"images: {shown(path)}: {reason}")

@@ -1,7 +1,4 @@
-"""Export of a run's network to formats that other programs load.
-
-Importing the package does not import TensorFlow.
-"""
+"""Export of a run's network to formats of others; TensorFlow is imported late."""
 
 import dataclasses
 import importlib.util

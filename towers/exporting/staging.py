@@ -24,8 +24,7 @@ def recover(output: pathlib.Path) -> None:
 
 def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     """Raises a ConfigError where an export may not be written: its name lacks the
-    suffix, which a SavedModel has not, or something else stands there than an earlier
-    export that may be replaced."""
+    suffix, or something stands there that may not be replaced."""
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
     if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
@@ -66,10 +65,9 @@ def _is_export(output, suffix):
 def staged(
     output: pathlib.Path, suffix: str, overwrite: bool
 ) -> Iterator[pathlib.Path]:
-    """A temporary path next to the output, which gets the name of the output at the
-    end, if there was no error and it still may. Of a folder that it replaces, what no
-    export wrote stays at its place, and is printed. ExportError where the disk
-    fails."""
+    """A temporary path next to the output, which gets its name at the end, if there was
+    no error and it still may. Of a folder that it replaces, what no export wrote stays,
+    and is printed. ExportError where the disk fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:

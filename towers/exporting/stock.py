@@ -57,8 +57,7 @@ def stock_network(model: keras.Model) -> keras.Model:
 
 
 def _replacement(layer: layers.Layer) -> Callable:
-    """The layer to call in place of one: by _REPLACEMENTS, or of the Keras class that a
-    layer of towers is derived from."""
+    """The layer to call in place of one: by _REPLACEMENTS, or of its Keras class."""
     if type(layer) in _REPLACEMENTS:
         return _REPLACEMENTS[type(layer)](layer)
     if _package(type(layer)) not in ("keras", "towers"):
@@ -78,8 +77,7 @@ def _of_keras(layer):
 
 
 def _class_and_settings(layer):
-    """The Keras class of a layer, and its settings in float32, without the initializers
-    of towers: the values are known."""
+    """The Keras class of a layer, and its settings in float32 without initializers."""
     stock = next(cls for cls in type(layer).__mro__ if _package(cls) == "keras")
     settings = stock.get_config(layer)
     settings = {k: v for k, v in settings.items() if "towers>" not in str(v)}

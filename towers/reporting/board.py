@@ -97,7 +97,7 @@ class Board:
         self._is_evaluation = kind != "train"
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
-        """A curve per value that has a tag; a vector gives one per element,
+        """A curve per value that has a tag, and per element of a vector:
         "towers/loss_2"."""
         curves = []
         for name, value in values.items():
@@ -181,8 +181,8 @@ def _as_records(events):
 
 
 def _buckets(values):
-    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite values;
-    zeros where there is none."""
+    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite
+    values."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
@@ -194,8 +194,7 @@ def _buckets(values):
 def mistakes_picture(
     images: np.ndarray, texts: Sequence[tuple[str, str]]
 ) -> np.ndarray:
-    """Images with their labels and what is predicted for them, as uint8 [height, width,
-    3]."""
+    """Images with their labels and predictions, as uint8 [height, width, 3]."""
     return captioned_images(images, [[label, f"as {other}"] for label, other in texts])
 
 

@@ -66,7 +66,7 @@ class Series(NamedTuple):
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
-    """Makes an element of HTML of the figure and the description that a function
+    """Makes an HTML element of the figure and the description that a function
     returns."""
 
     @functools.wraps(draw)
@@ -173,8 +173,7 @@ def confusion(
 def class_accuracies(
     rows: Sequence[Mapping[str, Any]], accuracy: float
 ) -> tuple[Figure, str]:
-    """The accuracy of each class with its interval, by rows of `figures`, and of all
-    images as a line."""
+    """The accuracy of each class with its interval; of all images as a line."""
     figure, axes = _figure(height=70 + 20 * len(rows))
     places = np.arange(len(rows))
     values = np.array([row["recall"] for row in rows])

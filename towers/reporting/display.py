@@ -1,7 +1,4 @@
-"""Progress of a training: a live display on a terminal, else lines.
-
-The lines come by the clock, at growing intervals: a run of a day prints about 50.
-"""
+"""Progress of a training: live on a terminal, else lines at growing intervals."""
 
 import dataclasses
 import functools
@@ -54,8 +51,7 @@ class Display:
         self._updated_at = self._clock()
 
     def tick(self, step: int, activity: str) -> None:
-        """Shows the step and what the training does; called often, by another thread,
-        also between changes of the status."""
+        """Shows the step and the activity; called often, by another thread."""
 
     def __enter__(self) -> "Display":
         return self

@@ -92,30 +92,21 @@ def legend(series: Sequence[Series]) -> Html:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     """A table whose numbers are on the right: floats with four digits."""
 
-    def line(cells, tag):
-        return f"<tr>{''.join(_cell(cell, tag) for cell in cells)}</tr>"
-
-    body = [list(cells) for cells in rows]
-    is_number = [
-        bool(body) and all(isinstance(cells[i], int | float) for cells in body)
-        for i in range(len(head))
-    ]
-    titles = "".join(
-        f"<th{' class=number' if number else ''}>{text(name)}</th>"
-        for name, number in zip(head, is_number, strict=True)
-    )
-    lines = "\n".join(line(cells, "td") for cells in body)
+    titles, body = "", [list(cells) for cells in rows]
+    for i, name in enumerate(head):
+        is_number = body and all(isinstance(cells[i], int | float) for cells in body)
+        titles += f"<th{' class=number' if is_number else ''}>{text(name)}</th>"
+    lines = "\n".join(f"<tr>{''.join(map(_cell, cells))}</tr>" for cells in body)
     head = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
     return f'<div class="wide"><table>{head}<tbody>{lines}</tbody></table></div>'
 
 
-def _cell(value, tag):
-    if isinstance(value, float):
-        return f'<{tag} class="number">{value:.4f}</{tag}>'
-    if isinstance(value, int):
-        return f'<{tag} class="number">{value:,}</{tag}>'
+def _cell(value):
+    if isinstance(value, int | float):
+        number = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        return f'<td class="number">{number}</td>'
     kind = ' class="short"' if len(str(value)) <= _SHORT else ""
-    return f"<{tag}{kind}>{text(value)}</{tag}>"
+    return f"<td{kind}>{text(value)}</td>"
 
 
 def details(summary: str, content: Html) -> Html:
