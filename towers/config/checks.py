@@ -200,8 +200,8 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     a machine without a folder for temporary files, as under `ulimit -f 0`."""
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
-        way = "towers trains with TensorFlow; unset it, or set it to tensorflow"
-        raise ConfigError(f"KERAS_BACKEND={backend}: {way}")
+        message = f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset it, "
+        raise ConfigError(f"{message}or set it to tensorflow")
     if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise ConfigError("TF_USE_LEGACY_KERAS is set: towers needs Keras 3; unset it")
     try:
