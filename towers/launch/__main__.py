@@ -69,11 +69,7 @@ def define_flags() -> None:
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Gives the flags their values; returns the program's name and what follows `--`.
-
-    Raises:
-        ConfigError: a flag is wrong.
-    """
+    """Gives the flags their values; returns the program and what follows `--`."""
     end = argv.index("--") if "--" in argv else len(argv)
     try:
         config_flags.parse(argv[:end])

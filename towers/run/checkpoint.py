@@ -103,7 +103,6 @@ def read(path: Path) -> Checkpoint:
         state = _json(path / _STATE)
         names = [name for name, *_ in state.pop("architecture")]
         tensors = _read_tensors(path, names)
-        state.pop("architecture_sha256", None)  # of earlier versions
         return Checkpoint(_step(state), tensors, state, path)
     except _READ_ERRORS as error:
         raise CheckpointError(f"{path}: {error_reason(error)}") from error

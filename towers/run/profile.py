@@ -80,11 +80,8 @@ def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
 
 
 def _kind(plane, event):
-    """The kind of operation that an event computes; None for others.
-
-    An operation's event on the CPU is called NAME:KIND; a kernel on a GPU has the
-    operation in its statistics.
-    """
+    """The kind of operation that an event computes, or None: its event on the CPU is
+    called NAME:KIND; a kernel on a GPU has the operation in its statistics."""
     name = plane.event_metadata[event.metadata_id].name
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":

@@ -56,7 +56,7 @@ OLDER_FORMAT = 0x1950A86A20F9469CFC6C  # begins files before PyTorch 1.6
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file: its shape, and the function that reads its values."""
+    """The shape of a tensor in a file, and what reads it."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]

@@ -138,10 +138,9 @@ class Watchdog:
         function to return. A step that computes, a save, and what the worker does
         outside of activities, such as to write reports, are finished first.
 
-        Raises:
-            Preempted: after a signal, the function was abandoned in an interruptible
-                activity. Its thread ends silently when it leaves that.
-            StuckError: the function made no progress for `stuck_after_secs`.
+        Preempted where it was abandoned in an interruptible activity, after which its
+        thread ends silently; StuckError where it made no progress for
+        `stuck_after_secs`.
         """
         thread = self._threads.pop() if self._threads else JobThread("worker")
         worker = _Worker()

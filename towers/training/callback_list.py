@@ -45,7 +45,6 @@ class CallbackList:
             self.call("on_checkpoint", *committed.pop(0))
 
     def end(self, step: int) -> None:
-        """Calls `on_checkpoint` and `on_end`."""
         self.call_of_checkpoints()
         self.call("on_end", step)
 

@@ -203,11 +203,8 @@ def open_run(
 def restore(
     run: Run, checkpoint: Checkpoint | None, overwrite: bool, architecture: str
 ) -> None:
-    """Loads the checkpoint, or the initial values, and writes what describes the run.
-
-    Args:
-        architecture: of a network that a Python program gives, in JSON, or empty.
-    """
+    """Loads the checkpoint, or the initial values, and writes what describes the run,
+    with the architecture of a network that a Python program gives."""
     config, folder, reports = run.config, run.folder, run.reports
     new = load_trainer(run.trainer, config, checkpoint)
     if checkpoint is not None:
