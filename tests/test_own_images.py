@@ -141,7 +141,9 @@ def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
     options = {"dataset": "image_folder", "data_dir": str(photos), "image_size": 32}
     run = tmp_path / "run"
     config = small_runs.small_config(
-        **options, center_crop=0.6, interpolation="bicubic", max_steps=1
+        **options,
+        **{"augment": "pad_crop_flip", "center_crop": 0.6},
+        **{"interpolation": "bicubic", "max_steps": 1},
     )
     towers.train(run, config)
     restored = towers.load_run(run)
