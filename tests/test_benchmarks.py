@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import accuracy, gpu, step
+from benchmarks import accuracy, gpu
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -32,26 +32,6 @@ def test_benchmarks_can_be_imported_and_the_programs_are_listed():
         is_program = hasattr(module, "main")
         assert is_program == (path.stem in PROGRAMS)
         assert is_program <= (f"python -m benchmarks.{path.stem} " in page)
-
-
-def parsed(*arguments):
-    return step.combinations(step.parse_options([*arguments]))
-
-
-def test_every_strategy_can_be_measured_and_groups_fit_the_towers():
-    fields = parsed(
-        f"--strategies={','.join(STRATEGIES)}", "--towers=1,4", "--group_sizes=2,4"
-    )
-    sizes = {
-        (f["num_towers"], f["group_size"])
-        for f in fields
-        if f["strategy"] == "model_parallel"
-    }
-    assert sizes == {(1, 1), (4, 2), (4, 4)}
-    assert {f["strategy"] for f in fields} == set(STRATEGIES)
-    assert (
-        len({step.cells(f) for f in fields}) == len(fields) == 2 * len(STRATEGIES) + 1
-    )
 
 
 def test_every_strategy_is_trained_for_its_accuracy():

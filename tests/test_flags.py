@@ -318,12 +318,6 @@ def test_each_program_has_its_own_flags_in_a_short_help(program, names):
         assert re.search(rf"^  --(\[no\])?{name}\b", help_text.stdout, re.M), name
 
 
-def test_one_section_of_the_help_has_its_flags_alone():
-    names = re.findall(r"^  --(\w+)", run("run_train.py", "--help=data").stdout, re.M)
-    of_fields = list(FIELDS)
-    assert names == of_fields[: of_fields.index("model")]
-
-
 def test_the_help_of_a_training_has_each_flag_once_with_its_default():
     values = flags.FlagValues()
     config_flags.define_config_flags(values=values)

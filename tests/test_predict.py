@@ -5,10 +5,7 @@ import io
 import json
 import os
 import pathlib
-import shlex
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -28,9 +25,6 @@ from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict, write_predictions
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config, prediction_config
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -342,12 +336,3 @@ def test_the_label_is_the_class_whose_name_the_folder_has():
     labels = Labels(["pets/cat", "wild/cat"], ["p", "q/wild", "r/pets/cat"])
     paths = "p/pets/cat/x/1.png", "p/cat/1.png", "q/wild/cat/1.png", "r/pets/cat/1.png"
     assert [labels(path) for path in paths] == [0, -1, 1, 0]
-
-
-# The program.
-
-
-def run(folder, *arguments, program="run_predict.py", after=""):
-    words = shlex.join(map(str, (sys.executable, ROOT / program, *arguments)))
-    command = ["bash", "-o", "pipefail", "-c", f"{words} {after}"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)

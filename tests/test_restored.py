@@ -46,23 +46,6 @@ def test_without_the_data_the_logits_are_those_of_numpy(half_way, monkeypatch):
     assert np.any(tensors["params/logits/bias"] != tensors["averages/logits/bias"])
 
 
-def test_a_network_with_a_state_and_dropout_predicts_as_it_is_evaluated(
-    tmp_path, monkeypatch
-):
-    small_runs.use(monkeypatch, small_runs.full_network)
-    train(tmp_path, small_config(checkpoint_every_steps=5))
-    images, labels = arrays(NUM_TEST, 1)
-    counts = []
-    for step in (5, 10):
-        result, run = evaluate(tmp_path, step=step), load_run(tmp_path, step=step)
-        for model, suffix in ((run.model, ""), (run.model_ema, "_ema")):
-            assert [x.name for x in model.inputs] == ["images"]
-            logits = model(run.preprocess(images), training=False)
-            counts.append(np.sum(np.argmax(logits, 1) == labels))
-            assert result[f"test_correct{suffix}"] == counts[-1]
-    assert len(set(counts)) > 1
-
-
 @pytest.mark.row(34)
 def test_an_older_step_has_the_options_that_it_was_trained_with(half_way):
     changed = small_config(augment="translate_flip")

@@ -4,7 +4,6 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
-from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
@@ -67,11 +66,8 @@ def test_one_trace_serves_every_device_and_graph():
     assert powers.calls == 4
 
 
-@pytest.mark.parametrize(
-    "options,num_traces", [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)]
-)
-def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
-    """Ten images for four towers: shares of 3 and of 2; the phases differ."""
+def test_towers_with_as_many_images_share_a_trace(monkeypatch):
+    """Ten images for four towers: shares of 3 and of 2; the two phases differ."""
     calls, original = [], tower.tower_gradients
 
     def counted(*args, **kwargs):
@@ -79,12 +75,11 @@ def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_trac
         return original(*args, **kwargs)
 
     monkeypatch.setattr(tower, "tower_gradients", counted)
-    plain = networks.plain_network()
-    if "phases" in options:
-        frozen = frozenset({"conv1/kernel"})
-        options = {"phases": [Phase(1, plain.model), Phase(9, plain.model, frozen)]}
-    batches = networks.random_batches(2, 10 * options.get("accumulate_steps", 1))
-    trainer = create_trainer(strategies.towers, plain, Recipe(), batches, 4, **options)
+    plain, batches = networks.plain_network(), networks.random_batches(2, 10)
+    frozen = frozenset({"conv1/kernel"})
+    phases = [Phase(1, plain.model), Phase(9, plain.model, frozen)]
+    options = (strategies.towers, plain, Recipe(), batches, 4)
+    trainer = create_trainer(*options, phases=phases)
     for _ in range(2):
         trainer.train(1)
-    assert len(calls) == num_traces
+    assert len(calls) == 4
