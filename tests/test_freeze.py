@@ -18,8 +18,8 @@ from towers.errors import ConfigError
 from towers.models.create import freeze_normalization
 from towers.models.layers.normalization import BatchNormalization
 from towers.models.variables import build_network
-from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
+from towers.optim.schedules import match_frozen
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training.train import train

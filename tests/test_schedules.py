@@ -10,7 +10,7 @@ import tensorflow as tf
 from docs import draw_schedules
 from towers.config import checks, config, list_options
 from towers.config.choices import SCHEDULES
-from towers.optim import param_rates
+from towers.optim import schedules
 from towers.optim.schedules import create_schedule
 
 NUM_EXAMPLES = 50_000
@@ -126,12 +126,10 @@ def test_pieces_warmups_and_runs_end_with_a_fraction_of_an_epoch(epochs):
 @pytest.mark.parametrize("epochs", FRACTIONS)
 def test_a_parameter_is_frozen_with_the_step_at_which_its_rate_is_zero(epochs):
     matched = {"kernel": list_options.ParamRate("kernel", 1.0, float(epochs))}
-    [step] = param_rates.freezing_steps(matched, NUM_EXAMPLES, 100).values()
+    [step] = schedules.freezing_steps(matched, NUM_EXAMPLES, 100).values()
     assert step == fractions.Fraction(epochs) * NUM_EXAMPLES / 100
     schedule = create_schedule("constant", 0.1, **SHAPE)
-    _, (rate_fn,) = param_rates.create_rate_fns(
-        matched, schedule, 0.1, NUM_EXAMPLES, 100
-    )
+    _, (rate_fn,) = schedules.create_rate_fns(matched, schedule, 0.1, NUM_EXAMPLES, 100)
     before, after = (rate_fn(tf.constant(step + k, tf.int64)) for k in (-1, 0))
     assert before > after == 0
 

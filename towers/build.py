@@ -20,7 +20,7 @@ from towers.data.sources import DataSet, Source
 from towers.errors import ConfigError
 from towers.models import create
 from towers.models.variables import variable_names
-from towers.optim import losses, optimizers, param_rates, schedules
+from towers.optim import losses, optimizers, schedules
 from towers.optim.phases import Phase, create_phases
 from towers.optim.schedules import num_images
 from towers.optim.update import Update
@@ -141,7 +141,7 @@ def build(
             model,
             total_steps=total_steps,
             early_sizes=config.lists["early_sizes"],
-            freezing_steps=param_rates.freezing_steps(
+            freezing_steps=schedules.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
             create_model=create_model_for,
@@ -279,14 +279,14 @@ def create_network(
 
 def match_parameters(
     config: Config, model: keras.Model
-) -> tuple[param_rates.Matched, frozenset[str]]:
+) -> tuple[schedules.Matched, frozenset[str]]:
     """The rates of the parameters, and the names of the frozen ones; ConfigError where
     a pattern fits none."""
     names = variable_names(model.trainable_variables)
-    frozen = param_rates.match_frozen(config.lists["freeze"], names)
+    frozen = schedules.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":
         frozen |= create.normalization_parameters(model)
-    rates = param_rates.match_param_rates(config.lists["param_rates"], names, frozen)
+    rates = schedules.match_param_rates(config.lists["param_rates"], names, frozen)
     return rates, frozen
 
 
@@ -307,7 +307,7 @@ def create_update(
     config: Config,
     num_examples: int,
     model: keras.Model,
-    matched: param_rates.Matched,
+    matched: schedules.Matched,
     schedule_fn: Callable[[Config, int], schedules.Schedule],
 ) -> Update:
     """The optimizer with its schedules; these only where there are training images.
@@ -327,10 +327,10 @@ def create_update(
             raise ConfigError(f"optimizer={config.optimizer}: {error}") from None
         # Scaled to a norm, a larger decay would displace the gradient.
         if not optimizer.needs_norms:
-            decays = param_rates.scale_decays(decays, matched)
+            decays = schedules.scale_decays(decays, matched)
     if num_examples:
-        learning_rate_fn, rate_fns = param_rates.create_rate_fns(
-            param_rates.decay_by_layer(matched, config.layer_decay),
+        learning_rate_fn, rate_fns = schedules.create_rate_fns(
+            schedules.decay_by_layer(matched, config.layer_decay),
             schedule_fn(config, num_examples),
             config.learning_rate,
             num_examples,

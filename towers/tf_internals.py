@@ -67,18 +67,7 @@ def add_control_input(operation: tf.Operation, first: tf.Operation) -> None:
 
 
 @contextlib.contextmanager
-def without_outer_devices(graph: tf.Graph) -> Iterator[None]:
-    """Inside, no device and no device function of outside is in scope."""
-    devices = graph._device_function_stack
-    graph._device_function_stack = type(devices)()
-    try:
-        yield
-    finally:
-        graph._device_function_stack = devices
-
-
-@contextlib.contextmanager
-def without_control_dependencies(graph: tf.Graph) -> Iterator[None]:
+def around_loop(graph: tf.Graph) -> Iterator[None]:
     """Inside, the body of a loop does not make its results wait for its effects."""
     adds = graph._add_control_dependencies
     graph._add_control_dependencies = False
@@ -89,8 +78,14 @@ def without_control_dependencies(graph: tf.Graph) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ordered_effects(graph: tf.Graph) -> Iterator[None]:
-    """Inside, operations on a variable keep their order, and all of them run."""
-    with AutomaticControlDependencies() as dependencies:
-        yield
-    graph.control_outputs.extend(dependencies.ops_which_must_run)
+def inside_of_loop(graph: tf.Graph) -> Iterator[None]:
+    """Inside, no device of outside is in scope, operations on a variable keep their
+    order, and all of them run."""
+    devices = graph._device_function_stack
+    graph._device_function_stack = type(devices)()
+    try:
+        with AutomaticControlDependencies() as dependencies:
+            yield
+        graph.control_outputs.extend(dependencies.ops_which_must_run)
+    finally:
+        graph._device_function_stack = devices

@@ -29,6 +29,9 @@ def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss
     Raises:
         ConfigError: the loss is of one label an image, and there are several.
     """
+    if multi_label and name == "cross_entropy":
+        name = "binary_cross_entropy"
+        options.pop("target_threshold", None)  # of that loss alone
     function = factories.resolve("loss", name)
     if multi_label and name == "focal":
         raise ConfigError(
@@ -70,9 +73,8 @@ def cross_entropy(
     logit_adjustment: Sequence[float] | None = None,
     *,
     pos_weights: Sequence[float] | None = None,
-    multi_label: bool = False,
 ) -> tf.Tensor:
-    """Softmax cross-entropy of each image; of label sets `binary_cross_entropy`.
+    """Softmax cross-entropy of each image.
 
     The target is (1 - label_smoothing) times the label plus label_smoothing spread
     evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
@@ -85,7 +87,6 @@ def cross_entropy(
         class_weights: per class a factor on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
         logit_adjustment: per class what is added to its logit.
-        pos_weights, multi_label: as of `binary_cross_entropy`.
 
     Returns:
         float32 (or float64) [n].
@@ -93,16 +94,6 @@ def cross_entropy(
     Raises:
         ConfigError: pos_weights of images with one label.
     """
-    if multi_label:
-        return binary_cross_entropy(
-            logits,
-            labels,
-            label_smoothing,
-            class_weights,
-            logit_adjustment,
-            pos_weights=pos_weights,
-            multi_label=True,
-        )
     if pos_weights is not None:
         raise ConfigError(
             "pos_weights with loss=cross_entropy: each image has one label; set "
@@ -158,14 +149,11 @@ def binary_cross_entropy(
     """Mean over the classes of the sigmoid cross-entropy of each with its target, as in
     timm and "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476).
 
-    Args:
-        target_threshold: above 0, targets above it become 1 and others 0.
-        pos_weights: per class a factor on the term of its positive images, as
-            `pos_weight` of PyTorch's `BCEWithLogitsLoss`.
-        multi_label: labels are sets, and smoothing moves each target towards 1/2, as in
-            Keras' `BinaryCrossentropy`.
-
-    Other arguments and the result are as of `cross_entropy`.
+    Targets above a `target_threshold` become 1, others 0. `pos_weights` are per class a
+    factor on the term of its positive images, as `pos_weight` of PyTorch's
+    `BCEWithLogitsLoss`. With `multi_label` labels are sets, and smoothing moves each
+    target towards 1/2, as in Keras' `BinaryCrossentropy`. Other arguments and the
+    result are as of `cross_entropy`.
 
     Raises:
         ConfigError: all smoothed labels would be on one side of the threshold.

@@ -40,38 +40,27 @@ class UpdateContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The update of parameters.
+    """The update of parameters: (param, slots, gradient, context) -> (param, slots).
 
-    Attributes:
-        slots: names of the tensors that it keeps, zero at first and of the shape that
-            `update` gets the parameter in.
-        update: (param, slots, gradient, context) -> (param, slots).
-        elementwise: whether an element's update needs the other elements at most
-            through the norms. The update then gets vectors [rows, 16] of many
-            parameters, or of slices of them, each padded with zeros to whole rows: it
-            must stay finite where parameter, gradient and slots are 0.
-        needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
-        direction: (param, slots, gradient, context without norms) -> of what
-            `gradient_norm` is the norm; None for the gradient.
-        takes_decay: whether it applies the weight decay itself, which then must not be
-            part of the loss.
-        stackable: whether an update without norms also takes parameters of one shape,
-            stacked along a new first axis, with the context of one of them.
-        constants: step -> what it needs once for all parameters.
+    With `elementwise` an element's update needs the other elements at most through the
+    norms. It then gets vectors [rows, 16] of many parameters, or of slices of them,
+    each padded with zeros to whole rows, and must stay finite where all are 0.
     """
 
-    slots: tuple[str, ...]
+    slots: tuple[str, ...]  # zero at first, of the shape in which `update` has them
     update: Callable[
         [tf.Tensor, Slots, tf.Tensor, UpdateContext], tuple[tf.Tensor, Slots]
     ]
     elementwise: bool = True
-    needs_norms: bool = False
-    direction: Callable[[tf.Tensor, Slots, tf.Tensor, UpdateContext], tf.Tensor] | (
-        None
-    ) = None
-    takes_decay: bool = False
+    needs_norms: bool = False  # whether it reads `param_norm` and `gradient_norm`
+    # (param, slots, gradient, context without norms) -> of what `gradient_norm` is the
+    # norm; None for the gradient.
+    direction: Callable[..., tf.Tensor] | None = None
+    takes_decay: bool = False  # applies the weight decay, which is then not in the loss
+    # An update without norms also takes parameters of one shape, stacked along a new
+    # first axis, with the context of one of them.
     stackable: bool = False
-    constants: Callable[[tf.Tensor], Any] | None = None
+    constants: Callable[[tf.Tensor], Any] | None = None  # of a step, for all parameters
 
 
 def sgd(*, momentum: float = 0.0) -> Optimizer:
@@ -319,17 +308,9 @@ def _with_decay(param, gradient, context):
 def create_optimizer(
     name: str, options: Mapping[str, float] | None = None, **hyperparameters: float
 ) -> Optimizer:
-    """The named optimizer.
-
-    Args:
-        name: in `towers.config.choices.OPTIMIZERS`, or FILE.py:FUNCTION.
-        options: hyperparameters that only this optimizer has.
-        **hyperparameters: momentum, rho, beta1, beta2, epsilon, trust_coefficient,
-            muon_momentum; an optimizer gets those that its signature names.
-
-    Raises:
-        ConfigError: it takes no such option, or a file gives no Optimizer.
-    """
+    """The named optimizer, with those of the hyperparameters that its signature names,
+    and options that only this optimizer has; ConfigError where it takes no such option,
+    or a file gives no Optimizer."""
     create, options = factories.resolve("optimizer", name), options or {}
     names = factories.argument_names(create)
     for option in options if names is not None else ():

@@ -36,12 +36,9 @@ def create_phases(
 ) -> tuple[Phase, ...]:
     """The phases of a run; empty where all steps are alike and nothing is frozen.
 
-    Args:
-        model: the network for images of full size.
-        early_sizes: (pixels of the shorter side, part of the run at which they end),
-            both growing.
-        freezing_steps: name of a parameter -> step from which on it is frozen.
-        create_model: height, width -> the network for such images.
+    `early_sizes` are (pixels of the shorter side, part of the run at which they end),
+    both growing; `freezing_steps` name -> step from which on a parameter is frozen;
+    `create_model` height, width -> the network for such images.
     """
     early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {

@@ -107,15 +107,13 @@ class Update:
         rate_factor: tf.Tensor | None = None,
         on_gpu: bool = False,
     ) -> tuple[Vectors, dict[str, Vectors]]:
-        """The new parameters and slots of one step.
+        """The new parameters and slots of one step, as vectors of whole parameters or
+        of the shards that live here.
 
         Args:
-            layout: of the vectors: of whole parameters, or of the shards that live
-                here.
             step: int64, the steps taken before this one.
-            params, gradients: vectors; the gradients are of the mean loss over the
-                whole batch.
-            norm: the global norm of the gradients.
+            gradients: of the mean loss over the whole batch; `norm` is their global
+                norm.
             squares: of `squares` for the whole parameters, where the optimizer needs
                 norms.
             rate_factor: float64, on all learning rates; None for 1.

@@ -114,10 +114,8 @@ class Layout:
     def spread(self, values: tf.Tensor) -> list[tf.Tensor]:
         """As `columns`, of a tensor [arrays]: per vector a tensor [rows, 1], or a
         scalar where it is a single array's."""
-        spread = []
-        for number in self.columns(range(len(self._list))):
-            spread.append(tf.gather(values, tf.constant(number, tf.int64)))
-        return spread
+        numbers = self.columns(range(len(self._list)))
+        return [tf.gather(values, tf.constant(x, tf.int64)) for x in numbers]
 
     def sums(self, row_sums: Sequence[tf.Tensor]) -> tf.Tensor:
         """Sums over the rows of each array, [arrays], of [rows] per vector."""
@@ -129,8 +127,7 @@ class Layout:
             places = [self._list[i].num_rows for i in members]
             segments = tf.constant(np.repeat(np.arange(len(members)), places))
             # For `segment_sum` a GPU asks the host how many there are.
-            total = tf.math.unsorted_segment_sum(rows, segments, len(members))
-            totals.append(total)
+            totals.append(tf.math.unsorted_segment_sum(rows, segments, len(members)))
         order = list(itertools.chain.from_iterable(self.members))
         joined = tf.concat(totals, 0) if len(totals) > 1 else totals[0]
         if order == sorted(order):

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import steps_within
-from towers.optim.update import moving_averages
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Values
 from towers.parallel.finite import TOO_MANY_IN_A_ROW, not_finite_error
@@ -144,16 +143,11 @@ class AsynchronousTrainer(Trainer):
 
     def _move_averages(self):
         copy = self._copy
-        if copy.averages:
-            with tf.device(copy.device):
-                moved = moving_averages(
-                    copy.read(copy.averages),
-                    copy.read([*copy.params, *copy.state]),
-                    copy.read([copy.step])[0],
-                    self.update_fn.ema_decay,
-                )
-                for variable, value in zip(copy.averages, moved, strict=True):
-                    variable.assign(value, read_value=False)
+        with tf.device(copy.device):
+            values = copy.read([*copy.params, *copy.state])
+            moved = copy.moved_averages(values, self.update_fn.ema_decay)
+            for variable, value in zip(copy.averages, moved, strict=True):
+                variable.assign(value, read_value=False)
 
     def _count(self, is_finite):
         with tf.device(self.guard.device):

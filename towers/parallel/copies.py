@@ -11,11 +11,16 @@ import tensorflow as tf
 from towers.errors import NumericError
 from towers.models.layers.normalization import Moment, ramped
 from towers.models.variables import variable_names
-from towers.optim.update import Update, ramp
+from towers.optim.update import Update, moving_averages, ramp
 from towers.optim.vector import Layout
 from towers.parallel.reduce import scaled
 
 Arrays = dict[str, np.ndarray]
+
+
+def variable(value: tf.Tensor | np.ndarray | bool | float, name: str) -> tf.Variable:
+    """A variable that no tape watches, on the current device."""
+    return tf.Variable(value, trainable=False, name=name)
 
 
 class Weights(enum.Enum):
@@ -154,20 +159,20 @@ class Copy:
         ]
         with tf.device(device):
             self.params, self.state = (
-                [_variable(vector, name) for vector in vectors]
+                [variable(vector, name) for vector in vectors]
                 for vectors, name in zip(values, ("params", "state"), strict=True)
             )
             self.integers = [
-                _variable(initial.state[k], k) for k in self.layout.integers
+                variable(initial.state[k], k) for k in self.layout.integers
             ]
             self.slots = {
-                slot: [_variable(np.zeros_like(x), slot) for x in values[0]]
+                slot: [variable(np.zeros_like(x), slot) for x in values[0]]
                 for slot in update_fn.optimizer.slots
             }
             self.averages = []
             if update_fn.ema_decay and keeps_averages:
-                self.averages = [_variable(x, "averages") for x in sum(values, [])]
-            self.step = _variable(np.int64(0), "step")
+                self.averages = [variable(x, "averages") for x in sum(values, [])]
+            self.step = variable(np.int64(0), "step")
 
     def read(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Values of variables of this copy."""
@@ -179,7 +184,8 @@ class Copy:
         """Parameters and model state, and the number of steps, on this device."""
         params, state = self.params, self.state
         if weights is Weights.EMA:
-            params, state = self._split_averages()
+            count = len(self.params)
+            params, state = self.averages[:count], self.averages[count:]
         return Values(*map(self.read, (params, state, self.integers, [self.step])))
 
     def update_arguments(self) -> tuple:
@@ -187,6 +193,16 @@ class Copy:
         slots = {name: self.read(own) for name, own in self.slots.items()}
         [step] = self.read([self.step])
         return self.layout.params, step, self.read(self.params), slots
+
+    def moved_averages(
+        self, values: Sequence[tf.Tensor], ema_decay: float
+    ) -> list[tf.Tensor]:
+        """The moving averages after a step with new values; none where none are
+        kept."""
+        if not self.averages:
+            return []
+        [step] = self.read([self.step])
+        return moving_averages(self.read(self.averages), values, step, ema_decay)
 
     def variables(self) -> list[tf.Variable]:
         """All of them."""
@@ -229,10 +245,6 @@ class Copy:
         for name, variable in self._named_integers():
             variable.assign(named[f"state/{name}"])
 
-    def _split_averages(self):
-        count = len(self.params)
-        return self.averages[:count], self.averages[count:]
-
     def _named_integers(self):
         return zip(self.layout.integers, self.integers, strict=True)
 
@@ -244,14 +256,8 @@ class Copy:
         for slot, variables in self.slots.items():
             yield f"slots/{{}}/{slot}", params, variables
         if self.averages:
-            for layout, variables in zip(
-                (params, state), self._split_averages(), strict=True
-            ):
-                yield "averages/{}", layout, variables
-
-
-def _variable(value, name):
-    return tf.Variable(value, trainable=False, name=name)
+            yield "averages/{}", params, self.averages[: len(self.params)]
+            yield "averages/{}", state, self.averages[len(self.params) :]
 
 
 def whole(shards: Sequence[Arrays]) -> Arrays:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -55,20 +54,12 @@ def configure(
     computes and cannot change them later: a second call in a process gets those that
     are there, or is refused where it needs others.
 
-    Args:
-        device, num_towers, device_order: the options.
-        device_memory_mb: memory limit in megabytes of a logical device; each GPU is
-            split into as many of them as num_towers needs. 0 for one per GPU, without
-            limit.
-        core_per_tower: towers on a CPU compute with one thread each where they are at
-            least as many as its cores, instead of sharing all threads in every
-            operation. It applies to the whole process, also to fewer towers later.
-        cpu_towers: towers without a GPU if num_towers is 0; one, where TensorFlow has
-            made fewer devices.
-
-    Raises:
-        ConfigError: there are fewer devices than num_towers, or these are more than
-            MOST_DEVICES.
+    With `device_memory_mb`, the limit of a logical device, each GPU is split into as
+    many of them as num_towers needs. With `core_per_tower` towers on a CPU compute with
+    one thread each where they are at least as many as its cores, instead of sharing all
+    threads in every operation; it applies to the whole process, also to fewer towers
+    later. `cpu_towers` are made without a GPU if num_towers is 0. Fewer devices than
+    num_towers are a ConfigError.
     """
     order = _numbers(device_order, num_towers)
     if max(order, default=num_towers - 1) >= MOST_DEVICES:
@@ -229,29 +220,15 @@ def _take_memory_as_needed(gpus):
 
 
 def unused_gpu() -> str:
-    """Says what is missing where the driver sees a GPU but TensorFlow does not."""
+    """Says what may be missing where the driver sees a GPU but TensorFlow does not."""
     count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
     if not count:
         return ""
-    missing, requirements = [], []
-    try:
-        requirements = importlib.metadata.requires("tensorflow") or []
-    except importlib.metadata.PackageNotFoundError:
-        missing.append("tensorflow (another build of it is installed)")
-    for requirement in requirements:
-        name = re.match(r"[\w.-]+", requirement)[0]
-        try:
-            if "and-cuda" in requirement:
-                importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    hint = (
-        f"missing: {', '.join(missing)}; pip install 'tensorflow[and-cuda]'"
-        if missing
-        else "its CUDA packages are installed, so look at the driver's version; "
-        "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
+    return (
+        f"the driver sees {count} GPU(s) that TensorFlow cannot use: pip install "
+        "'tensorflow[and-cuda]' brings its CUDA packages; with TF_CPP_MIN_LOG_LEVEL=0 "
+        "TensorFlow says what it misses"
     )
-    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {hint}"
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:

@@ -59,13 +59,9 @@ class Evaluation(Generic[T]):
 class Evaluator:
     """Computes the logits of batches, and counts correct predictions.
 
-    Args:
-        fetch: weights -> per device the values of the network.
-        devices: the first device of each tower, which has `num_shards`.
-        transforms: test-time augmentation, see `towers.data.augment.tta`.
-        workers: each of them has its part of every batch.
-        keeps_logits: whether `counts` returns all logits; a multi-label loss always
-            does.
+    `fetch` gives per device the values of the network with a kind of weights; `devices`
+    are the first ones of each tower; each of the workers has its part of every batch.
+    With `keeps_logits`, as with a multi-label loss, `counts` returns all logits.
     """
 
     def __init__(

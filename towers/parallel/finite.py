@@ -13,12 +13,11 @@ al. 2018, arXiv:1710.03740, section 3.2; the constants are as in Keras'
 LossScaleOptimizer).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.parallel.copies import variable
 
 INITIAL_SCALE = 2.0**15
 LARGEST_SCALE = 2.0**24  # a loss of 1 times that still leaves room for float32 sums
@@ -29,13 +28,6 @@ GROWTH_STEPS = 2000
 TOO_MANY_IN_A_ROW = 10
 
 
-class Verdict(NamedTuple):
-    """Decision about a step: bool scalars."""
-
-    updates: tf.Tensor  # it is finite, and makes its update
-    is_taken: tf.Tensor  # it was taken, with or without an update
-
-
 class FiniteGuard:
     """Decides whether a step makes its update, and whether it counts. Its variables are
     on a device; `skips` says whether steps that are not finite are skipped."""
@@ -43,13 +35,13 @@ class FiniteGuard:
     def __init__(self, device: str, *, scale_loss: bool = False, skips: bool = False):
         self.device, self.scale_loss, self.skips = device, scale_loss, skips
         with tf.device(device):
-            self._stopped = _variable(False, "stopped")
+            self._stopped = variable(False, "stopped")
             if scale_loss:
-                self._scale = _variable(INITIAL_SCALE, "scale")
-                self._good_steps = _variable(np.int64(0), "good_steps")
+                self._scale = variable(INITIAL_SCALE, "scale")
+                self._good_steps = variable(np.int64(0), "good_steps")
             if skips:
-                self._skipped = _variable(np.int64(0), "skipped")
-                self._in_a_row = _variable(np.int64(0), "skipped_in_a_row")
+                self._skipped = variable(np.int64(0), "skipped")
+                self._in_a_row = variable(np.int64(0), "skipped_in_a_row")
 
     def named(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable."""
@@ -87,9 +79,12 @@ class FiniteGuard:
         """The steps that were skipped since the last update."""
         return int(self._in_a_row.numpy()) if self.skips else 0
 
-    def decide(self, is_finite: tf.Tensor, running: tf.Tensor) -> Verdict:
-        """Decides in the graph, once in a step and on the guard's device, about a step
-        of which `running` is what `is_running` gave; all are bool scalars."""
+    def decide(
+        self, is_finite: tf.Tensor, running: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Decides in the graph, once in a step and on the guard's device, whether a
+        step makes its update, and whether it is taken, with or without one; `running`
+        is what `is_running` gave. All are bool scalars."""
         is_taken = updates = running & is_finite
         falls = tf.constant(False)
         if self.scale_loss:
@@ -105,7 +100,7 @@ class FiniteGuard:
             self._in_a_row.assign(in_a_row, read_value=False)
             is_taken |= skips
         self._stopped.assign(~is_taken, read_value=False)
-        return Verdict(updates, is_taken)
+        return updates, is_taken
 
     def _scale_after(self, updates, falls):
         scale, good_steps = self._read(self._scale), self._read(self._good_steps) + 1
@@ -122,10 +117,6 @@ class FiniteGuard:
     def _read(self, variable):
         with tf.device(self.device):
             return variable.value()
-
-
-def _variable(value, name):
-    return tf.Variable(value, trainable=False, name=name)
 
 
 def not_finite_error(

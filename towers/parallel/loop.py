@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from towers import tf_internals
 from towers.parallel.compilation import Compilation
+from towers.parallel.copies import variable
 from towers.parallel.devices import HOST
 from towers.parallel.reduce import on_each
 
@@ -176,11 +178,9 @@ class Loop:
         self._train_step, self._zero_metrics = train_step, zero_metrics
         self.feed, self._compilation = feed, compilation
         with tf.device(HOST):
-            self._activity = tf.Variable(IDLE, trainable=False, name="activity")
-            self._stop = tf.Variable(False, trainable=False, name="stop")
-            self._number = tf.Variable(
-                0, trainable=False, dtype=tf.int64, name="number"
-            )
+            self._activity = variable(IDLE, "activity")
+            self._stop = variable(False, "stop")
+            self._number = variable(np.int64(0), "number")
         self._is_compiled, self._phase = [False] * num_phases, 0
         self.compiled = tf.function(self._steps, autograph=False)
         self._step_call = tf.function(
@@ -322,10 +322,7 @@ def around_loop() -> Iterator[None]:
         yield
         return
     graph = tf.compat.v1.get_default_graph()
-    with (
-        tf_internals.without_control_dependencies(graph),
-        tf.compat.v1.device(_device_of_identity),
-    ):
+    with tf_internals.around_loop(graph), tf.compat.v1.device(_device_of_identity):
         yield
 
 
@@ -337,11 +334,7 @@ def inside_of_loop() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    graph = tf.compat.v1.get_default_graph()
-    with (
-        tf_internals.without_outer_devices(graph),
-        tf_internals.ordered_effects(graph),
-    ):
+    with tf_internals.inside_of_loop(tf.compat.v1.get_default_graph()):
         yield
 
 

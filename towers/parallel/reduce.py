@@ -129,15 +129,14 @@ class Wire(NamedTuple):
     scale: float  # factor on every sum, once, before it is distributed
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """Returns a partial sum, cast on `device` to the type that is sent."""
+        """A partial sum, cast on the device."""
         with tf.device(device):
             return tf.cast(tensor, self.dtype)
 
     def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """Returns a sum, scaled and cast on `device` to the type that is sent."""
+        """A sum, scaled and cast on the device."""
         with tf.device(device):
-            if self.scale != 1:
-                tensor = scaled(tensor, self.scale)
+            tensor = tensor if self.scale == 1 else scaled(tensor, self.scale)
             return tf.cast(tensor, self.dtype)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import Phase
-from towers.optim.update import Update, moving_averages
+from towers.optim.update import Update
 from towers.parallel.compilation import Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
@@ -116,7 +116,7 @@ class Step:
             sums = self._sums(loss, mean, is_finite & running, previous)
             if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, previous[-1])
-            verdict = self.guard.decide(is_finite, running)
+            updates, is_taken = self.guard.decide(is_finite, running)
             factor = self.read_rate_factor()
         squares = [None]
         if self.update_fn.optimizer.needs_norms:
@@ -130,19 +130,18 @@ class Step:
             )
 
         # The update of every copy.
-        def update(is_taken=None):
-            self._update(gradients, _sum(squares), factor, is_taken)
+        def update(selects=None):
+            self._update(gradients, _sum(squares), factor, selects)
             return tf.constant(0)
 
         if self.compilation.on_cpus:
-            tf.cond(verdict.updates, update, lambda: tf.constant(0))
+            tf.cond(updates, update, lambda: tf.constant(0))
         else:
-            update(verdict.updates)
+            update(updates)
         for copy in strategy.copies:
             with tf.device(copy.device):
-                taken = tf.cast(verdict.is_taken, tf.int64)
-                copy.step.assign_add(taken, read_value=False)
-        return verdict.is_taken, [*sums, metrics]
+                copy.step.assign_add(tf.cast(is_taken, tf.int64), read_value=False)
+        return is_taken, [*sums, metrics]
 
     def _metrics(self, loss, total_loss, norm, mean):
         scale = self.guard.read_scale()
@@ -208,14 +207,8 @@ class Step:
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)
                 params, slots = updated
-                averages = []
-                if copy.averages:
-                    averages = moving_averages(
-                        copy.read(copy.averages),
-                        [*params, *state],
-                        copy.read([copy.step])[0],
-                        self.update_fn.ema_decay,
-                    )
+                ema_decay = self.update_fn.ema_decay
+                averages = copy.moved_averages([*params, *state], ema_decay)
                 result = gradients.results[readers.index(index)]
                 integers = map(tf.identity, result.integers)
                 slots = sum(slots.values(), [])

@@ -2,10 +2,7 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `towers` keeps one copy on the parameter device, which all towers read;
-`average_gradients` computes the mean there. `replicated` keeps a copy on every device,
-read by its own tower; `all_reduce` computes the mean for all. `auto` chooses one of the
-two.
+whole batch.
 """
 
 import dataclasses

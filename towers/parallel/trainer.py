@@ -20,7 +20,7 @@ from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.compilation import Compilation
-from towers.parallel.copies import check_equal, whole
+from towers.parallel.copies import check_equal, variable, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
@@ -87,7 +87,7 @@ class Trainer(abc.ABC):
 
         Raises:
             NumericError: a tower's loss or gradients are not finite, and the step is
-                not skipped. The parameters are those before that step (of an
+                not skipped. The parameters are the ones before that step (of an
                 asynchronous tower, that update).
         """
 
@@ -97,10 +97,7 @@ class Trainer(abc.ABC):
         `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
         path (and the slot's name), then `loss_scale/` where the loss is scaled,
         `skipped/` where steps may be skipped, and `step`. It does not depend on the
-        strategy or on the number of towers.
-
-        Raises:
-            NumericError: copies of a variable differ.
+        strategy or on the number of towers. Copies that differ are a NumericError.
         """
         check_equal(self.strategy.copies, self.strategy.num_shards)
         state = whole([shard.numpy() for shard in self.strategy.shards])
@@ -110,8 +107,8 @@ class Trainer(abc.ABC):
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from a canonical state, whichever strategy wrote it."""
         self.strategy.load(state)
-        for name, variable in self.guard.named().items():
-            variable.assign(state[name])
+        for name, own in self.guard.named().items():
+            own.assign(state[name])
         self._restart()
 
     def evaluate(self, *args, **kwargs) -> Evaluation[Counts]:
@@ -313,20 +310,14 @@ def assemble_trainer(
     Args:
         strategy: made for the model.
         model: a single-device Functional model; its variables are the initial values.
-        loss_fn: (logits, labels) -> the loss of each image; with a teacher its logits
-            are the third argument.
         micro_batch_size: images over all towers that are computed at once; a step has
             several such batches with `accumulate_steps`.
         feed: the batches; None where no step is taken.
         phases: of the run, in order; `model` is the network of the last one. Empty
             where all steps are alike and nothing is frozen.
-        eval_loss_fn: the loss of evaluations; None for `loss_fn`.
-        keeps_logits: of evaluations, see `Evaluator`.
         compile_towers: whether XLA compiles each tower; `not_compiled` says why it does
             not, for the start banner.
-        scale_loss, skip_not_finite: see `finite`.
         scale_rate: whether `Trainer.scale_rate` may be called.
-        teacher: a trained network for the images of `model`, see `Teacher`.
         trainer_class, options: what trains, and its further arguments.
     """
     size, devices = strategy.num_shards, list(strategy.devices)
@@ -372,7 +363,7 @@ def assemble_trainer(
     rate_factor = None
     if scale_rate:
         with tf.device(strategy.home):
-            rate_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+            rate_factor = variable(np.float64(1), "rate_factor")
     return trainer_class(
         strategy=strategy,
         model=model,

@@ -35,7 +35,10 @@ def create_model(
     else the network does to pixels is part of it.
     """
     function = find_function(name)
-    check_channels(name, image_shape)
+    if image_shape[-1] != 3:
+        raise ConfigError(
+            f"model=keras:{name} takes images of 3 channels, not {image_shape[-1]}"
+        )
     try:
         stock = function(
             weights=None,
@@ -45,9 +48,8 @@ def create_model(
         )
     except ValueError as error:
         raise ConfigError(f"model=keras:{name}: {one_line(error)}") from None
-    first = None
-    if _moments(function)[2]:
-        first = ReverseChannels(name="reverse_channels")
+    is_reversed = _moments(function)[2]
+    first = ReverseChannels(name="reverse_channels") if is_reversed else None
     source = f"model=keras:{name}"
     model = rebuild(source, stock, image_shape, num_classes, first)
     for layer in model.layers:
@@ -92,14 +94,6 @@ def find_function(name: str) -> Callable[..., keras.Model]:
             + ", ".join(functions)
         )
     return functions[name]
-
-
-def check_channels(name: str, image_shape: tuple[int, int, int]) -> None:
-    """Raises ConfigError where the images have no colors."""
-    if image_shape[-1] != 3:
-        raise ConfigError(
-            f"model=keras:{name} takes images of 3 channels, not {image_shape[-1]}"
-        )
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -41,14 +41,10 @@ def give(model: keras.Model) -> tuple[str, str]:
 
     with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
         network = thread.submit(create).result()
-    text = network.to_json()
-    architecture = _sorted(_NUMBERED.sub(r'"\1"', text))
+    architecture = json.loads(_numbered_anew(network.to_json()))
+    architecture = json.dumps(architecture, sort_keys=True)
     try:
-        try:
-            _from_json(architecture)
-        except ValueError:  # two networks side by side need their numbers
-            architecture = _sorted(_numbered_anew(text))
-            _from_json(architecture)
+        _from_json(architecture)
     except (KeyError, TypeError, ValueError) as error:
         console.warn(
             f"only this program can use the network: {_first_sentence(error)}; "
@@ -64,10 +60,6 @@ def _from_json(text):
     with warnings.catch_warnings():  # layers may create their variables when called
         warnings.filterwarnings("ignore", ".*does not have a `build")
         return keras.models.model_from_json(text)
-
-
-def _sorted(text):
-    return json.dumps(json.loads(text), sort_keys=True)
 
 
 def _numbered_anew(text):

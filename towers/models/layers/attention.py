@@ -54,10 +54,6 @@ class Tokens(keras.layers.Layer):
             x = tf.concat([token, x], 1)
         return x + tf.convert_to_tensor(self.table, x.dtype)
 
-    def get_config(self):
-        names = "has_class_token", "first", "channels"
-        return super().get_config() | {name: getattr(self, name) for name in names}
-
 
 def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
     """Positions of pixels, float64 [height * width, channels]: sines, then cosines of

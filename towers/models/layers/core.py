@@ -61,9 +61,6 @@ class LayerScale(keras.layers.Layer):
     def call(self, inputs):
         return inputs * tf.convert_to_tensor(self.gamma)
 
-    def get_config(self):
-        return super().get_config() | {"initial_value": self.initial_value}
-
 
 class Dropout(keras.layers.Layer):
     """Zeroes a share `rate` of the elements and scales the others by 1 / (1 - rate).
@@ -82,9 +79,6 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs, training=False):
         x, noise = inputs
         return dropped(x, noise, self.rate) if training else x
-
-    def get_config(self):
-        return super().get_config() | {"rate": self.rate}
 
 
 def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
@@ -255,9 +249,6 @@ class PadChannels(keras.layers.Layer):
 
     def call(self, inputs):
         return pad_channels(inputs, self.before, self.after)
-
-    def get_config(self):
-        return super().get_config() | {"before": self.before, "after": self.after}
 
 
 def pad_channels(x: tf.Tensor, before: int, after: int) -> tf.Tensor:

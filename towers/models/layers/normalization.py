@@ -16,9 +16,8 @@ from towers.models.layers.cpu_kernels import (
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta.
-
-    Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`.
+    """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta
+    (Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`).
 
     With `groups`, channels have no neighbors beyond their own group: this is
     the normalization of the two columns of that paper, one on each GPU.
@@ -41,10 +40,6 @@ class LocalResponseNormalization(keras.layers.Layer):
         return local_response_normalization(
             inputs, self.depth_radius, self.bias, self.alpha, self.beta, self.groups
         )
-
-    def get_config(self):
-        names = "depth_radius", "bias", "alpha", "beta", "groups"
-        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 class FusedLayerNormalization(keras.layers.LayerNormalization):

@@ -41,10 +41,7 @@ def create_model(
     pixel; the tiny network has 28,589,128 parameters at 1000 classes.
 
     Kernels begin normal with standard deviation 0.02, biases with 0. Every kernel is
-    marked for decay.
-
-    `channels` and `depths` are of each stage: channels and blocks. Images smaller than
-    a pixel of the last stage are a ConfigError.
+    marked for decay. `channels` and `depths` are of each stage: channels and blocks.
     """
     check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
     settings = {

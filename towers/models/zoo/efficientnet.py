@@ -221,8 +221,7 @@ def create_model(
     stage.
 
     `wider` and `deeper` are factors of the paper's scaling, on the channels, which
-    become multiples of 8, and on the blocks of a stage. For `as_tensorflow` see
-    `Builder`, for arguments of all networks `models.create_model`.
+    become multiples of 8, and on the blocks of a stage.
     """
     activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
     before = stem = multiple_of_8(STEM_FILTERS * outer)

@@ -39,10 +39,7 @@ def create_model(
     The author divides the logits of airbench94 by the number of features and begins
     with a head of standard deviation 1; here the initial head is smaller by that
     factor, in the deeper network as well. Epsilon is the smallest that the fast kernel
-    takes, and moving variances are the biased ones.
-
-    `widths` are filters of the groups, `depth` the convolutions of a group: 2, or 3 for
-    `speedrun_deep`. Images too small for three pools are a ConfigError.
+    takes, and moving variances are the biased ones. `widths` are filters of the groups.
     """
     name = "speedrun" if depth == 2 else "speedrun_deep"
     check_image_size(name, image_shape, at_least=SMALLEST_IMAGE)

@@ -116,8 +116,7 @@ def create_model(
 
     With `has_class_token` the head reads a class token, and positions are learned; else
     it reads the mean of the tokens, and positions are fixed. Dropout is of the tokens,
-    of the hidden units and of each branch. Images smaller than two by two patches are a
-    ConfigError.
+    of the hidden units and of each branch.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
     check_image_size(name, image_shape, at_least=2 * patch_size)

@@ -6,37 +6,46 @@ network). The devices form a grid: groups, data-parallel to each other, by shard
 with its slice of one network. A tower on one device is a group of one.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
+from keras import layers, tree
 
 from towers.cluster.workers import ALONE, Workers
-from towers.models.layers.normalization import is_frozen, ramping
-from towers.optim.losses import mean_loss
+from towers.keras_internals import run_through_graph
+from towers.models.layers.core import Dropout, PadChannels
+from towers.models.layers.normalization import (
+    LocalResponseNormalization,
+    is_frozen,
+    ramping,
+)
+from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.copies import NetworkLayout
-from towers.parallel.reduce import in_dtype
-from towers.parallel.sharding.device_tape import DeviceTape
-from towers.parallel.sharding.slices import combined_moments
-from towers.parallel.sharding.split import Shards, check_channel_axis
-from towers.parallel.sharding.walker import Walk
+from towers.parallel.copies import NetworkLayout, Values
+from towers.parallel.reduce import in_dtype, on_each
+from towers.parallel.sharding import slices, split
+from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import (
-    LossFn,
     TowerResult,
     check_complete,
     count_correct,
     loss_targets,
+    model_input,
     unscaled,
 )
 
 
 class ShardedNetwork:
     """A network over a grid of devices, [group][shard], in each of the workers; it has
-    the functions of `WholeNetwork`. With `sync_batch_norm` the groups share the moments
-    of batch normalization. `batch_size` are the images of a (micro-)batch over all
-    workers. A layer that cannot be split, or normalized so, is a ConfigError."""
+    the functions of `WholeNetwork`, and walks through the layers. With
+    `sync_batch_norm` the groups share the moments of batch normalization. `batch_size`
+    are the images of a (micro-)batch over all workers. A layer that cannot be split, or
+    normalized so, is a ConfigError."""
 
     def __init__(
         self,
@@ -55,13 +64,13 @@ class ShardedNetwork:
         self._combine_moments = None
         if sync_batch_norm and len(grid) * workers.size > 1:
             self._combine_moments = functools.partial(
-                combined_moments, workers=workers, batch_size=batch_size
+                slices.combined_moments, workers=workers, batch_size=batch_size
             )
         models = dict.fromkeys(phase.model for phase in phases)
         for layer in (x for model in models for x in model.layers):
             is_norm = isinstance(layer, keras.layers.BatchNormalization)
             if self._combine_moments and is_norm and not is_frozen(layer):
-                check_channel_axis(layer, "batch_norm=sync")
+                split.check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
         # Activations and their gradients that cross devices in the phase with most.
         self.transferred_bytes = 0
@@ -94,9 +103,8 @@ class ShardedNetwork:
             [loss] = tape.apply(device, loss_of, [logits[group]])
             with tf.device(device):
                 targets.append((loss, in_dtype(factors[group], loss.tensor.dtype)))
-                correct.append(
-                    count_correct(self._loss_fn, logits[group].tensor, labels)
-                )
+                right = count_correct(self._loss_fn, logits[group].tensor, labels)
+                correct.append(right)
             losses.append(loss.tensor)
 
         # Backward through all groups at once.
@@ -110,22 +118,17 @@ class ShardedNetwork:
                 with tf.device(device):
                     gradients = [x.gradient() for x in walk.params[group][shard]]
                     check_complete(gradients, layout, frozen)
-                    gradients = [
-                        tf.zeros(place.shape, layout.params.specs[place.vector].dtype)
-                        if name in frozen
-                        else gradient
-                        for (name, place), gradient in zip(
-                            layout.params.places.items(), gradients, strict=True
-                        )
-                    ]
+                    for index, (name, place) in enumerate(layout.params.places.items()):
+                        if name in frozen:
+                            dtype = layout.params.specs[place.vector].dtype
+                            gradients[index] = tf.zeros(place.shape, dtype)
                     vectors = layout.params.pack(gradients)
                     factor = factors[group]
                     if isinstance(factor, tf.Tensor) or factor != 1:
                         vectors = unscaled(vectors, factor)
                     state = layout.pack_state(state)
-                results.append(
-                    TowerResult(vectors, *state, losses[group], correct[group])
-                )
+                result = TowerResult(vectors, *state, losses[group], correct[group])
+                results.append(result)
         return results
 
     def logits(self, fetched, batches):
@@ -133,18 +136,9 @@ class ShardedNetwork:
         return [value.tensor for value in walk.forward(batches)]
 
     def _walk(self, model, fetched, tape, training):
-        size, variables = len(self._grid[0]), []
-        for group in range(len(fetched) // size):
-            variables.append([])
-            for shard, layout in enumerate(self._layouts):
-                values = fetched[group * size + shard]
-                with tf.device(self._grid[group][shard]):
-                    params = layout.params.views(values.params)
-                    variables[-1].append((params, layout.state_views(values)))
-        shards, combine_moments = self._shards[model], self._combine_moments
-        return Walk(
-            model, shards, self._grid, combine_moments, variables, tape, training
-        )
+        split_in, moments = self._shards[model], self._combine_moments
+        grid, layouts = self._grid, self._layouts
+        return Walk(model, split_in, grid, layouts, fetched, moments, tape, training)
 
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
@@ -153,8 +147,251 @@ class ShardedNetwork:
         whole = sum(sizes) if self._workers.size == 1 else self._batch_size
         num_groups = len(sizes) * self._workers.size
         factors = [size / whole * num_groups for size in sizes]
-        for group, devices in enumerate(self._grid):
-            if loss_scale is not None:
-                with tf.device(devices[0]):
-                    factors[group] *= loss_scale
-        return factors
+        if loss_scale is None:
+            return factors
+        leads = [devices[0] for devices in self._grid]
+        return on_each(lambda factor: factor * loss_scale, leads, factors)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GridTensor:
+    """A tensor of the network on all devices."""
+
+    values: list[list[Value]]  # [group][shard]
+    replicated: bool  # every shard has all channels, or each its slice of the last axis
+
+
+class Walk:
+    """One walk through a model in topological order, forward on a tape, with a value
+    per device of the groups whose values are given. `params` are [group][shard] the
+    parameters as values on the tape, `state` after the walk is the new one.
+    `combine_moments` is None where groups do not share the moments of batch
+    normalization."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        shards: Shards,
+        grid: Sequence[Sequence[str]],
+        layouts: Sequence[NetworkLayout],
+        fetched: Sequence[Values],
+        combine_moments: Callable[..., list[Value]] | None,
+        tape: DeviceTape,
+        training: bool,
+    ):
+        self._model, self._shards, self._tape = model, shards, tape
+        self._devices = grid[: len(fetched) // len(layouts)]
+        self._training, self._combine_moments = training, combine_moments
+        variables = model.trainable_variables, model.non_trainable_variables
+        index = {id(v): i for part in variables for i, v in enumerate(part)}
+        # Layer name -> the indices of its parameters and of its state in the model's.
+        self._indices = {
+            layer.name: [
+                [index[id(v)] for v in part]
+                for part in (layer.trainable_variables, layer.non_trainable_variables)
+            ]
+            for layer in model.layers
+        }
+        self.params, self.state, per_device = [], [], iter(fetched)
+        for devices in self._devices:
+            self.params.append([])
+            self.state.append([])
+            for device, layout in zip(devices, layouts, strict=True):
+                values = next(per_device)
+                with tf.device(device):
+                    views = layout.params.views(values.params)
+                    self.state[-1].append(layout.state_views(values))
+                params = [Value(x, device, differentiable=training) for x in views]
+                self.params[-1].append(params)
+
+    def forward(self, batches: Sequence[Mapping[str, tf.Tensor]]) -> list[Value]:
+        """The logits of each group, as values on its first device."""
+        inputs = [self._load(x, batches) for x in self._model.inputs]
+        # Keras' own traversal: the same that runs the model on one device.
+        logits = run_through_graph(
+            self._model, inputs, lambda layer: functools.partial(self._visit, layer)
+        )
+        return [self._gather(logits, group, [0])[0] for group in range(len(batches))]
+
+    def _load(self, x, batches):
+        """An input of the model, on every device."""
+        values = []
+        for batch, devices in zip(batches, self._devices, strict=True):
+            tensor = model_input(batch, x)
+            values.append([])
+            for device in devices:
+                with tf.device(device):
+                    copy = tf.cast(tf.identity(tensor), x.dtype)
+                    values[-1].append(Value(copy, device))
+        return GridTensor(values, replicated=True)
+
+    def _visit(self, layer, *args, **kwargs):
+        tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, GridTensor)]
+        if type(layer) in split.SPLIT:
+            reads_all = getattr(layer, "groups", 1) == 1
+            tensors = [(self._replicate if reads_all else self._shard)(tensors[0])]
+            replicated = self._shards.num_shards == 1
+        elif isinstance(layer, layers.Flatten | layers.Concatenate):
+            # Slices of channels are not neighbors afterwards.
+            tensors, replicated = [self._replicate(x) for x in tensors], True
+        elif (
+            not tensors[0].replicated
+            and (function := _ON_SLICES.get(type(layer)))
+            and getattr(layer, "groups", 1) == 1
+        ):
+            values = [function(self._tape, layer, x) for x in tensors[0].values]
+            return GridTensor(values, replicated=False)
+        else:
+            is_whole = self._shards.of(layer, 0) is layer  # not created for slices
+            replicated = is_whole and all(x.replicated for x in tensors)
+            if not replicated:
+                split_tensors, whole = tensors, []
+                if isinstance(layer, Dropout) and layer.input[1].shape[-1] == 1:
+                    # Noise of whole images, [n, 1, 1, 1], fits every slice.
+                    split_tensors, whole = tensors[:1], tensors[1:]
+                tensors = [*map(self._shard, split_tensors), *whole]
+        if split.normalizes_channels(layer) and not replicated:
+            return self._normalize_channels(layer, tensors[0])
+        if isinstance(layer, layers.BatchNormalization) and self._training:
+            if self._combine_moments is not None and not is_frozen(layer):
+                return self._synchronize(layer, tensors[0])
+        values = [
+            [
+                self._call(layer, group, shard, args, kwargs, tensors)
+                for shard in range(len(devices))
+            ]
+            for group, devices in enumerate(self._devices)
+        ]
+        return GridTensor(values, replicated)
+
+    def _call(self, layer, group, shard, args, kwargs, tensors):
+        """A layer on one device, on the tape."""
+        layer_shard = self._shards.of(layer, shard)
+        param_indices, state_indices = self._indices.get(layer.name, ([], []))
+        params = [self.params[group][shard][i] for i in param_indices]
+        state = [self.state[group][shard][i] for i in state_indices]
+        inputs = [tensor.values[group][shard] for tensor in tensors]
+
+        def function(*values):
+            inputs = iter(values[len(params) :])
+            call_args, call_kwargs = tree.map_structure(
+                lambda x: next(inputs) if isinstance(x, GridTensor) else x,
+                (args, kwargs),
+            )
+            if not isinstance(layer_shard, keras.Layer):
+                return layer_shard(*call_args, **call_kwargs)
+            if "training" in inspect.signature(layer_shard.call).parameters:
+                call_kwargs["training"] = self._training
+            # Not `stateless_call`, which leaves out the casts to the layer's precision.
+            state_variables = layer_shard.non_trainable_variables
+            pairs = zip(
+                [*layer_shard.trainable_variables, *state_variables],
+                [*values[: len(params)], *state],
+                strict=True,
+            )
+            with keras.StatelessScope(pairs) as scope:
+                output = layer_shard(*call_args, **call_kwargs)
+                return [output, *map(scope.get_current_value, state_variables)]
+
+        device = self._devices[group][shard]
+        output, *new_state = self._tape.apply(device, function, params + inputs)
+        for index, value in zip(state_indices, new_state, strict=True):
+            self.state[group][shard][index] = value.tensor
+        return output
+
+    def _replicate(self, tensor):
+        """The same tensor with all channels on every device."""
+        if tensor.replicated:
+            return tensor
+        return GridTensor(
+            [
+                self._gather(tensor, group, range(len(devices)))
+                for group, devices in enumerate(self._devices)
+            ],
+            replicated=True,
+        )
+
+    def _gather(self, tensor, group, shards):
+        """All channels of a group's tensor on some of its devices."""
+        if tensor.replicated:
+            return [tensor.values[group][shard] for shard in shards]
+        gathered = []
+        for shard in shards:
+            device = self._devices[group][shard]
+            slices_here = [self._tape.move(x, device) for x in tensor.values[group]]
+            gathered += self._tape.apply(device, slices.concatenated, slices_here)
+        return gathered
+
+    def _shard(self, tensor):
+        """The same tensor with a slice of the channels on every device."""
+        count = self._shards.num_shards
+        if not tensor.replicated or count == 1:
+            return tensor
+        values = []
+        for group_values in tensor.values:
+            values.append([])
+            for shard, value in enumerate(group_values):
+                cut = functools.partial(
+                    split.channel_slice, shard=shard, num_shards=count
+                )
+                values[-1] += self._tape.apply(value.device, cut, [value])
+        return GridTensor(values, replicated=False)
+
+    # Normalization with moments from several devices.
+
+    def _normalize_channels(self, layer, tensor):
+        """Layer normalization with the moments over the channels of all shards."""
+        values = []
+        for group, shards in enumerate(tensor.values):
+            moments = slices.channel_moments(self._tape, shards)
+            values.append([])
+            for shard, value in enumerate(shards):
+                values[group] += self._normalize(
+                    layer, group, shard, value, moments[shard]
+                )
+        return GridTensor(values, replicated=False)
+
+    def _synchronize(self, layer, tensor):
+        """Batch normalization with the moments of the whole batch."""
+        values = [[] for _ in self._devices]
+        for shard, home in enumerate(self._devices[0]):
+            groups = [group[shard] for group in tensor.values]
+            moments = self._combine_moments(self._tape, groups, home)
+            for group, value in enumerate(groups):
+                device = value.device
+                here = [self._tape.move(moment, device) for moment in moments]
+                self._move_averages(layer, group, shard, here)
+                values[group] += self._normalize(layer, group, shard, value, here)
+        return GridTensor(values, tensor.replicated)
+
+    def _move_averages(self, layer, group, shard, moments):
+        """The moving averages move as in Keras, once."""
+        _, state_indices = self._indices[layer.name]
+        state = self.state[group][shard]
+        with tf.device(self._devices[group][shard]):
+            for index, moment in zip(state_indices, moments, strict=True):
+                after = moment.tensor * (1 - layer.momentum)
+                state[index] = state[index] * layer.momentum + after
+
+    def _normalize(self, layer, group, shard, value, moments):
+        """The output on one device, where the moments are."""
+        param_indices, _ = self._indices[layer.name]
+        params = [self.params[group][shard][i] for i in param_indices]
+
+        def normalize(x, mean, variance, *params):
+            params = list(params)
+            scale = params.pop(0) if layer.scale else None
+            offset = params.pop(0) if layer.center else None
+            normal = tf.nn.batch_normalization(
+                tf.cast(x, mean.dtype), mean, variance, offset, scale, layer.epsilon
+            )
+            return tf.cast(normal, layer.compute_dtype)
+
+        return self._tape.apply(value.device, normalize, [value, *moments, *params])
+
+
+# Layers that read channels of neighbor devices, but not all channels.
+_ON_SLICES = {
+    LocalResponseNormalization: slices.local_response_normalization,
+    PadChannels: slices.pad_channels,
+}

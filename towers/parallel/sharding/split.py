@@ -137,7 +137,7 @@ class Shards:
         if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
             check_channel_axis(layer, f"group_size={self.num_shards}")
             return self._split_variables(layer)
-        if isinstance(layer, LayerScale):
+        if isinstance(layer, LayerScale | Tokens):
             return self._split_variables(layer)
         if isinstance(layer, Attention):
             heads, rest = divmod(layer.heads, self.num_shards)
@@ -148,8 +148,6 @@ class Shards:
                     "divide; choose another --group_size or --model"
                 )
             return [_built(layer, None, heads=heads)] * self.num_shards
-        if isinstance(layer, Tokens):
-            return self._split_tokens(layer)
         if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
             # In groups of channels, for the groups of one shard.
             _check_columns(layer, layer.groups, self.num_shards)
@@ -197,14 +195,10 @@ class Shards:
     def _split_variables(self, layer):
         """Splits the variables of a layer that have an entry for each channel."""
         *outer, channels = layer.input.shape
-        sizes = shares(channels, self.num_shards)
-        return [_built(layer, [*outer, size]) for size in sizes]
-
-    def _split_tokens(self, layer):
-        *outer, channels = layer.input.shape
-        sizes, shards = shares(channels, self.num_shards), []
+        sizes, shards, changes = shares(channels, self.num_shards), [], {}
         for shard, size in enumerate(sizes):
-            changes = {"first": sum(sizes[:shard]), "channels": channels}
+            if isinstance(layer, Tokens):
+                changes = {"first": sum(sizes[:shard]), "channels": channels}
             shards.append(_built(layer, [*outer, size], **changes))
         return shards
 
