@@ -64,6 +64,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--torch", metavar="PYTHON", default="")
     parser.add_argument("--tf_keras", metavar="PYTHON", default="")
     parser.add_argument("--secs", type=float, default=5.0, help="of each cell")
+    parser.add_argument("--trained_by", type=measure.names, help="some of the programs")
     parser.add_argument("--trace", action="store_true")
     return parser.parse_args()
 
@@ -110,7 +111,7 @@ def programs(options, model: str, network: Network) -> Iterator[dict[str, list]]
         names = ["towers", "towers, bfloat16"]
         names += ["DDP", "DDP, float16"] if options.torch else []
         names += ["tf_keras"] if options.tf_keras else []
-        for name in names:
+        for name in [x for x in names if x in (options.trained_by or names)]:
             number, started[name] = next(port), []
             for index in range(count):
                 process = start(index, name)
