@@ -67,9 +67,8 @@ class _StepParser(flags.ArgumentParser):
 def define_step_flag() -> flags.FlagHolder:
     """Defines --step, a checkpoint of a run."""
     about = "Checkpoint: best (on held-out images, if any), last, or a step."
-    return flags.DEFINE(
-        _StepParser(), "step", "best", about, serializer=flags.ArgumentSerializer()
-    )
+    serializer = flags.ArgumentSerializer()
+    return flags.DEFINE(_StepParser(), "step", "best", about, serializer=serializer)
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

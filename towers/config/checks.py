@@ -48,9 +48,8 @@ def validate_metric(config: "Config", multi_label: bool) -> None:
         reason = "several labels, and the metric is of one"
         if not multi_label:
             reason = "one label, and the metric is of several"
-        raise ConfigError(
-            f"best_by={config.best_by}: each image has {reason}; set --best_by=macro_f1"
-        )
+        why = f"each image has {reason}; set --best_by=macro_f1"
+        raise ConfigError(f"best_by={config.best_by}: {why}")
 
 
 def _read_evaluations(config):

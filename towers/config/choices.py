@@ -112,9 +112,7 @@ POLICIES = {
 OPTIMIZERS = {
     "sgd": OptimizerRow("gradient descent, with --momentum a heavy ball"),
     "nesterov": OptimizerRow("Nesterov's momentum"),
-    "rmsprop": OptimizerRow(
-        "over the root mean square of the gradients", scale_free=True
-    ),
+    "rmsprop": OptimizerRow("over the gradients' root mean square", scale_free=True),
     "adam": OptimizerRow("Adam, weight decay in the loss", scale_free=True),
     "adamw": OptimizerRow("Adam with decoupled weight decay", scale_free=True),
     "lars": OptimizerRow(

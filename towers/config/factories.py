@@ -158,10 +158,8 @@ def _errors_in_one_line(begin, path):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        where = _line_of_error(path, error)
-        raise ConfigError(
-            f"{begin}{where}: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        where, what = _line_of_error(path, error), type(error).__name__
+        raise ConfigError(f"{begin}{where}: {what}: {one_line(error)}") from error
 
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:

@@ -61,6 +61,5 @@ def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
 
 def with_programs(text: str) -> str:
     """A text with its commands `python run_train.py` as the user types them."""
-    return re.sub(
-        r"python run_(\w+)\.py", lambda m: " ".join(command_of(program(m[1]))), text
-    )
+    pattern = r"python run_(\w+)\.py"
+    return re.sub(pattern, lambda m: " ".join(command_of(program(m[1]))), text)

@@ -196,9 +196,8 @@ def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> 
 def _with_type(field, value):
     name, kind = field.name, field.type
     if isinstance(value, numbers.Integral) and not -_INT64 <= value < _INT64:
-        raise ConfigError(
-            f"{name}={_short(value)}: must be at least -2**63 and below 2**63"
-        )
+        way = "must be at least -2**63 and below 2**63"
+        raise ConfigError(f"{name}={_short(value)}: {way}")
     try:
         value = _as_annotated(value, kind)
     except TypeError:
@@ -210,9 +209,8 @@ def _with_type(field, value):
         if not math.isfinite(value):
             raise ConfigError(f"{name}={value}: must be finite")
         if 0 < abs(value) < _LEAST:
-            raise ConfigError(
-                f"{name}={value}: must be at least {_LEAST}; float32 makes it 0"
-            )
+            way = f"must be at least {_LEAST}; float32 makes it 0"
+            raise ConfigError(f"{name}={value}: {way}")
         if abs(value) > _MOST:
             raise ConfigError(f"{name}={value}: must be at most {_MOST}")
     if kind is str:

@@ -36,7 +36,6 @@ if __name__ == "__main__":
     train_flags.define_run_flags()
     train_flags.define_cluster_flags()
     config_flags.define_config_flags()
-    flags.DEFINE_float(
-        "measure_secs", 40.0, "Time for measuring, after the step is traced.", 1.0
-    )
+    about = "Time for measuring, after the step is traced."
+    flags.DEFINE_float("measure_secs", 40.0, about, 1.0)
     config_flags.run(main, program=PROGRAM)

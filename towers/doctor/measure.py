@@ -19,6 +19,7 @@ from towers.data.batches import Batch
 from towers.data.resident import Resident
 from towers.data.sources import num_bytes
 from towers.errors import NumericError
+from towers.evaluation.comparison import t_quantile
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.loop import Loop
 from towers.parallel.reduce import shares
@@ -34,8 +35,6 @@ LEARNING_RATE = 1e-12
 # For all rounds together, and the share of it for evaluations and checkpoints each.
 MEASURE_SECS, OTHERS = 40.0, 0.1
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
-# Number of rounds -> Student's t of 97.5 %, with one degree of freedom less.
-STUDENT = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31}
 MOST_STEPS = 500  # in a round
 LEAST_CHECKPOINTS = 5
 
@@ -124,7 +123,8 @@ def measure(
         # What slows a whole round down does not count.
         ratios = [x / y for x, y in zip(times[name], times[base], strict=True)]
         medians[name] = statistics.median(ratios) * medians[base]
-        error = STUDENT[len(ratios)] * statistics.stdev(ratios) / len(ratios) ** 0.5
+        error = t_quantile(len(ratios) - 1) * statistics.stdev(ratios)
+        error /= len(ratios) ** 0.5
         error_secs = max(error_secs, error * medians[base])
 
     console.line("timing an evaluation and checkpoints")

@@ -57,9 +57,8 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
         TowersError: such as a ConfigError where a folder holds no run.
     """
     if len(workdirs) < 2:
-        raise ConfigError(
-            f"compare={','.join(map(str, workdirs))}: give two runs or more"
-        )
+        names = ",".join(map(str, workdirs))
+        raise ConfigError(f"compare={names}: give two runs or more")
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
         Run(name, stored_config(folder), _result(folder, records), curves_of(records))

@@ -139,9 +139,8 @@ def _curves(content):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):
-            averages = metric_series(
-                curves, f"{split}_{name}_ema", f"{split}, moving averages"
-            )
+            title = f"{split}, moving averages"
+            averages = metric_series(curves, f"{split}_{name}_ema", title)
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages
         titled_series.append((name.capitalize(), series))

@@ -106,9 +106,8 @@ def write_report(
         evaluation = evaluated.predictions.map(lambda x: figures(x, class_names))
         for weights, accuracy in evaluated.accuracy_tta.items():
             evaluation.by_weights[weights]["accuracy_tta"] = accuracy
-        result = result_of(
-            evaluation, evaluated.split, step=step, images=images, stopwatch=stopwatch
-        )
+        progress = {"step": step, "images": images, "stopwatch": stopwatch}
+        result = result_of(evaluation, evaluated.split, **progress)
         classes = evaluation.reported["classes"]
         of_predictions = _predictions(evaluated, class_names, classes)
     content = {

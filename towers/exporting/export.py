@@ -120,9 +120,8 @@ def export(
             results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
         if class_names != tuple(map(printable, run.class_names)):
-            raise ExportError(
-                f"the {format} export is removed: its class names differ from the run's"
-            )
+            why = "its class names differ from the run's"
+            raise ExportError(f"the {format} export is removed: {why}")
         difference = comparison.largest_difference(logits, expected)
         if not difference <= tolerance:  # nor where it is no number
             why = (

@@ -31,14 +31,12 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
         why = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
         raise ConfigError(f"output={output}: {why}; choose another --output")
     if os.path.isfile(output.parent):
-        raise ConfigError(
-            f"output={output}: {output.parent} is a file; choose another --output"
-        )
+        why = f"{output.parent} is a file; choose another --output"
+        raise ConfigError(f"output={output}: {why}")
     is_export = not os.path.islink(output) and _is_export(output, suffix)
     if is_export and not overwrite:
-        raise ConfigError(
-            f"{output} exists; --overwrite replaces it, --output names another"
-        )
+        way = "--overwrite replaces it, --output names another"
+        raise ConfigError(f"{output} exists; {way}")
     if os.path.lexists(output) and not is_export:
         way = "move it away or choose another --output"
         raise ConfigError(f"{output} is no such export; {way}")
@@ -71,9 +69,8 @@ def staged(
     try:
         store.make_folders(output.parent)
     except OSError as error:
-        raise ConfigError(
-            f"{output} cannot be written: {error.strerror}; choose another --output"
-        ) from None
+        why = f"{error.strerror}; choose another --output"
+        raise ConfigError(f"{output} cannot be written: {why}") from None
     try:
         with store.aside(output) as path:
             yield path
