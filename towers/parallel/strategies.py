@@ -47,10 +47,8 @@ class Mean(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
-    """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`.
-
-    The keyword-only options are options of the run, by their names in Config.
-    """
+    """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`,
+    with options of the run by their names in Config."""
 
     devices: Sequence[str]  # of the towers
     sizes: Sequence[int]  # images of a (micro-)batch per tower of this process
@@ -322,8 +320,7 @@ def multi_worker(
 
 
 def _copies(initial, update_fn, devices, group_size=1):
-    """A copy on every group of devices; no step reads the averages, so the first one's
-    do."""
+    """A copy on every group of devices; the first one alone keeps averages."""
     copies = []
     for index, device in enumerate(devices):
         cut = functools.partial(
