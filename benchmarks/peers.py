@@ -185,10 +185,10 @@ class ProgramSteps(trainers.ChildProcess):
         """The trained parameters; waits until it has started."""
         return int(self.answer())
 
-    def __call__(self) -> None:
-        """Takes the steps of its arguments."""
+    def __call__(self) -> float:
+        """Takes the steps of its arguments; their seconds of processor time."""
         self.say("")
-        self.finish()
+        return self.finish()
 
     finish = trainers.ChildProcess.answer
 

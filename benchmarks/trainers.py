@@ -108,6 +108,10 @@ class ChildProcess:
             **options,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def say(self, line: object) -> None:
         """Sends a line."""
         with contextlib.suppress(BrokenPipeError):  # the answer will be missing

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, config
 from tensorflow.python.grappler import tf_optimizer
@@ -19,6 +20,8 @@ OWNERS = {
     "_get_noise_shape": keras.layers.SpatialDropout1D(0.5),
     "_keras_history": NETWORK.outputs[0],
     "_run_through_graph": keras.Model(NETWORK.inputs, NETWORK.outputs),
+    "_nodes_by_depth": keras.Model(NETWORK.inputs, NETWORK.outputs),
+    "_keras_mask": keras.layers.Masking()(keras.Input((2, 1))),
     "_path": NETWORK.variables[0],
     "_initializer": NETWORK.variables[0],
     "_deferred_initialize": NETWORK.variables[0],
@@ -30,6 +33,7 @@ OWNERS = {
     "ops_which_must_run": auto_control_deps.AutomaticControlDependencies(),
     "is_op_determinism_enabled": config,
     "OptimizeGraph": tf_optimizer,
+    "xla_optimization_barrier": gen_xla_ops,
     "coordination_config_pb2": context,
     "configure_coordination_service": context.context(),
     "set_config_key_value": context.context(),

@@ -172,6 +172,7 @@ def create_trainer(
         skip_not_finite=config.on_nonfinite == "skip",
         scale_rate=config.choice_of("schedule").by_accuracy,
         teacher=teacher,
+        recompute=config.recompute and batches is not None,
         keeps_logits=config.choice_of("best_by").is_in_a_file,
         trainer_class=trainer_class,
         **options,

@@ -1,7 +1,7 @@
 """Private parts of Keras 3.15, each in one function; `tests/test_internals.py` names
 those that another version lacks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,41 @@ def run_through_graph(
     """The outputs of a functional network, by the traversal that runs it; `replace`
     gives what is called in place of an operation."""
     return network._run_through_graph(inputs, operation_fn=replace)
+
+
+def calls_of(network: keras.Model) -> list[Any]:
+    """The calls of operations of a functional network, in the order in which it makes
+    them; each has `operation`, `input_tensors` and `outputs`."""
+    depths = network._nodes_by_depth
+    return [
+        call
+        for depth in sorted(depths, reverse=True)
+        for call in depths[depth]
+        if not call.is_input
+    ]
+
+
+def run_calls(
+    calls: Sequence[Any],
+    values: dict[int, Any],
+    replace: Callable[[keras.Operation], Callable],
+) -> None:
+    """Makes some calls of a functional network.
+
+    Args:
+        calls: of `calls_of`.
+        values: id of a symbolic tensor -> value; takes the outputs.
+        replace: gives what is called in place of an operation.
+    """
+    for call in calls:
+        args, kwargs = call.arguments.fill_in(values)
+        outputs = keras.tree.flatten(replace(call.operation)(*args, **kwargs))
+        values |= zip(map(id, call.outputs), outputs, strict=False)
+
+
+def has_mask(x: keras.KerasTensor) -> bool:
+    """True if later layers read a mask of a tensor."""
+    return getattr(x, "_keras_mask", None) is not None
 
 
 def detach(operation: keras.Operation) -> None:

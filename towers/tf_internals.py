@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Iterator
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 from tensorflow.python.eager import context
@@ -52,6 +53,11 @@ def optimize_graph(
 ) -> graph_pb2.GraphDef:
     """The graph after Grappler."""
     return tf_optimizer.OptimizeGraph(options, graph, verbose=False)
+
+
+def optimization_barrier(*tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors, for XLA, once all of them are there."""
+    return gen_xla_ops.xla_optimization_barrier(tensors)
 
 
 def copy_functions(source: tf.Graph, target: tf.Graph) -> None:

@@ -2,7 +2,7 @@
 them, for `benchmarks.peers`.
 
     PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
-        [--float16_gradients]
+        [--float16_gradients] [--checkpoint]
 
 It imports no TensorFlow and no towers, and runs in a Python of its own. It prints the
 number of trained parameters, then takes STEPS, or as many as the line says, for each
@@ -159,6 +159,24 @@ def vit_tiny(side=SIDE):
 
 
 NETWORKS = {x.__name__: x for x in (cnn, resnet18, resnet20, speedrun, vit_tiny)}
+TIMM_NAMES = {
+    "deit_small": "vit_small_patch16_224",
+    "mobilenet_v3_small": "mobilenetv3_small_100",
+}
+
+
+def import_timm():
+    """timm. A torchvision for GPUs next to a torch without CUDA lacks its operators,
+    whose names alone its import asks for."""
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(
+                f"{name}(Tensor boxes, Tensor scores, float least) -> Tensor"
+            )
+    import timm
+
+    return timm
 
 
 def serve(name, image_size, batch_size, steps, precision, *flags):
@@ -169,10 +187,9 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
     if name in NETWORKS:
         model = NETWORKS[name](side)
     else:
-        import timm
-
-        name = "mobilenetv3_small_100" if name == "mobilenet_v3_small" else name
-        model = timm.create_model(name, num_classes=CLASSES)
+        timm = import_timm()
+        model = timm.create_model(TIMM_NAMES.get(name, name), num_classes=CLASSES)
+        model.set_grad_checkpointing("--checkpoint" in flags)
     model = model.to(device, memory_format=torch.channels_last)
     trained = [x for x in model.parameters() if x.requires_grad]
     print(sum(x.numel() for x in trained), flush=True)

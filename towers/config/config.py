@@ -239,6 +239,11 @@ class Config:
         "on GPUs, for networks that XLA compiles, in runs of 5,000 steps or more.",
         choices=("auto", "none", "xla"),
     )
+    recompute: bool = resumable_option(
+        False,
+        "Compute the activations of blocks again in the backward pass: the same "
+        "training in less memory, about a third slower.",
+    )
 
     # Optimizer, learning rate, weight decay and moving averages.
     optimizer: str = option("nesterov", "Optimizer", table="optimizer")

@@ -19,6 +19,7 @@ from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel import compilation
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values, copies_on
+from towers.parallel.recompute import RecomputedNetwork
 from towers.parallel.reduce import in_dtype, squared_norm
 
 
@@ -185,7 +186,8 @@ class WholeNetwork:
     """A whole network on every tower's device; needs of it `stateless_call` alone.
 
     `sharding.network.ShardedNetwork` has the same functions and attribute. `teach` is
-    (batch, tower) -> the batch that the tower is trained on, see `Teacher`.
+    (batch, tower) -> the batch that the tower is trained on, see `Teacher`. With
+    `recompute` activations are computed again in the backward pass.
     """
 
     transferred_bytes = 0  # of activations and their gradients, that cross devices
@@ -198,10 +200,16 @@ class WholeNetwork:
         devices: Sequence[str],
         compilation: Compilation,
         teach: Callable = lambda batch, tower: batch,
+        recompute: bool = False,
     ):
         self._devices, self._teach = devices, teach
+        networks = {phase.model: phase.model for phase in phases}
+        if recompute:
+            networks = {x: RecomputedNetwork(x, compilation.xla) for x in networks}
         # Phases that are alike but for their end share a trace.
-        self._phases = [phase._replace(end_step=0) for phase in phases]
+        self._phases = [
+            phase._replace(end_step=0, model=networks[phase.model]) for phase in phases
+        ]
 
         plain = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
 

@@ -301,6 +301,7 @@ def assemble_trainer(
     skip_not_finite: bool = False,
     scale_rate: bool = False,
     teacher: keras.Model | None = None,
+    recompute: bool = False,
     trainer_class: type[Trainer] = SynchronousTrainer,
     **options: Any,
 ) -> Trainer:
@@ -318,6 +319,7 @@ def assemble_trainer(
         compile_towers: whether XLA compiles each tower; `not_compiled` says why it does
             not, for the start banner.
         scale_rate: whether `Trainer.scale_rate` may be called.
+        recompute: compute activations again in the backward pass, see `recompute`.
         trainer_class, options: what trains, and its further arguments.
     """
     size, devices = strategy.num_shards, list(strategy.devices)
@@ -336,7 +338,13 @@ def assemble_trainer(
     on_devices = teacher and Teacher(teacher, lead_devices)
     teach = on_devices or (lambda batch, tower: batch)
     network = whole_network = WholeNetwork(
-        phases, loss_fn, layouts[0], lead_devices, compiled, teach
+        phases,
+        loss_fn,
+        layouts[0],
+        lead_devices,
+        compiled,
+        teach,
+        recompute and not inspects,
     )
     if inspects:
         network = ShardedNetwork(
@@ -348,6 +356,7 @@ def assemble_trainer(
             workers,
             micro_batch_size,
             teach,
+            recompute,
         )
     evaluator = Evaluator(
         strategy.fetch,

@@ -72,6 +72,10 @@ class DeviceTape:
             self._backward.append(backward)
         return results
 
+    def record(self, backward: Callable[[], None]) -> None:
+        """Has `backward` called in the backward pass, when it gets there."""
+        self._backward.append(backward)
+
     def move(self, value: Value, device: str) -> Value:
         """The value on another device; the same copy each time."""
         if value.device == device:

@@ -6,9 +6,11 @@ network). The devices form a grid: groups, data-parallel to each other, by shard
 with its slice of one network. A tower on one device is a group of one.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -16,7 +18,6 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.cluster.workers import ALONE, Workers
-from towers.keras_internals import run_through_graph
 from towers.models.layers.core import Dropout, PadChannels
 from towers.models.layers.normalization import (
     LocalResponseNormalization,
@@ -26,6 +27,7 @@ from towers.models.layers.normalization import (
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout, Values
+from towers.parallel.recompute import Segment, barrier, segments, whole
 from towers.parallel.reduce import in_dtype, on_each
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
@@ -57,6 +59,7 @@ class ShardedNetwork:
         workers: Workers = ALONE,
         batch_size: int = 0,
         teach: Callable = lambda batch, tower: batch,
+        recompute: bool = False,
     ):
         self._phases, self._loss_fn, self._teach = phases, loss_fn, teach
         self._layouts, self._grid = layouts, grid
@@ -72,6 +75,8 @@ class ShardedNetwork:
             if self._combine_moments and is_norm and not is_frozen(layer):
                 split.check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
+        cut = segments if recompute else whole
+        self._segments = {model: cut(model) for model in models}
         # Activations and their gradients that cross devices in the phase with most.
         self.transferred_bytes = 0
 
@@ -137,8 +142,11 @@ class ShardedNetwork:
 
     def _walk(self, model, fetched, tape, training):
         split_in, moments = self._shards[model], self._combine_moments
+        parts = self._segments[model] if training else whole(model)
         grid, layouts = self._grid, self._layouts
-        return Walk(model, split_in, grid, layouts, fetched, moments, tape, training)
+        return Walk(
+            model, parts, split_in, grid, layouts, fetched, moments, tape, training
+        )
 
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
@@ -161,6 +169,11 @@ class GridTensor:
     replicated: bool  # every shard has all channels, or each its slice of the last axis
 
 
+def _each(function, grid):
+    """A function of each entry, [group][shard]."""
+    return [list(map(function, group)) for group in grid]
+
+
 class Walk:
     """One walk through a model in topological order, forward on a tape, with a value
     per device of the groups whose values are given. `params` are [group][shard] the
@@ -171,6 +184,7 @@ class Walk:
     def __init__(
         self,
         model: keras.Model,
+        segments: Sequence[Segment],
         shards: Shards,
         grid: Sequence[Sequence[str]],
         layouts: Sequence[NetworkLayout],
@@ -180,6 +194,7 @@ class Walk:
         training: bool,
     ):
         self._model, self._shards, self._tape = model, shards, tape
+        self._segments = segments
         self._devices = grid[: len(fetched) // len(layouts)]
         self._training, self._combine_moments = training, combine_moments
         variables = model.trainable_variables, model.non_trainable_variables
@@ -206,12 +221,68 @@ class Walk:
 
     def forward(self, batches: Sequence[Mapping[str, tf.Tensor]]) -> list[Value]:
         """The logits of each group, as values on its first device."""
-        inputs = [self._load(x, batches) for x in self._model.inputs]
-        # Keras' own traversal: the same that runs the model on one device.
-        logits = run_through_graph(
-            self._model, inputs, lambda layer: functools.partial(self._visit, layer)
-        )
+        tensors = {id(x): self._load(x, batches) for x in self._model.inputs}
+        for segment in self._segments:
+            call = self._run if segment is self._segments[-1] else self._recomputed
+            inputs = [tensors[id(x)] for x in segment.inputs]
+            logits = tensors[id(segment.output)] = call(segment, inputs)
         return [self._gather(logits, group, [0])[0] for group in range(len(batches))]
+
+    def _run(self, segment, inputs):
+        return segment(inputs, lambda layer: functools.partial(self._visit, layer))
+
+    def _recomputed(self, segment, inputs):
+        """The output of a segment whose activations are not kept."""
+        before = self.state
+
+        def again(read, differentiable):
+            """Another walk, on a tape of its own; its output, and pairs of values here
+            and there. `read` gives the tensor of an input."""
+            pairs, walk = [], copy.copy(self)
+
+            def renew(value, tensor):
+                kept = differentiable and value.differentiable
+                pairs.append((value, Value(tensor, value.device, kept)))
+                return pairs[-1][1]
+
+            walk._tape, walk.state = DeviceTape(), _each(list, before)
+            walk.params = _each(lambda x: [renew(v, v.tensor) for v in x], self.params)
+            tensors = [
+                GridTensor(_each(lambda v: renew(v, read(v)), x.values), x.replicated)
+                for x in inputs
+            ]
+            result = walk._run(segment, tensors)
+            self._tape.moved += walk._tape.moved
+            return walk, result, pairs
+
+        walk, result, _ = again(lambda value: value.tensor, differentiable=False)
+        self.state = walk.state
+        values = _each(lambda v: Value(v.tensor, v.device, True), result.values)
+
+        def backward():
+            outputs = [value for group in values for value in group if value.gradients]
+            upstream = {value.device: value.gradient() for value in outputs}
+            if not outputs:
+                return
+
+            def after(value):
+                with tf.device(value.device):
+                    first = upstream.get(value.device, outputs[0].gradient())
+                    return barrier(first, [value.tensor])[0]
+
+            walk, result, pairs = again(after, differentiable=True)
+            results = [value for group in result.values for value in group]
+            for value, there in zip(itertools.chain(*values), results, strict=True):
+                there.gradients = value.gradients
+            moved = len(walk._tape.moved)
+            walk._tape.backward([])
+            self._tape.moved += walk._tape.moved[moved:]
+            for value, there in pairs:
+                if there.gradients:
+                    value.gradients.append(there.gradient())
+
+        self._tape.record(backward)
+        return GridTensor(values, result.replicated)
 
     def _load(self, x, batches):
         """An input of the model, on every device."""

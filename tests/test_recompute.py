@@ -1,0 +1,102 @@
+"""--recompute: the same bits in less memory."""
+
+import math
+
+import keras
+import networks
+import pytest
+import small_runs
+from marks import slow
+from recipes import Recipe, create_trainer
+
+from benchmarks.graphs.memory import trainer_accounts
+from towers.errors import ConfigError
+from towers.models.create import create_model
+from towers.optim.phases import Phase
+from towers.parallel import strategies
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.recompute import segments
+
+
+def trained(network, create, num_devices, options, batches):
+    """The states after each of two steps, without recomputation and with it."""
+    states = []
+    for recompute in (False, True):
+        trainer = create_trainer(
+            create,
+            network,
+            Recipe(),
+            batches,
+            num_devices,
+            recompute=recompute,
+            **options,
+        )
+        for _ in batches:
+            trainer.train(1)
+            states.append(trainer.state())
+    return states
+
+
+@pytest.mark.parametrize(
+    "create,num_devices,name,dtype,options",
+    [
+        (strategies.towers, 2, "plain", "float32", {}),
+        (
+            strategies.model_parallel,
+            4,
+            "residual",
+            "float32",
+            {"group_size": 2, "sync_batch_norm": True},
+        ),
+        slow(strategies.replicated, 3, "residual", "mixed_bfloat16", {}),
+        slow(strategies.towers, 1, "residual", "float64", {"frozen": True}),
+        slow(strategies.towers, 1, "residual", "mixed_float16", {"scale_loss": True}),
+        slow(AsynchronousTrainer, 1, "residual", "float32", {}),
+        slow(strategies.replicated, 2, "plain", "float32", {"compile_towers": True}),
+    ],
+)
+def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options):
+    """Dropout and batch normalization included, whose averages move once."""
+    network, batches = networks.NETWORKS[name](dtype), networks.random_batches(2, 12)
+    assert len(segments(network.model)) > 1
+    if options.pop("frozen", False):
+        names = {x.path for x in network.model.trainable_variables[:4]}
+        options["phases"] = [Phase(math.inf, network.model, frozenset(names))]
+    *expected, first, last = trained(network, create, num_devices, options, batches)
+    small_runs.assert_equal_states(first, expected[0])
+    small_runs.assert_equal_states(last, expected[1])
+
+
+@pytest.mark.parametrize(
+    "create,options",
+    [
+        (strategies.towers, {}),
+        slow(strategies.towers, {"sync_batch_norm": True}),
+    ],
+)
+def test_the_optimized_step_keeps_less(create, options):
+    """The optimizer of graphs does not merge what is computed twice."""
+    model = create_model(
+        "resnet20", image_shape=(16, 16, 3), num_classes=networks.NUM_CLASSES
+    )
+    batches = networks.random_batches(1, 64, image_shape=(16, 16, 3))
+    memory = []
+    for recompute in (False, True):
+        trainer = create_trainer(
+            create,
+            networks.Network(model, [], {}),
+            Recipe(),
+            batches,
+            2,
+            recompute=recompute,
+            **options,
+        )
+        memory.append([x.activations + x.transient for x in trainer_accounts(trainer)])
+    assert sum(memory[1]) < 0.5 * sum(memory[0])
+
+
+def test_a_network_without_a_place_to_cut_is_refused():
+    images = keras.Input((2,), name="images")
+    model = keras.Model(images, keras.layers.Dense(2, name="logits")(images))
+    with pytest.raises(ConfigError, match="divides"):
+        segments(model)
