@@ -35,7 +35,7 @@ class FitProcess(trainers.ChildProcess):
     def __init__(self, fields: dict, steps: int):
         words = (fields["model"], fields["image_size"], fields["batch_size"], steps)
         command = [sys.executable, "-m", "benchmarks.memory", FIT, *map(str, words)]
-        super().__init__(command, cwd=trainers.ROOT)
+        super().__init__(command, os.environ, cwd=trainers.ROOT)
 
     def __call__(self) -> float:
         self.say("")
@@ -81,6 +81,7 @@ def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
         words = [fields[x] for x in ("model", "image_size", "batch_size")]
         words += [options.steps, "float32", *["--checkpoint"] * ("," in name)]
         process = train = peers.ProgramSteps("with_torch", options.torch, *words)
+        print(f"{process.num_params:,} parameters in {name}", file=sys.stderr)
     stack.enter_context(contextlib.closing(process))
     return process, train
 
