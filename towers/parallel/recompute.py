@@ -153,7 +153,7 @@ class RecomputedNetwork:
 
         variables = [*self._model.trainable_variables]
         variables += self._model.non_trainable_variables
-        pairs = zip(variables, [*params, *state], strict=True)
+        pairs = zip(variables, (*params, *state), strict=True)
         values = {
             id(x): tf.cast(value, x.dtype)
             for x, value in zip(self.inputs, tf.nest.flatten(inputs), strict=True)
