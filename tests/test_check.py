@@ -10,7 +10,7 @@ from pictures import png, random_pixels, write_folder
 from PIL import Image
 
 from towers.cli import data as program
-from towers.data import duplicates
+from towers.data.check import duplicates, prints_of
 from towers.errors import TowersError, report
 
 
@@ -126,8 +126,8 @@ def test_of_many_images_copies_with_noise_are_found_and_no_others():
     correlations = np.triu(flat @ flat.T / 64, 1)
     expected = np.argwhere(correlations > 1 - 0.1**2 / 2)
     assert len(expected) > 900
-    prints = duplicates.prints_of(images, np.arange(3000))
-    [(heading, text)] = duplicates.lines({"training": prints}, lambda _, i: str(i))
+    prints = prints_of(images, np.arange(3000))
+    [(heading, text)] = duplicates({"training": prints}, lambda _, i: str(i))
     count = int(text.split()[0].replace(",", ""))
     assert heading == "similar" and abs(count - len(expected)) <= 10
     assert text.endswith("such as 2000 is 0, 2001 is 1, 2002 is 2")

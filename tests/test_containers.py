@@ -28,6 +28,7 @@ from small_runs import assert_equal_states, saved, saved_steps, small_config
 from towers import data
 from towers.data.augment import augmentation
 from towers.data.batches import TrainBatches
+from towers.data.check import check
 from towers.data.files import reading
 from towers.data.files.parquet import ParquetIndex
 from towers.data.orders import BlockOrder, block_order
@@ -191,6 +192,17 @@ def test_remote_files_give_the_same_batches(
         assert_equal_batches(again, expected_batches[:5])
         # Everything is in the cache but for the sizes of files.
         assert not [x for x in server.requests[count:] if x[1]]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_images_for_training_and_for_testing_are_compared(container, tmp_path):
+    write, name, _ = CONTAINERS[container]
+    write(tmp_path / "root", examples(COUNT))
+    write(tmp_path / "root", examples(6), "test")
+    lines, picture = [], str(tmp_path / "picture.png")
+    check(name, str(tmp_path / "root"), grid_path=picture, say=lines.append)
+    [line] = [x for x in lines if x.startswith("identical") and "test" in x]
+    assert line.split()[1:7] == "6 test image(s) also in training,".split()
 
 
 def test_a_folder_of_images_at_a_url_is_read(tmp_path, folder):

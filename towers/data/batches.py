@@ -140,10 +140,8 @@ class TrainBatches:
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
-        """Augments and mixes the stored examples of a step: "indices" int64 [n],
-        "images" uint8 [n, height, width, channels], "labels" and perhaps
-        "sample_weights". Returns the batch, as a call gives it; labels that are not
-        mixed keep their dtype."""
+        """Augments and mixes the stored examples of a step, see `_read`. Labels that
+        are not mixed keep their dtype."""
         batch = dict(stored)
         draw = self._draw(step, batch.pop("indices"))
         on_crops = self.augment.train_on_crops

@@ -113,10 +113,8 @@ def logit_offsets(
     adjustment: float, source: Source, num_classes: int
 ) -> tuple[float, ...]:
     """Offsets that the training loss adds to the logits, per class (Menon et al. 2020,
-    "Long-tail learning via logit adjustment", arXiv:2007.07314, equation 10): the
-    adjustment times the logarithm of the class's share of the images, so that a rare
-    class is only right with a larger logit. A class without images counts as one
-    image."""
+    arXiv:2007.07314, equation 10): the adjustment times the logarithm of the class's
+    share of the images. A class without images counts as one image."""
     labels = labels_for(source, f"logit_adjustment={adjustment}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())

@@ -130,13 +130,9 @@ def _fractions(bits):
 class Draw:
     """The random numbers of one step, uniform in [0, 1).
 
-    Attributes:
-        seed: of the run.
-        step: int64 scalar.
-        indices: int64 [n], which examples of the source the step's images are.
-        epochs: int64 [n], the epoch of each; where one may come several times in an
-            epoch, a number of its own for each time.
-        rows: which images of the step these are, see `Share.rows`; None for all.
+    `indices`, int64 [n], are the examples that the step's images are, and `epochs` the
+    epoch of each; where one may come several times in an epoch, a number of its own for
+    each time. `rows` are the images of the step, see `Share.rows`; None for all.
     """
 
     seed: int

@@ -52,14 +52,9 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """A source that lies in host memory.
-
-    Args:
-        images: uint8 [num_examples, height, width, channels].
-        labels: integers [num_examples], or of label sets [num_examples, classes] of 0
-            and 1.
-        weights: the `sample_weights`, float32 [num_examples].
-    """
+    """A source in host memory: images uint8 [num_examples, height, width, channels],
+    labels integers [num_examples], or of label sets [num_examples, classes] of 0 and 1,
+    and sample weights float32 [num_examples]."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
@@ -236,14 +231,9 @@ def place_of(source: Source, index: int) -> str:
 
 
 class Trained(Protocol):
-    """Classes and preprocessing of a trained network, such as `run.dataset_info` has.
-
-    Attributes:
-        class_names: in the order of the logits.
-        image_shape: height, width, channels of the uint8 images.
-        mean, std: as in `DataSet`.
-        checksum: of the training images, see `checksum`.
-    """
+    """Classes and preprocessing of a trained network, such as `run.dataset_info` has:
+    class names in the order of the logits, the shape of the uint8 images, `mean` and
+    `std` as in `DataSet`, and the checksum of the training images."""
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]

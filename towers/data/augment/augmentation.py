@@ -21,6 +21,9 @@ from towers.config.choices import find
 from towers.data.randomness import Draw, uniform
 from towers.errors import ConfigError
 
+Shape = tuple[int, int, int]  # height, width, channels
+Moments = Sequence[float]  # of each channel
+
 TUTORIAL_SIZE = 24
 PADDING = 4
 CROP_SCALE = (0.08, 1.0)
@@ -34,33 +37,26 @@ MOST_TRIED_VALUES = 2**22
 class Augment:
     """The augmentation of a data set's images.
 
-    Attributes:
-        train: (images, draw) -> images, random.
-        evaluate: images -> images, the same every time.
-        image_shape: height, width, channels of the results.
-        train_on_crops: as `train`, of images that are random crops already, see
-            `Source.read`; None where it takes none.
-        crop_scale: bounds of the share of the area in such crops.
+    Attributes: `train` (images, draw) -> images is random, `evaluate` images -> images
+    always the same; `image_shape` is the height, width, channels of the results.
+    `train_on_crops` is as `train`, of images that are random crops already, see
+    `Source.read`, with a share of the area in `crop_scale`; None where it takes none.
     """
 
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]
-    image_shape: tuple[int, int, int]
+    image_shape: Shape
     train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
     crop_scale: tuple[float, float] = CROP_SCALE
 
 
-def none(
-    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
-) -> Augment:
+def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """Mean and standard deviation of the training set only."""
     evaluate = functools.partial(standardize, mean=mean, std=std)
     return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
 
 
-def tutorial(
-    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
-) -> Augment:
+def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
     standardized by itself; evaluation takes the center crop."""
     height, width, channels = image_shape
@@ -90,9 +86,7 @@ def tutorial(
     return Augment(train, evaluate, (size, size, channels))
 
 
-def pad_crop_flip(
-    image_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
-) -> Augment:
+def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
     (He et al. 2015, section 4.2)."""
     height, width, _ = image_shape
@@ -108,10 +102,7 @@ def pad_crop_flip(
 
 
 def translate_flip(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
-    pixels: int = 2,
+    image_shape: Shape, mean: Moments, std: Moments, pixels: int = 2
 ) -> Augment:
     """A translation by up to `pixels`, mirrored at the edges, and alternating
     flips: each image is mirrored at random in the first epoch, then every other epoch
@@ -138,9 +129,9 @@ def translate_flip(
 
 def create_augment(
     name: str,
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: Shape,
+    mean: Moments,
+    std: Moments,
     crop_scale: tuple[float, float] = CROP_SCALE,
     policy: str = "none",
     on_gpu: bool = False,
@@ -229,9 +220,7 @@ def _validate(name, augment, image_shape, moments):
             )
 
 
-def standardize(
-    images: tf.Tensor, mean: Sequence[float], std: Sequence[float]
-) -> tf.Tensor:
+def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
     """(pixel - mean) / std per channel, all in units of 0..255; a std of 0,
     of a channel that is the same in all training images, counts as 1."""
     # Not a division: a graph turns one by a constant into this product, an eager call
@@ -243,7 +232,7 @@ def standardize(
     return tf.reshape(rows, tf.shape(images))
 
 
-def pixels(images: tf.Tensor, mean: Sequence[float], std: Sequence[float]) -> tf.Tensor:
+def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
     """The whole pixel values, float32 in 0..255, nearest to standardized images. Half
     numbers are rounded depending on how a graph orders the products: an augmentation
     before a policy should standardize whole ones."""
@@ -262,16 +251,8 @@ def flat_rows(images: tf.Tensor) -> tf.Tensor:
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
-    """A window at a random place of each image, every other one mirrored.
-
-    Args:
-        images: [n, at least height, at least width, channels], any dtype.
-        draw: gives "crop" [n, 2] and "flip" [n, 1].
-        height, width: of the window.
-
-    Returns:
-        [n, height, width, channels], same dtype.
-    """
+    """A window [n, height, width, channels] at a random place of each image, every
+    other one mirrored. Draws "crop" [n, 2] and "flip" [n, 1]."""
     n, full_height, full_width, _ = images.shape
     places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
     corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int64)
@@ -285,18 +266,11 @@ def windows(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """A window of each image, mirrored at the edges where it reaches over them.
+    """A window [n, height, width, channels] of each image, where `is_flipped` [n, 1]
+    mirrored; it is mirrored at the edges where it reaches over them, by less than the
+    height and width of the image. A GPU gathers no uint8.
 
-    Args:
-        images: [n, full height, full width, channels], any dtype; a GPU gathers no
-            uint8.
-        corners: int64 [n, 2], row and column of its upper left pixel. A window reaches
-            over an edge by less than the full height and width.
-        is_flipped: bool [n, 1], whether it is mirrored.
-        height, width: of the window.
-
-    Returns:
-        [n, height, width, channels], same dtype.
+    `corners`, int64 [n, 2], are row and column of its upper left pixel.
     """
     n, full_height, full_width, channels = images.shape
     # Constants: on a GPU the host would compute a range.

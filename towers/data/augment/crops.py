@@ -6,7 +6,6 @@ where a source reads such (`Source.reads_crops`), else of the stored images.
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +14,8 @@ import tensorflow as tf
 from towers.data.augment.augmentation import (
     CROP_SCALE,
     Augment,
+    Moments,
+    Shape,
     choose,
     pad_crop_flip,
     standardize,
@@ -38,9 +39,9 @@ class Boxes(NamedTuple):
 
 
 def random_resized_crop(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: Shape,
+    mean: Moments,
+    std: Moments,
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
@@ -61,9 +62,9 @@ def random_resized_crop(
 
 
 def by_size(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: Shape,
+    mean: Moments,
+    std: Moments,
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:

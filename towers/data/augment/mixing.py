@@ -81,18 +81,11 @@ def cutmix_shares(
     shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A rectangle of the other image for each image (Yun et al. 2019,
-    arXiv:1905.04899).
+    arXiv:1905.04899): shares of the pixels, 0 or 1, [n, height, width, 1], and of the
+    labels, [n]. Draws "cutmix" [n, 3].
 
-    Its sides are the image's times the root of the share; the center is any
-    pixel, and what lies outside is cut off. The label has the share that is left.
-
-    Args:
-        shape: of the images, [n, height, width, channels].
-        draw: gives "cutmix" [n, 3].
-        quantiles: of the distribution of the share, `beta_quantiles`.
-
-    Returns:
-        Shares of the pixels, 0 or 1, [n, height, width, 1], and of the labels [n].
+    Its sides are the image's times the root of the share; the center is any pixel, and
+    what lies outside is cut off. The label has the share that is left.
     """
     n, height, width, _ = shape
     share, row, column = tf.unstack(draw("cutmix", [n, 3]), axis=1)
@@ -105,11 +98,9 @@ def cutmix_shares(
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:
-    """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on.
-
-    The first and the last are not at 0 and 1 but half a `draw`'s smallest number
-    inside, without which a narrow distribution would get tails.
-    """
+    """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on. The
+    first and the last are half a `draw`'s smallest number inside of 0 and 1, without
+    which a narrow distribution would get tails."""
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
@@ -124,15 +115,10 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Draws from the distribution with these quantiles, a line between two of them.
-
-    The distribution function of the draws differs from the true one by less than
-    1 / NUM_QUANTILES, wherever float32 tells a share from 0 and from 1 at all.
-
-    Args:
-        quantiles: float32 [NUM_QUANTILES + 1].
-        numbers: float32, uniform in [0, 1).
-    """
+    """Draws from the distribution with these quantiles, a line between two of them, by
+    numbers uniform in [0, 1). The distribution function of the draws differs from the
+    true one by less than 1 / NUM_QUANTILES, wherever float32 tells a share from 0 and
+    from 1 at all."""
     places = numbers * NUM_QUANTILES
     below = tf.floor(places)
     index = tf.cast(below, tf.int64)

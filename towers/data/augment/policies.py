@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.data.augment.augmentation import CROP_SCALE, Augment, choose, standardize
+from towers.data.augment.augmentation import (
+    CROP_SCALE,
+    Augment,
+    Moments,
+    Shape,
+    choose,
+    standardize,
+)
 from towers.data.augment.crops import crop_resize_flip, flip
 from towers.data.augment.operations import MOST_BLUR, OPERATIONS, apply
 from towers.data.randomness import Draw
@@ -221,6 +228,7 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     first, second, share = tf.unstack(draw("augmix_weights", [n, 3]), axis=1)
     low, high = tf.minimum(first, second), tf.maximum(first, second)
     weights, chains = (low, high - low, 1 - high), []
+    operate = functools.partial(apply, possible=MIXED, bilinear=True, on_gpu=on_gpu)
     for chain in range(WIDTH):
         changed = images
         for place in range(DEPTH):
@@ -231,9 +239,7 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
             )
             operations = _look_up(_numbers_of(MIXED), row)
             operations = tf.where(place < depths[:, chain], operations, 0)
-            changed = apply(
-                changed, operations, values, MIXED, bilinear=True, on_gpu=on_gpu
-            )
+            changed = operate(changed, operations, values)
         chains.append(weights[chain][:, None, None, None] * changed)
     share = share[:, None, None, None]
     return (1 - share) * images + share * tf.add_n(chains)
@@ -270,28 +276,22 @@ def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Ten
     radii = LEAST_BLUR + (MOST_BLUR - LEAST_BLUR) * tf.cast(numbers[:, 1], tf.float64)
     values = _look_up(np.array([0, SOLARIZED_FROM, 0]), which)
     values = tf.where(which == three.index("blur"), radii, values)
-    images = apply(
-        images, _look_up(_numbers_of(three), which), values, three, on_gpu=on_gpu
-    )
+    operations = _look_up(_numbers_of(three), which)
+    images = apply(images, operations, values, three, on_gpu=on_gpu)
     factors = 1 - JITTER + 2 * JITTER * tf.cast(numbers[:, 3:], tf.float64)
     orders = np.array([*itertools.permutations(range(len(JITTERED)))])
     for place in range(len(JITTERED)):
         row = _look_up(orders[:, place], order)
         values = tf.gather(factors, row, axis=1, batch_dims=1)
-        images = apply(
-            images,
-            _look_up(_numbers_of(JITTERED), row),
-            values,
-            JITTERED,
-            on_gpu=on_gpu,
-        )
+        operations = _look_up(_numbers_of(JITTERED), row)
+        images = apply(images, operations, values, JITTERED, on_gpu=on_gpu)
     return images
 
 
 def crop_rand_augment(
-    image_shape: tuple[int, int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    image_shape: Shape,
+    mean: Moments,
+    std: Moments,
     crop_scale: tuple[float, float] = CROP_SCALE,
     on_gpu: bool = False,
 ) -> Augment:

@@ -12,11 +12,8 @@ Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 
 def create_tta(name: str) -> Sequence[Transform]:
-    """The transforms of a name in `towers.config.choices.TTA`.
-
-    The logits of an image are the weighted mean over them; without any, the image's own
-    logits.
-    """
+    """The transforms of a name in `towers.config.choices.TTA`: the logits of an image
+    are the weighted mean over them; without any, the image's own logits."""
     return factories.create("tta", name)
 
 
@@ -27,16 +24,19 @@ def none() -> Sequence[Transform]:
 
 def mirror() -> Sequence[Transform]:
     """The image and its mirror image."""
-    return _with_mirrors(1.0)
+    return (0.5, None), (0.5, _mirrored)
 
 
 def translate() -> Sequence[Transform]:
     """Both, and both of the image moved by a pixel along the two diagonals (Jordan
     2024, arXiv:2404.00498, section 3.5)."""
     return (
-        *_with_mirrors(0.5),
-        *_with_mirrors(0.25, lambda images: _moved(images, 0)),
-        *_with_mirrors(0.25, lambda images: _moved(images, 2)),
+        (0.25, None),
+        (0.25, _mirrored),
+        (0.125, lambda images: _moved(images, 0)),
+        (0.125, lambda images: _mirrored(_moved(images, 0))),
+        (0.125, lambda images: _moved(images, 2)),
+        (0.125, lambda images: _mirrored(_moved(images, 2))),
     )
 
 
@@ -50,12 +50,3 @@ def _moved(images, offset):
     height, width = images.shape[1:3]
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
     return padded[:, offset : offset + height, offset : offset + width]
-
-
-def _with_mirrors(weight, transform=None):
-    if transform is None:
-        return (weight / 2, None), (weight / 2, _mirrored)
-    return (
-        (weight / 2, transform),
-        (weight / 2, lambda images: _mirrored(transform(images))),
-    )

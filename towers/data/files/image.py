@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -96,11 +97,18 @@ def read_image(
             must not be resized.
     """
     height, width, channels = shape
+    is_whole = crop is None and center_crop in (0, 1)
+    if is_whole and channels == 3 and _plain_jpeg_size(content) == (height, width):
+        with contextlib.suppress(ValueError):  # which has a reason below
+            # Half of the time that JpegImageFile takes for a small image.
+            image = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
+            if note_size is not None:
+                note_size(height, width)
+            return np.asarray(image)
     with opened(content, max_pixels) as image:
         full_size, orientation = _inspect(image)
         if note_size is not None:
             note_size(*full_size)
-        is_whole = crop is None and center_crop in (0, 1)
         if is_whole and full_size == (height, width):
             pixels = _pixels(image, channels)
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
@@ -131,6 +139,24 @@ def read_image(
         box[2:] = min(box[2], pixels.width), min(box[3], pixels.height)
         resized = pixels.resize(size[::-1], FILTERS[interpolation], box)
         return np.asarray(_upright(resized, orientation)).reshape(shape)
+
+
+def _plain_jpeg_size(content):
+    """(height, width) of a JPEG file of three channels of 8 bits that has only what its
+    pixels need: no orientation, profile or other images. None of all others."""
+    if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
+        return None
+    place = 2
+    while place + 9 < len(content) and content[place] == 0xFF:
+        kind = content[place + 1]
+        if kind in (0xC0, 0xC1, 0xC2):  # baseline, extended, progressive
+            is_plain = content[place + 4] == 8 and content[place + 9] == 3
+            size = struct.unpack_from(">HH", content, place + 5)
+            return size if is_plain else None
+        if kind not in (0xC4, 0xDB, 0xDD, 0xE0, 0xFE):  # tables, JFIF, a comment
+            return None
+        place += 2 + int.from_bytes(content[place + 2 : place + 4])
+    return None
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:

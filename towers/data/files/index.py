@@ -46,16 +46,11 @@ class Names(Sequence):
 class Index:
     """Images of files, with their labels; an `ImageFiles`.
 
-    Attributes:
-        files: paths or URLs.
-        numbers: int32 [n], the file of each image.
-        offsets, lengths: int64 [n], its bytes there; None where a file is one image.
-        labels: int32 [n]; of label sets uint8 [n, classes] of 0 and 1.
-        class_names: in the order of the labels.
-        weights: float32 [n], factors on the losses, or None.
-        names: [number of images before `take`], of images inside of the files.
-        rows: int64 [n], the places in `names`, or in the file where there are none.
-        max_pixels: bounds the size of a file that is one image.
+    Image i is in `files[numbers[i]]`, at `offsets` and of `lengths`, int64 [n]; None
+    where a file is one image. `labels` are int32 [n], or of label sets uint8 [n,
+    classes]; `weights`, float32 [n], are factors on the losses. `rows`, int64 [n], are
+    the places in `names`, of images inside of files, or in the file where there are
+    none. `max_pixels` bounds the size of a file that is one image.
     """
 
     files: Sequence[str]

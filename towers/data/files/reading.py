@@ -33,6 +33,8 @@ PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"
 # A request is repeated after pauses, in seconds.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
+# Files of which ranges are read.
+MOST_OPEN = 64
 
 
 def is_url(path: str | os.PathLike) -> bool:
@@ -61,7 +63,8 @@ def read_range(path: str, offset: int, length: int) -> bytes:
     """Some bytes of a file; OSError where it cannot be read, ValueError where it ends
     before."""
     if not is_url(path):
-        content = _pread(path, offset, length)
+        file = _KeptOpen.of(path)  # another thread may drop it
+        content = os.pread(file.number, length, offset)
     elif os.path.exists(_cache_path(path)):
         content = _from_cache(path, lambda: _fetch_blocks(path), offset, length)
     else:
@@ -163,14 +166,26 @@ def expand_braces(pattern: str) -> list[str]:
     return [x for value in values for x in expand_braces(f"{begin}{value}{end}")]
 
 
+class _KeptOpen:
+    """A file that is closed when nobody uses it."""
+
+    def __init__(self, path):
+        with open_data_file(path) as file:
+            self.number = os.dup(file.fileno())
+
+    def __del__(self, close=os.close):
+        if hasattr(self, "number"):
+            close(self.number)
+
+    @classmethod
+    @functools.lru_cache(MOST_OPEN)
+    def of(cls, path):
+        return cls(path)
+
+
 def _pread(path, offset, length):
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(22, "is no file", path)
-        return os.pread(number, length, offset)
-    finally:
-        os.close(number)
+    with open_data_file(path) as file:
+        return os.pread(file.fileno(), length, offset)
 
 
 def open_lock_file(path: str) -> BinaryIO:

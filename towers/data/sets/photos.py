@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -22,20 +22,9 @@ SAMPLE = 100  # images whose size is read
 FINE_TUNED_SIZE = 160
 
 
-class Length(NamedTuple):
-    """Images to train on, all epochs together, and the bounds of the epochs."""
-
-    images: int
-    least_epochs: int
-    most_epochs: int
-
-    def epochs(self, num_images: int) -> float:
-        epochs = self.images // num_images
-        return float(min(max(epochs, self.least_epochs), self.most_epochs))
-
-
-FROM_SCRATCH = Length(10_000, 15, 100)
-FINE_TUNING = Length(15_000, 5, 30)
+# Images to train on, all epochs together, and the least and most epochs.
+FROM_SCRATCH = 10_000, 15, 100
+FINE_TUNING = 15_000, 5, 30
 
 
 def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
@@ -69,18 +58,18 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
             ) from None
         return {"dataset": names[0]}
     if fine_tuning:
-        image_size, length = FINE_TUNED_SIZE, FINE_TUNING
+        image_size, (images, least, most) = FINE_TUNED_SIZE, FINE_TUNING
     else:
         sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
         sides = [min(size) for size in sizes if size]
         side = statistics.median(sides or [64])
         image_size = 128 if side >= 128 and len(paths) >= 10_000 else 64
         image_size = 32 if side < 48 else image_size
-        length = FROM_SCRATCH
+        images, least, most = FROM_SCRATCH
     return {
         "dataset": "image_folder",
         "image_size": image_size,
-        "num_epochs": length.epochs(len(paths)),
+        "num_epochs": float(min(max(images // len(paths), least), most)),
     }
 
 

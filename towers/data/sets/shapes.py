@@ -83,18 +83,18 @@ SHAPES: dict[str, Shape] = {
 
 
 def load(*, seed: int = 0) -> DataSet:
-    """Draws 10,000 training and 2,000 test images, as many of each class.
+    """Draws 10,000 training and 2,000 test images, uint8 [n, 32, 32, 3], as many of
+    each class; label i is the i-th key of SHAPES.
 
-    Args:
-        seed: of the drawing, not of a run: every run sees the same images. They are the
-            same bits on one machine; under another NumPy or processor a few values may
-            be rounded to the other side.
-
-    Returns:
-        Sources of uint8 [n, 32, 32, 3]; label i is the i-th key of SHAPES.
+    The seed is of the drawing, not of a run. The images are the same bits on one
+    machine; under another NumPy or processor a few values may be rounded to the other
+    side.
     """
-    train_images, train_labels = _draw_all(NUM_TRAIN, _stream(seed, 0))
-    test_images, test_labels = _draw_all(NUM_TEST, _stream(seed, 1))
+    # The generator by its name: NumPy may change what default_rng stands for.
+    streams = (np.random.Philox(np.random.SeedSequence([seed, i])) for i in range(2))
+    train_rng, test_rng = map(np.random.Generator, streams)
+    train_images, train_labels = _draw_all(NUM_TRAIN, train_rng)
+    test_images, test_labels = _draw_all(NUM_TEST, test_rng)
     mean, std = channel_moments(train_images)
     return DataSet(
         name="shapes",
@@ -105,11 +105,6 @@ def load(*, seed: int = 0) -> DataSet:
         std=std,
         origin=f"drawn, seed {seed}",
     )
-
-
-def _stream(seed: int, split: int) -> np.random.Generator:
-    # The generator by its name: NumPy may change what default_rng stands for.
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, split])))
 
 
 def _draw_all(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -90,11 +90,8 @@ def reading(folder: str) -> Iterator[Any]:
 @contextlib.contextmanager
 def _only_own_features(folder: str) -> Iterator[None]:
     """Refuses features of other packages: TFDS imports the module of every class that
-    `features.json` names, which executes it.
-
-    The file is not searched instead, since TFDS reads several forms of it, nested in
-    each other and in strings.
-    """
+    `features.json` names, which executes it. The file is not searched, since TFDS reads
+    several forms of it, nested in each other and in strings."""
     from tensorflow_datasets.core.features.feature import FeatureConnector
 
     original = vars(FeatureConnector)["cls_from_name"]
