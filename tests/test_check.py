@@ -64,6 +64,24 @@ def test_a_sound_data_set_is_described(run, root):
     ]
 
 
+def test_images_count_in_each_of_their_classes(root, capfd):
+    """Several labels an image; a copy with other labels is named."""
+    rows = ["path,label,split"]
+    for split, labels in {"train": ["ant;cat", "cat", "ant"], "test": ["cat"]}.items():
+        for number, names in enumerate(labels):
+            rows.append(f"{split}/ant/{number:02}.png,{names},{split}")
+    shutil.copy(root / "train/ant/01.png", root / "train/ant/02.png")
+    (root / "labels.csv").write_text("\n".join(rows))
+    assert main(["--dataset=table", f"--data_dir={root / 'labels.csv'}"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[1].split() == ["images", "3", "training,", "1", "test"]
+    start = lines.index("classes     2: training, test images")
+    counts = [line.split() for line in lines[start + 1 : start + 3]]
+    assert counts == [["ant", "2", "0"], ["cat", "2", "1"]]
+    identical = next(line for line in lines if line.startswith("identical"))
+    assert "1 training image(s) also in another class" in identical
+
+
 def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
     assert run("--grid=drawn.png")[0] == 0
     picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()

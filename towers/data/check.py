@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -144,22 +145,36 @@ def read_through(
     step, prints = _pixel_step(source.image_shape), []
     for images, labels in read_in_batches(source, BATCH_SIZE):
         count_read(len(labels))
-        prints.append(prints_of(images, labels))
-        images, labels = images[labels >= 0], labels[labels >= 0]
-        if (largest := labels.max(initial=0)) >= num_classes:
+        codes = _codes(labels)
+        prints.append(prints_of(images, codes))
+        images, labels = images[codes >= 0], labels[codes >= 0]
+        is_set = labels.ndim == 2
+        if not is_set and (largest := labels.max(initial=0)) >= num_classes:
             raise DataError(
                 f"an image has the label {largest}, expected 0 to {num_classes - 1} "
                 f"for {num_classes} classes"
             )
-        counts += np.bincount(labels, minlength=num_classes)
+        if is_set:
+            counts += labels.sum(0, dtype=np.int64)
+        else:
+            counts += np.bincount(labels, minlength=num_classes)
         values += channel_counts(images)
         for label, examples in samples.items():
             missing = GRID_IMAGES - len(examples)
             # Copies: a view would keep its whole batch in memory.
-            for place in np.flatnonzero(labels == label)[:missing]:
+            chosen = labels[:, label] if is_set else labels == label
+            for place in np.flatnonzero(chosen)[:missing]:
                 examples.append(images[place, ::step, ::step].copy())
     joined = map(np.concatenate, zip(*prints, strict=True))
     return Statistics(counts, values, samples, Prints(*joined))
+
+
+def _codes(labels):
+    """A number for each image, the same for equal labels; -1 if it cannot be read."""
+    if labels.ndim == 1:
+        return labels
+    codes = np.array([zlib.crc32(row.tobytes()) for row in labels], np.int64)
+    return np.where((labels >= 0).all(1), codes, -1)
 
 
 def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
@@ -231,9 +246,10 @@ def report(
     split, the first being "training"."""
     train = statistics["training"]
     height, width, channels = data_set.train.image_shape
+    images = {n: (x.prints.labels >= 0).sum() for n, x in statistics.items()}
     lines = [
         ("data set", f"{data_set.name}, {data_set.origin}"),
-        ("images", ", ".join(f"{x.labels.sum():,} {n}" for n, x in statistics.items())),
+        ("images", ", ".join(f"{x:,} {n}" for n, x in images.items())),
         ("read as", f"{height}x{width} (height x width), {channels} channel(s)"),
     ]
     if survey.sizes:
