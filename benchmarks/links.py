@@ -9,8 +9,8 @@ are limited (`benchmarks.namespaces`; it takes root on Linux), one worker in eac
 - `DDP`: PyTorch's DistributedDataParallel over gloo, and with its hook that sends
   float16 (its hook for bfloat16 needs NCCL), by a Python that has PyTorch
   (`--torch=PYTHON`).
-- `tf_keras`: `fit` under TensorFlow's MultiWorkerMirroredStrategy, by a Python that has
-  tf_keras (`--tf_keras=PYTHON`).
+- `tf_keras`: the steps of `fit` under TensorFlow's MultiWorkerMirroredStrategy, by a
+  Python that has tf_keras (`--tf_keras=PYTHON`).
 
 Cores are divided among the workers. "Of the wire" is the speed over the speed at which
 the links would do nothing but carry 2 (n - 1) / n times the bytes of the gradients in
