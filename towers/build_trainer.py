@@ -91,6 +91,8 @@ def create_trainer(
     in_16_bits = config.precision in ("bfloat16", "float16")
     if devices.kind == "GPU" and in_16_bits and not config.deterministic:
         parallel_devices.normalize_in_nhwc(parts.model)
+
+    # Strategy.
     choice, all_options = config.choice_of("strategy"), config.options_of("strategy")
     create_strategy = factories.resolve("strategy", config.strategy)
     options = factories.named_by(create_strategy, all_options)
@@ -111,10 +113,12 @@ def create_trainer(
         config.batch_size,
         **options,
     )
+
+    # Loss. Weights of classes come from the training images; evaluations have none.
     batches, class_names = parts.train_batches, parts.data.class_names
-    multi_label = parts.data.multi_label
-    plain = {"class_weights": None, "pos_weights": None, "logit_adjustment": None}
-    plain, by_class = config.options_of("loss") | plain, {}
+    multi_label, by_class = parts.data.multi_label, {}
+    loss_options = config.options_of("loss")
+    loss_options |= dict.fromkeys(("class_weights", "pos_weights", "logit_adjustment"))
     for name in ("class_weights", "pos_weights"):
         if batches is not None and (value := getattr(config, name)):
             weights = class_weights(value, batches.source, class_names, name)
@@ -126,7 +130,7 @@ def create_trainer(
     create_loss = functools.partial(
         losses.create_loss, config.loss, multi_label=multi_label
     )
-    loss_fn = create_loss(**plain | by_class)
+    loss_fn = create_loss(**loss_options | by_class)
     if multi_label and (config.linear_probe or teacher is not None):
         name = "linear_probe" if config.linear_probe else "teacher"
         raise ConfigError(
@@ -137,6 +141,8 @@ def create_trainer(
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
         )
+
+    # Compilation, batches, and the trainer of these parts.
     compiles, why_not = config.compile == "xla", ""
     if devices.kind == "GPU" and batches is not None and config.compile != "none":
         if config.compile == "auto" and parts.total_steps < XLA_STEPS:
@@ -149,10 +155,10 @@ def create_trainer(
     if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]
         feed = create_feed(config, batches, lead_devices, strategy.sizes)
-    trainer_class, options = SynchronousTrainer, {}
+    trainer_class, trainer_options = SynchronousTrainer, {}
     if choice.asynchronous:
         trainer_class = AsynchronousTrainer
-        options = {name: all_options[name] for name in choice.trainer_options}
+        trainer_options = {name: all_options[name] for name in choice.trainer_options}
     return assemble_trainer(
         strategy,
         parts.model,
@@ -164,7 +170,7 @@ def create_trainer(
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
         phases=parts.phases,
         tta=create_tta(config.tta),
-        eval_loss_fn=create_loss(**plain),
+        eval_loss_fn=create_loss(**loss_options),
         compile_towers=compiles,
         not_compiled=why_not,
         sync_batch_norm=config.batch_norm == "sync",
@@ -175,7 +181,7 @@ def create_trainer(
         recompute=config.recompute and batches is not None,
         keeps_logits=config.choice_of("best_by").is_in_a_file,
         trainer_class=trainer_class,
-        **options,
+        **trainer_options,
     )
 
 

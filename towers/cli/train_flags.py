@@ -31,7 +31,7 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines all flags of the program."""
+    """Defines the program's flags, except for options of a run and the cluster."""
     define_run_flags(values)
     switch = functools.partial(flags.DEFINE_bool, flag_values=values)
     words = functools.partial(flags.DEFINE_list, default=[], flag_values=values)

@@ -1,9 +1,9 @@
 """The choices of a run by name: networks, data sets, optimizers and so on.
 
-The tables are the only place where a choice is listed. Flags, their help, messages and
-tests read them; a target is imported when it is built, so reading a table needs no
-TensorFlow. Instead of a name the open tables also take FILE.py:FUNCTION, a function in
-a Python file of the user. `towers.config.factories` imports and calls the targets.
+The tables are the only place where a choice is listed; only containers are also in
+`data.files.containers`. Flags, help, messages and tests read the tables, which needs no
+TensorFlow: a target is imported when it is built. The open tables also take
+FILE.py:FUNCTION of the user. `towers.config.factories` imports and calls the targets.
 """
 
 import dataclasses

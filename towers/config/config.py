@@ -600,12 +600,12 @@ class Config:
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
     def choice_of(self, option: str) -> choices.Choice:
-        """The row of what is chosen for an option, such as "optimizer"."""
+        """The table's row that an option, such as "optimizer", chooses."""
         return choices.find(option, getattr(self, option))
 
     def options_of(self, option: str) -> dict[str, Any]:
-        """The options, by name, that only the choice of an option may read; its target
-        gets those that its signature names. Lists are parsed."""
+        """Name -> value of the options with `read_by=option`, lists parsed. The target
+        of its choice gets those that its signature names."""
         return {
             name: self.lists.get(name, getattr(self, name))
             for name, field in FIELDS.items()

@@ -1,4 +1,4 @@
-"""The table of networks. Their targets are imported when a network is built."""
+"""The table of networks, whose targets are imported when `models.create` builds one."""
 
 from towers.config.preprocessing import Preprocessing
 from towers.config.rows import ModelRow

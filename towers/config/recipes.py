@@ -13,8 +13,8 @@ from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
 from towers.errors import ConfigError, nearest, one_line
 
-# The recipes of a command without --config: of one that names no data set, and of one
-# that names a folder of images, from scratch or with trained weights.
+# Recipes of a command without --config: for no data set, and for one of PHOTO_SETS,
+# from scratch or with trained weights.
 DEFAULT_RECIPE = "quickstart"
 PHOTO_SETS = "image_folder", "table", "parquet", "webdataset", "tfrecord"
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"

@@ -1,7 +1,7 @@
 """Batches made by the devices that hold the images.
 
-For data sets that fit a device: no image is copied to it in a step. The batches equal
-    the stream's.
+For data sets that fit a device: no image is copied to it in a step. The batches are the
+same as the stream's.
 """
 
 import dataclasses

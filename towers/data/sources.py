@@ -26,11 +26,10 @@ class Source(Protocol):
         reads_crops: whether `read` takes `crop_numbers`, which is so where images are
             only the middle of what is in the files.
 
-    A source may also have `labels`, integers [num_examples], or of images with several
-    labels [num_examples, classes] of 0 and 1, where they are known without reading the
-    images; None says that `read` refuses a label that is out of
-    range, and that `read_labels` takes an array of indices and gives their labels. It
-    may have `sample_weights`, float32 [num_examples] or None: factors on the losses.
+    A source may also have `labels`, known without reading the images: integers
+    [num_examples], or of label sets 0 and 1 [num_examples, classes]. Where it is None,
+    `read` refuses a label out of range, and `read_labels` takes indices [n] and gives
+    their labels. `sample_weights`, float32 [num_examples] or None, multiply the losses.
     """
 
     num_examples: int

@@ -44,9 +44,9 @@ def create_model(
     """Builds a network on the CPU with parameters that depend on the seed alone.
 
     Args:
-        name: in `towers.config.choices.MODELS`, or FILE.py:FUNCTION, a function with
+        name: in `towers.config.networks.MODELS`, or FILE.py:FUNCTION; a function with
             some of the keyword arguments image_shape, num_classes, width, dropout,
-            stochastic_depth, regularizer.
+            stochastic_depth, and regularizer (of kernels that decay).
         image_shape: height, width, channels.
         width: factor on the channels of every layer.
         stochastic_depth: rate at which the last residual block is skipped.

@@ -224,31 +224,30 @@ def _targets(logits, labels, label_smoothing, num_targets=None):
 
 class WeightDecay:
     """The penalties of the regularizers of trainable variables, with the layout of
-    their vectors, or of shards. L2 penalties are columns of coefficients; others see
-    the parameters one by one."""
+    their vectors, or of shards. L2 penalties are coefficients per vector or row; others
+    are computed parameter by parameter."""
 
     def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
         coefficients, self._others = [], []
-        for place, variable in enumerate(variables):
-            x = variable.regularizer
-            is_l2 = type(x) is keras.regularizers.L2
-            coefficients.append(2 * float(x.l2) if is_l2 else 0.0)
-            if x is not None and not is_l2:
-                self._others.append((place, x))
+        for number, variable in enumerate(variables):
+            regularizer = variable.regularizer
+            is_l2 = type(regularizer) is keras.regularizers.L2
+            coefficients.append(2 * float(regularizer.l2) if is_l2 else 0.0)
+            if regularizer is not None and not is_l2:
+                self._others.append((number, regularizer))
         self._columns, self._layout = layout.columns(coefficients), layout
 
     def __call__(
         self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The penalty, a scalar, and the vectors of the gradients with its own."""
+        """The penalty, a scalar, and the gradients with its gradient added, vectors."""
         gradients, penalties = list(gradients), []
-        for place, (param, column) in enumerate(
-            zip(params, self._columns, strict=True)
-        ):
+        pairs = zip(params, self._columns, strict=True)
+        for number, (param, column) in enumerate(pairs):
             if isinstance(column, float) and column == 0:
                 continue
             decay = tf.constant(column, param.dtype) * param
-            gradients[place] += decay
+            gradients[number] += decay
             if isinstance(column, float):  # one pass over the parameter
                 penalties.append(column * tf.nn.l2_loss(param))
             else:
@@ -259,9 +258,9 @@ class WeightDecay:
                 views = self._layout.views(params)
                 other = tf.add_n([penalty(views[i]) for i, penalty in self._others])
             penalties.append(other)
-            for place, more in enumerate(tape.gradient(other, params)):
+            for number, more in enumerate(tape.gradient(other, params)):
                 if more is not None:
-                    gradients[place] += more
+                    gradients[number] += more
         if not penalties:
             return tf.zeros([], params[0].dtype), gradients
         return tf.add_n(penalties), gradients

@@ -23,10 +23,10 @@ Slots = dict[str, tf.Tensor]
 class UpdateContext(NamedTuple):
     """Arguments of an update besides the parameters and their gradients.
 
-    With vectors, all but the step and the constants are numbers, or arrays [rows, 1] of
-    the numbers of the parameters that the rows belong to. The norms are Euclidean ones
-    of the whole parameter and of its (clipped) gradient, or of its
-    `Optimizer.direction`, where the optimizer needs norms; else None.
+    For a vector of many parameters, each entry but the step and the constants is one
+    number for all of them, or an array [rows, 1] with the number of each row's
+    parameter. The norms are Euclidean, of the whole parameter and of its clipped
+    gradient or `Optimizer.direction`; None where the optimizer needs no norms.
     """
 
     rate: tf.Tensor  # learning rate, of the parameters' dtype
@@ -47,14 +47,14 @@ class Optimizer:
     each padded with zeros to whole rows, and must stay finite where all are 0.
     """
 
-    slots: tuple[str, ...]  # zero at first, of the shape in which `update` has them
+    slots: tuple[str, ...]  # initially zero, in the shape of `param`
     update: Callable[
         [tf.Tensor, Slots, tf.Tensor, UpdateContext], tuple[tf.Tensor, Slots]
     ]
     elementwise: bool = True
     needs_norms: bool = False  # whether it reads `param_norm` and `gradient_norm`
-    # (param, slots, gradient, context without norms) -> of what `gradient_norm` is the
-    # norm; None for the gradient.
+    # (param, slots, gradient, context without norms) -> the tensor whose norm is
+    # `gradient_norm`; None for the gradient itself.
     direction: Callable[..., tf.Tensor] | None = None
     takes_decay: bool = False  # applies the weight decay, which is then not in the loss
     # An update without norms also takes parameters of one shape, stacked along a new

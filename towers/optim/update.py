@@ -9,8 +9,8 @@ from towers.errors import ConfigError
 from towers.optim.optimizers import Optimizer, UpdateContext
 from towers.optim.vector import Layout
 
-RateFn = Callable[[tf.Tensor], tf.Tensor]
-Vectors = list[tf.Tensor]
+RateFn = Callable[[tf.Tensor], tf.Tensor]  # int64 step -> learning rate, float64
+Vectors = list[tf.Tensor]  # [rows, 16] each, see `vector.Layout`
 
 
 def clip_by_global_norm(
@@ -58,12 +58,11 @@ class Update:
     """Everything that happens between the mean gradient and the next parameters."""
 
     optimizer: Optimizer
-    learning_rate_fn: RateFn  # int64 step -> rate, float64
+    learning_rate_fn: RateFn  # of the schedule
     clip_norm: float = 0.0  # largest global norm of the mean gradient; 0 does not clip
     ema_decay: float = 0.0  # of the moving averages; 0 keeps none
-    # Per parameter, in the model's order: the coefficient of its weight decay, where
-    # the optimizer takes it, and its own learning rate, where some have one; else
-    # empty.
+    # Per parameter, in the model's order. `decays` is empty where the loss has the
+    # weight decay, `rate_fns` where all parameters follow the schedule.
     decays: tuple[float, ...] = ()
     rate_fns: tuple[RateFn, ...] = ()
 
@@ -107,8 +106,8 @@ class Update:
         rate_factor: tf.Tensor | None = None,
         on_gpu: bool = False,
     ) -> tuple[Vectors, dict[str, Vectors]]:
-        """The new parameters and slots of one step, as vectors of whole parameters or
-        of the shards that live here.
+        """The new parameters and slots of one step, as vectors of `layout`, which has
+        whole parameters or the shards on this device.
 
         Args:
             step: int64, the steps taken before this one.
@@ -150,7 +149,7 @@ class Update:
             yield param, dict(zip(slots, own, strict=True)), gradient, context
 
     def _contexts(self, layout, step, squares=None, rate_factor=None):
-        """Arguments of the optimizer's calls, one per vector or per parameter."""
+        """The context of each call of the optimizer: per vector, or per parameter."""
         numbers = range(len(layout.places))
         by_vector = self.optimizer.elementwise
         vectors = [place.vector for place in layout.places.values()]
@@ -171,10 +170,10 @@ class Update:
             for dtype in dict.fromkeys(dtypes)
         }
         rates = [
-            casts[dtype][place]
-            if isinstance(place, int)
-            else tf.gather(tf.stack(casts[dtype]), place)
-            for dtype, place in zip(dtypes, indices, strict=True)
+            casts[dtype][index]
+            if isinstance(index, int)
+            else tf.gather(tf.stack(casts[dtype]), index)
+            for dtype, index in zip(dtypes, indices, strict=True)
         ]
         decays = [
             decay if isinstance(decay, float) else tf.constant(decay, dtype)

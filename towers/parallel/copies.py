@@ -39,16 +39,14 @@ class Initial(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "Initial":
         """The initial values of a model."""
-        parts = model.trainable_variables, model.non_trainable_variables
-        return cls(
-            *(
-                dict(zip(variable_names(part), (v.value for v in part), strict=True))
-                for part in parts
-            )
+        values = (
+            dict(zip(variable_names(part), (v.value for v in part), strict=True))
+            for part in (model.trainable_variables, model.non_trainable_variables)
         )
+        return cls(*values)
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Initial":
-        """The values of a function of each."""
+        """The results of a function of each value."""
         return Initial(*({k: function(v) for k, v in part.items()} for part in self))
 
 

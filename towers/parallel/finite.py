@@ -4,7 +4,7 @@ Such a step makes no update. With dynamic loss scaling the factor on the loss is
 while that may help; with `--on_nonfinite=skip` the step is counted and the next batch
 is another one; else the run ends with an error. All of that is decided on the device of
 the first copy, which the host need not wait for: after a step that may not be taken
-nothing changes any more, until the host looks and raises the error.
+nothing changes, until the host reads `stopped` and raises the error.
 
 Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is
 multiplied with a factor before it is differentiated, and the gradients, float32 again,

@@ -180,7 +180,7 @@ class Loop:
         with tf.device(HOST):
             self._activity = variable(IDLE, "activity")
             self._stop = variable(False, "stop")
-            self._number = variable(np.int64(0), "number")
+            self._number = variable(np.int64(0), "number")  # steps taken
         self._is_compiled, self._phase = [False] * num_phases, 0
         self.compiled = tf.function(self._steps, autograph=False)
         self._step_call = tf.function(

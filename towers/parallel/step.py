@@ -101,9 +101,9 @@ class Step:
     def apply(
         self, gradients: Gradients, previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
-        """Updates all copies, unless the guard refuses the step. Returns whether it was
-        taken, a bool scalar, and its metrics, see `read_metrics`, or the previous ones.
-        """
+        """Updates all copies, unless the guard refuses the step or skips its update.
+        Returns whether the step was taken, with or without an update, a bool scalar;
+        and its metrics, see `read_metrics`, or the previous ones."""
         strategy, home = self.strategy, self.strategy.home
         mean, norm = gradients.mean, gradients.norm
         with tf.device(home):
@@ -116,7 +116,7 @@ class Step:
             sums = self._sums(loss, mean, is_finite & running, previous)
             if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, previous[-1])
-            updates, is_taken = self.guard.decide(is_finite, running)
+            makes_update, is_taken = self.guard.decide(is_finite, running)
             factor = self.read_rate_factor()
         squares = [None]
         if self.update_fn.optimizer.needs_norms:
@@ -130,14 +130,14 @@ class Step:
             )
 
         # The update of every copy.
-        def update(selects=None):
-            self._update(gradients, _sum(squares), factor, selects)
+        def update(condition=None):
+            self._update(gradients, _sum(squares), factor, condition)
             return tf.constant(0)
 
         if self.compilation.on_cpus:
-            tf.cond(updates, update, lambda: tf.constant(0))
+            tf.cond(makes_update, update, lambda: tf.constant(0))
         else:
-            update(updates)
+            update(makes_update)
         for copy in strategy.copies:
             with tf.device(copy.device):
                 copy.step.assign_add(tf.cast(is_taken, tf.int64), read_value=False)
@@ -151,7 +151,7 @@ class Step:
         return tf.concat([tf.stack(values), mean.losses], 0)
 
     def _sums(self, loss, mean, is_counted, previous):
-        """Of whole numbers, so that they are exact, whichever steps are in one call."""
+        """Sums of integers over the steps: exact, however calls divide the steps."""
         units = tf.round(tf.cast(loss, tf.float64) / LOSS_UNIT)
         counts = tf.stack([tf.cast(mean.correct, previous[1].dtype), 1.0])
         return [
@@ -184,9 +184,9 @@ class Step:
             "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
 
-    def _update(self, gradients, squares, rate_factor, is_taken):
-        """Assigns to every copy its values after the step, but for the number of steps;
-        where `is_taken` is False the old ones."""
+    def _update(self, gradients, squares, rate_factor, condition):
+        """Assigns to every copy its values after the step, except the number of steps;
+        where `condition`, a bool scalar, is False the old values."""
         updated, readers = None, list(self.strategy.readers)
         for index, copy in enumerate(self.strategy.copies):
             state, variables = gradients.mean.states[index], copy.variables()[:-1]
@@ -215,8 +215,8 @@ class Step:
                 values = [*params, *state, *integers, *slots, *averages]
                 olds = copy.read(variables)
                 for variable, old, new in zip(variables, olds, values, strict=True):
-                    if is_taken is not None:
-                        new = tf.where(is_taken, new, old)
+                    if condition is not None:
+                        new = tf.where(condition, new, old)
                     variable.assign(new, read_value=False)
 
 

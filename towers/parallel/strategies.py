@@ -48,7 +48,8 @@ class Mean(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
     """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`,
-    with options of the run by their names in Config."""
+    the function of a row of `choices.STRATEGIES`; `options` are the fields of Config
+    with `strategy_option` that its signature names."""
 
     devices: Sequence[str]  # of the towers
     sizes: Sequence[int]  # images of a (micro-)batch per tower of this process
@@ -92,7 +93,7 @@ class Strategy:
 
     @property
     def home(self) -> str:
-        """The device where a step is decided on."""
+        """The device of the first copy: of metrics, and of the guard of a step."""
         return self.copies[0].device
 
 
@@ -267,9 +268,9 @@ def multi_worker(
     all_reduce_pack_mb: float = -1.0,
     all_reduce_dtype: str = "",
 ) -> Strategy:
-    """`replicated` over several processes, each with `num_devices`: the mean goes to
-    all devices of all workers, by TensorFlow's MultiWorkerMirroredStrategy. Each GPU
-    takes part in that by itself; the towers of a CPU add up first.
+    """`replicated` over several processes, each with its own `devices`: the mean goes
+    to all devices of all workers, by TensorFlow's MultiWorkerMirroredStrategy. Each GPU
+    takes part in that by itself; the towers of a CPU are summed first.
 
     Elsewhere: MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
@@ -357,8 +358,8 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
     for result, copy in zip(results, copies, strict=True):
         if "CPU" in copy.device:  # TensorFlow begins with the last ones
             compute_in_order(result.gradients[::-1])
-    count, num_meetings = len(copies), len(workers.devices)
-    towers_per_device = count // num_meetings  # towers that meet on a device
+    count = len(copies)
+    towers_per_device = count // len(workers.devices)  # summed before they are sent
     old = [copy.read(copy.state) for copy in copies]
     sent = []
     for index in range(0, count, towers_per_device):
@@ -385,9 +386,9 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
     sums = workers.sums(sent, options)
     gradients, states = [], []
     for tower, copy in enumerate(copies):
-        *total, _, _ = sums[tower // towers_per_device]
+        *vectors, _, _ = sums[tower // towers_per_device]
         before, own = old[tower], results[tower].gradients
-        changes, totals = total[: len(before)], total[len(before) :]
+        changes, totals = vectors[: len(before)], vectors[len(before) :]
         with tf.device(copy.device):
             states.append([x + y for x, y in zip(before, changes, strict=True)])
             gradients.append(

@@ -74,12 +74,12 @@ class Trainer(abc.ABC):
 
         Returns:
             The metrics of the last step taken; empty if none was. "step" is the number
-            of steps taken since the run began; "loss" the mean loss over all
-            images of the batch and "total_loss" with weight decay; "tower_losses" the
-            loss of each tower; "accuracy" the share of the batch's images with a
-            correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
-            before clipping; "loss_scale" where the loss is scaled; "skipped_steps" so
-            far, where any may be (of asynchronous towers, updates); "staleness" of
+            of steps taken since the run began; "loss" the mean loss over all images of
+            the batch and "total_loss" with weight decay; "tower_losses" the loss of
+            each tower; "accuracy" the share of the batch's images with a correct
+            prediction; "learning_rate"; "gradient_norm" of the mean gradient before
+            clipping; "loss_scale" where the loss is scaled; "skipped_steps" so far,
+            where any may be (of asynchronous towers, updates); "staleness" of
             asynchronous updates. Of all steps of this call are "input_wait_secs", the
             seconds that they waited for batches (of asynchronous towers the mean over
             the towers), and "sums": of the losses, of the correct predictions, and the
@@ -125,7 +125,7 @@ class Trainer(abc.ABC):
         return dict(sizes)
 
     def learning_rate(self, step: int) -> float:
-        """The rate of the step after `step` others, by the factor of now."""
+        """The rate of a step, 0 for the first, times the factor of `scale_rate`."""
         with tf.device(HOST):
             rate = self.update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
         return rate if self.rate_factor is None else rate * self.rate_factor.numpy()
@@ -266,11 +266,11 @@ class SynchronousTrainer(Trainer):
 
     def _inspect_step(self, phase, batches):
         """(Whether finite per tower, mean gradients per shard); no step is taken."""
-        results, _, gradients, *_ = self.train_step.gradients(phase, batches)
-        num_shards = self.strategy.num_shards
-        with tf.control_dependencies(tf.nest.flatten(gradients)):  # see `reduce.nccl`
-            shards = tf.nest.map_structure(colocated_identity, gradients[:num_shards])
-        finite = tf.stack([result.is_finite() for result in results])
+        gradients = self.train_step.gradients(phase, batches)
+        num_shards, vectors = self.strategy.num_shards, gradients.per_copy
+        with tf.control_dependencies(tf.nest.flatten(vectors)):  # see `reduce.nccl`
+            shards = tf.nest.map_structure(colocated_identity, vectors[:num_shards])
+        finite = tf.stack([result.is_finite() for result in gradients.results])
         finite = tf.reduce_all(tf.reshape(finite, [-1, num_shards]), axis=1)
         finite = self.workers.gather(tf.cast(finite, tf.float64))
         return tf.cast(finite, tf.bool), shards
@@ -322,11 +322,11 @@ def assemble_trainer(
         recompute: compute activations again in the backward pass, see `recompute`.
         trainer_class, options: what trains, and its further arguments.
     """
-    size, devices = strategy.num_shards, list(strategy.devices)
+    num_shards, devices = strategy.num_shards, list(strategy.devices)
     phases = phases_of(phases, model)
-    grid = [devices[i : i + size] for i in range(0, len(devices), size)]
+    grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
     lead_devices = [group[0] for group in grid]
-    inspects = size > 1 or sync_batch_norm
+    inspects = num_shards > 1 or sync_batch_norm
     models = [phase.model for phase in phases]
     compiled = compilation.choose(
         devices, models, inspects=inspects, xla=compile_towers
@@ -335,8 +335,8 @@ def assemble_trainer(
     if not_compiled and not compile_towers:
         remarks = [f"XLA does not compile the towers: {not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
-    on_devices = teacher and Teacher(teacher, lead_devices)
-    teach = on_devices or (lambda batch, tower: batch)
+    teacher_fn = teacher and Teacher(teacher, lead_devices)
+    teach = teacher_fn or (lambda batch, tower: batch)
     network = whole_network = WholeNetwork(
         phases,
         loss_fn,
@@ -361,12 +361,12 @@ def assemble_trainer(
     evaluator = Evaluator(
         strategy.fetch,
         # In inference synchronized batch normalization is like any other.
-        network if size > 1 else whole_network,
+        network if num_shards > 1 else whole_network,
         eval_loss_fn or loss_fn,
         lead_devices,
         tta,
         workers,
-        num_shards=size,
+        num_shards=num_shards,
         keeps_logits=keeps_logits,
     )
     rate_factor = None
@@ -384,7 +384,7 @@ def assemble_trainer(
         sizes=shares(micro_batch_size, len(grid) * workers.size),
         compilation=compiled,
         accumulate_steps=accumulate_steps,
-        teacher=on_devices,
+        teacher=teacher_fn,
         rate_factor=rate_factor,
         feed=feed,
         workers=workers,

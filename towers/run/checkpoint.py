@@ -1,10 +1,10 @@
 """One checkpoint: a folder of files, written, read and verified.
 
-tensors.index, tensors.data-*   the tensors by their canonical names, each with a
-                                checksum, as TensorFlow's SaveV2 writes them
-trainer_state.json              the rest of the run's state, the step, the
-                                architecture (ordered name, shape, dtype of the
-                                tensors) and the versions that wrote it
+tensors.index, tensors.data-*   the tensors of `Trainer.state`, by canonical name, each
+                                with a checksum, as TensorFlow's SaveV2 writes them
+trainer_state.json              `Progress`, config, dataset_info and teacher of the run,
+                                the step, the architecture (ordered name, shape, dtype
+                                of the tensors) and the versions that wrote it
 MANIFEST.json                   name, size and sha256 of each of the above
 """
 

@@ -46,7 +46,7 @@ class Checkpointer:
     Args:
         folder: of the checkpoints; the first save makes it.
         log: takes a line for the user.
-        validate: what a run stores besides the tensors; raises CheckpointError.
+        validate: checks the trainer state of one that is read; CheckpointError.
         keep: number of the newest that are kept, besides the best one.
         assert_same_folder: called before each commit and removal, see `Lock`.
     """
@@ -227,7 +227,7 @@ class Checkpointer:
 
 
 def folder_name(step: int) -> str:
-    """Path of the checkpoint of a step."""
+    """Name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 

@@ -3,8 +3,7 @@
 What is due after a step depends on the step alone, not on when a process began. So a
 run that was stopped and continued logs and evaluates at the same steps as one that was
 not. Checkpoints and summaries that are due by the clock come on top, at steps that the
-chief chooses for all workers, see `training.run.Run.agree`; they change no
-parameter.
+chief chooses for all workers (`training.run.Run.agree`); they change no parameter.
 """
 
 import dataclasses

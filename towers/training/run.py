@@ -221,8 +221,8 @@ class Run:
         }
 
     def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
-        """Writes the metrics of a step, and a summary, where they are due; whether one
-        is due by the clock is an argument."""
+        """Writes the metrics of a step, and a summary, where due by the step, or both
+        where a summary is due by the clock (`summary_due`)."""
         step = self.step
         if self._summaries.is_pending:
             self._summaries.write_update(step)
@@ -242,8 +242,8 @@ class Run:
     # Evaluations and checkpoints.
 
     def evaluate_and_save(self, save_due: bool = False) -> None:
-        """Evaluates and saves where it is due, and writes the record of the step;
-        whether a checkpoint is due by the clock is an argument."""
+        """Evaluates where due, writes the record of the step, and saves where due: by
+        the clock (`save_due`), the step, or as a new best; see `saved_at_the_end`."""
         is_best = self._periods.evaluates(self.step) and self.evaluate()
         record = self.progress.open_record
         if is_of_interest := record.keys() - {"step", "epoch"}:
@@ -339,7 +339,7 @@ class Run:
         self._saved_at = self._clock()
 
     def _take_snapshot(self):
-        """The state and the progress; None where the last checkpoint holds them."""
+        """The state and the progress, with its step set; None if they are saved."""
         trainer, saved_step = self.trainer, self.store.saved_step
         if is_between_steps(trainer) and trainer.progress()[0] == saved_step:
             self.progress.step = saved_step

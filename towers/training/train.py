@@ -105,7 +105,7 @@ def train(
         report: write a web page about the run at its end, `report/index.html`.
         callbacks: see `towers.callbacks`; only the chief calls them.
         after_call: called after each compiled call, when everything due is done.
-        clock: seconds, from which what is due by the clock is known.
+        clock: returns seconds; decides what is due by the clock.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -180,8 +180,8 @@ def open_run(
     overwrite: bool,
     allow_change: tuple[str, ...],
 ) -> tuple[RunStore, Checkpoint | None, bool]:
-    """Locks the folder of a run, which `stack` ends, and reads its last checkpoint;
-    None where the run starts again. The bool says whether it does."""
+    """Locks the folder of a run until `stack` closes, and reads its last checkpoint,
+    None where there is none, or the run starts anew, which the bool says."""
     folder.validate_apart(config)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))

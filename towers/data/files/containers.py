@@ -25,6 +25,9 @@ from towers.data.files.paths import (
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
 
+# --dataset -> module with ROLES, of --columns, and `read`: (path of one file, columns)
+# -> `index.Shard`; those of table and parquet differ, see `load`. A container also has
+# a row in `choices.DATASETS`, and is in CONTAINER_ENDINGS and `recipes.PHOTO_SETS`.
 CONTAINERS = {
     "table": tables,
     "parquet": parquet,
@@ -49,7 +52,6 @@ def load(
     what it should be, or as of `splits.data_set`.
     """
     options = (image_options or ImageOptions()).with_survey()
-    module = CONTAINERS[container]
     named = parse_columns(columns, container)
     place, paths = find_files(data_dir, container)
     if container == "table":
@@ -70,7 +72,8 @@ def load(
             cache = parquet.RowGroups(1.25 * options.shuffle_buffer_mb)
             read = functools.partial(parquet.read, columns=named, cache=cache)
         else:
-            read = functools.partial(read_shards, columns=named, read=module.read)
+            read_file = CONTAINERS[container].read
+            read = functools.partial(read_shards, columns=named, read=read_file)
         openers = {x: functools.partial(read, files) for x, files in paths.items()}
     return _data_set(container, place, openers, options, trained)
 
@@ -105,6 +108,7 @@ def load_folders(
 
 
 def _data_set(container, place, openers, options, trained):
+    """The data set of `openers`, split -> function that gives its Index."""
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     unlabeled = [
         split

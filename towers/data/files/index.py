@@ -20,7 +20,7 @@ from towers.data.files.paths import class_name, reason, shown
 from towers.data.streams import call_in_readers
 from towers.errors import DataError, nearest, with_nearest
 
-FORMAT = 1  # of what is kept of a file
+FORMAT = 1  # of the cached arrays of a shard
 
 BETWEEN_LABELS = ";"
 
@@ -48,9 +48,9 @@ class Index:
 
     Image i is in `files[numbers[i]]`, at `offsets` and of `lengths`, int64 [n]; None
     where a file is one image. `labels` are int32 [n], or of label sets uint8 [n,
-    classes]; `weights`, float32 [n], are factors on the losses. `rows`, int64 [n], are
-    the places in `names`, of images inside of files, or in the file where there are
-    none. `max_pixels` bounds the size of a file that is one image.
+    classes]; `weights`, float32 [n], are factors on the losses. `rows`, int64 [n], of
+    images inside of files, are indices of `names`, or numbers in the file where there
+    are no names. `max_pixels` bounds the size of a file that is one image.
     """
 
     files: Sequence[str]
@@ -92,9 +92,8 @@ class Index:
         names = "\0".join(os.path.basename(self.files[x]) for x in numbers)
         crc = zlib.crc32(names.encode(errors="surrogateescape"), crc)
         for values in (self.offsets, self.rows, self.weights):
-            crc = (
-                crc if values is None else zlib.crc32(np.ascontiguousarray(values), crc)
-            )
+            if values is not None:
+                crc = zlib.crc32(np.ascontiguousarray(values), crc)
         return crc
 
     @property
@@ -251,7 +250,7 @@ def read_shards(
         path = paths[number]
         try:
             key = f"{FORMAT} {read.__module__} {columns} {reading.version(path)}"
-            shards[number] = _kept(key, lambda: _arrays(read(path, columns)))
+            shards[number] = _cached_arrays(key, lambda: _arrays(read(path, columns)))
         except (OSError, ValueError) as error:
             raise DataError(f"{shown(path)}: {reason(error)}") from error
 
@@ -298,7 +297,7 @@ def _arrays(shard):
     }
 
 
-def _kept(key, make):
+def _cached_arrays(key, make):
     """Arrays that are made once, and then read from the cache."""
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     path = os.path.join(reading.cache_folder(), "index", f"{name}.npz")

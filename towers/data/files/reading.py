@@ -242,14 +242,10 @@ def _retry(path, request):
         try:
             return request(path)
         except Exception as error:  # of any class, by the library of a bucket
-            is_final = isinstance(
-                error, FileNotFoundError | PermissionError | DataError
-            )
-            if (
-                pause is None
-                or is_final
-                or getattr(error, "code", 500) in (401, 403, 404)
-            ):
+            final = FileNotFoundError | PermissionError | DataError
+            is_final = isinstance(error, final)
+            is_final |= getattr(error, "code", 500) in (401, 403, 404)
+            if pause is None or is_final:
                 if isinstance(error, DataError):
                     raise
                 raise OSError(
