@@ -72,7 +72,7 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 
 def _public(function):
-    """A function that checks the types of its arguments."""
+    """The function, which checks the types of its arguments and collects garbage."""
     from towers.config.options import bind_arguments
 
     @functools.wraps(function)

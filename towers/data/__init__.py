@@ -31,14 +31,17 @@ def load(
         data_dir: where the user keeps it; empty for the usual places.
         trained: of a network that is only to be evaluated; a data set may then have no
             training images, `train` being None.
-        columns, image_dir, fold: see `containers.load`.
+        columns: ROLE:NAME by commas, of a container's columns that have other names
+            than usual, see `files.containers`.
+        image_dir, fold: of tables, see `files.tables.read`.
         image_options: of `image_files.ImageOptions`, for images that are decoded when
             they are read.
 
     Raises:
-        DataError: it is not there, or not what it should be, such as a label outside of
-            the classes; with a survey only labels that are known are compared.
-        ConfigError: a function in a file gives no DataSet.
+        DataError: it is missing or invalid, such as a label outside of the classes;
+            with a survey only labels that are known are compared.
+        ConfigError: there is no such name or column role, or a function in a file gives
+            no DataSet.
     """
     from towers.data.files.image_files import ImageOptions
     from towers.data.sources import DataSet

@@ -35,11 +35,10 @@ Batch = dict[str, tf.Tensor]
 
 
 class Orders(NamedTuple):
-    """The orders of some epochs, one after the other: int64 [n], of the positions that
-    follow `begin`."""
+    """The orders of some epochs, one after the other."""
 
-    examples: tf.Tensor
-    begin: tf.Tensor
+    examples: tf.Tensor  # int64 [n], of the positions from `begin` on
+    begin: tf.Tensor  # int64 scalar
 
 
 # Images from which layers such as whitening take their state, as in the public
@@ -113,7 +112,7 @@ class TrainBatches:
         """int64 [images that are read]: the examples of a step."""
         if orders is None:
             length = self.source.num_examples
-            most_epochs = (self._num_drawn - 2) // length + 2
+            most_epochs = (self._num_drawn - 2) // length + 2  # of one step
             orders = self.orders(step * self._num_drawn // length, most_epochs)
         return tf.gather(orders.examples, self._positions(step) - orders.begin)
 
@@ -140,8 +139,16 @@ class TrainBatches:
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
-        """Augments and mixes the stored examples of a step, see `_read`. Labels that
-        are not mixed keep their dtype."""
+        """Augments and mixes the stored examples of a step.
+
+        Args:
+            step: int64 scalar.
+            stored: of `stored_stream`: "indices" int64 [n], "images" uint8 [n, height,
+                width, channels], "labels" and perhaps "sample_weights".
+
+        Returns:
+            The batch, as a call gives it; labels that are not mixed keep their dtype.
+        """
         batch = dict(stored)
         draw = self._draw(step, batch.pop("indices"))
         on_crops = self.augment.train_on_crops
@@ -270,9 +277,10 @@ class EvalBatches:
     """The batches of an evaluation, or a share of each: every example exactly once, in
     order.
 
-    All have one shape. The last one is filled up with example 0; "weights", float32
-    [batch], is 1 for an example that counts and 0 for one that fills, and "positions",
-    int64 [batch], are the numbers of the examples.
+    All have one shape: "images" and "labels" as of `TrainBatches`, not mixed. The last
+    one is filled up with example 0; "weights", float32 [batch], is 1 for an example
+    that counts and 0 for one that fills, and "positions", int64 [batch], are the
+    numbers of the examples.
     """
 
     source: Source
@@ -344,12 +352,12 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
 def hold_out(
     source: Source, fraction: float, fold: tuple[int, int] | None = None
 ) -> tuple[Source, Source]:
-    """Splits a source into the rest and a held-out fraction of each class, or of all
-    where the labels are not known before the images are read; or fold (number, number
-    of folds) of equal parts.
+    """Splits a source into the rest and a held-out fraction, in (0, 1), of each class,
+    or of all images where the labels are not known before these are read. `fold`
+    (number from 0 on, number of folds) holds out one of equal parts instead.
 
-    The choice goes by a hash of the names of the files (CLASS/NAME; without files of
-    the numbers of the images), and is the same for every seed of a run. ConfigError
+    The choice depends on a hash of the names of the files (CLASS/NAME; without files,
+    of the numbers of the images), and is the same for every seed of a run. ConfigError
     where nothing is left on one side.
     """
     num_examples = source.num_examples

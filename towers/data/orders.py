@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.randomness import permutation, random_bits
-from towers.data.sources import Source
+from towers.data.sources import Source, blocks_of
 
 
 class BalancedOrder:
@@ -60,7 +60,7 @@ def block_order(source: Source, buffer_mb: float) -> BlockOrder | None:
     """The order for a source whose images are read in blocks that take more memory, all
     together, than `buffer_mb` megabytes; None where each is shuffled with all others.
     """
-    blocks = getattr(source, "blocks", None)
+    blocks = blocks_of(source)
     if blocks is None:
         return None
     window = buffer_mb * 1e6 / source.block_bytes

@@ -130,9 +130,10 @@ def _fractions(bits):
 class Draw:
     """The random numbers of one step, uniform in [0, 1).
 
-    `indices`, int64 [n], are the examples that the step's images are, and `epochs` the
-    epoch of each; where one may come several times in an epoch, a number of its own for
-    each time. `rows` are the images of the step, see `Share.rows`; None for all.
+    `indices`, int64 [n], are the examples of the images, and `epochs`, int64 [n], the
+    epoch of each; with repeats, or another order than a shuffle, a number that differs
+    whenever an example comes again. `rows` are the images of the step, see
+    `Share.rows`; None for all.
     """
 
     seed: int
@@ -142,7 +143,7 @@ class Draw:
     rows: Sequence[range] | None = None
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
-        """float32 of the shape, whose first axis is the images; anew in each step."""
+        """float32 of the shape, whose first axis is the images; new in each step."""
         if self.rows is None:
             return uniform(self.seed, purpose, self.step, shape)
         return uniform_rows(self.seed, purpose, self.step, shape[1:], self.rows)
@@ -152,7 +153,7 @@ class Draw:
         return hashed(self.seed, purpose, [self.indices], count)
 
     def per_view(self, purpose: str, count: int) -> tf.Tensor:
-        """float32 [n, count], for each example anew in every epoch."""
+        """float32 [n, count], for each example new in every epoch."""
         return hashed(self.seed, purpose, [self.indices, self.epochs], count)
 
 

@@ -43,8 +43,8 @@ class Resident:
         """There is no iterator."""
 
     def start(self, step: int, num_steps: int) -> None:
-        """Has the orders of the epochs of these steps on the devices that hold the
-        images."""
+        """Copies the orders of the epochs of these steps to the devices that hold the
+        images, unless they are there."""
         if not self._orders:
             return
         epochs = self._batches[0].epochs(step, num_steps)

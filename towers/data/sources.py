@@ -23,18 +23,21 @@ class Source(Protocol):
     Attributes:
         num_examples: of the source.
         image_shape: height, width, channels of what is read.
-        reads_crops: whether `read` takes `crop_numbers`, which is so where images are
-            only the middle of what is in the files.
 
-    A source may also have `labels`, known without reading the images: integers
-    [num_examples], or of label sets 0 and 1 [num_examples, classes]. Where it is None,
-    `read` refuses a label out of range, and `read_labels` takes indices [n] and gives
-    their labels. `sample_weights`, float32 [num_examples] or None, multiply the losses.
+    A source may also have:
+        labels: integers [num_examples], or of label sets [num_examples, classes] of 0
+            and 1. None where the images would have to be read: `read` then refuses a
+            label out of range, and `read_labels(indices)` gives integers [n].
+        sample_weights: float32 [num_examples], factors on the losses; or None.
+        reads_crops: True if `read` takes `crop_numbers`. Its images are then center
+            crops of the images in files.
+        place: index -> the location of an example, for messages.
+        num_bytes, checksum, blocks: see the functions `num_bytes`, `checksum` and
+            `blocks_of`; with blocks also `block_bytes`, their mean size.
     """
 
     num_examples: int
     image_shape: tuple[int, int, int]
-    reads_crops: bool
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
@@ -45,7 +48,7 @@ class Source(Protocol):
         Args:
             indices: int64 [n].
             crop_numbers: of `crops.draw_numbers`, float32 [n, ...]: a random crop of
-                each image is read in place of its middle.
+                each image is read in place of the center crop.
         """
         ...
 
@@ -78,7 +81,7 @@ class ArraySource:
 
     @property
     def num_bytes(self) -> int:
-        """Of the images, in memory."""
+        """Bytes of the images."""
         return self.num_examples * math.prod(self.image_shape)
 
     @property
@@ -153,14 +156,14 @@ class Subset:
 
     @property
     def num_bytes(self) -> int | None:
-        """Of the images, in memory; None where they do not lie there."""
+        """As `num_bytes`."""
         if num_bytes(self._source) is None:
             return None
         return self.num_examples * math.prod(self.image_shape)
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The source's labels; None where they are not known before they are read."""
+        """Labels, see `Source`; None where they are not known before they are read."""
         labels = self._source.labels
         return None if labels is None else labels[self.places]
 
@@ -188,7 +191,7 @@ class Subset:
 
 
 def num_bytes(source: Source) -> int | None:
-    """Of the images of a source that lies in memory; None where it does not."""
+    """Bytes of the images of a source in memory; None of other sources."""
     return getattr(source, "num_bytes", None)
 
 
@@ -243,7 +246,8 @@ class Trained(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A training and a test source, with their classes and moments.
+    """A training and a test source, with their classes, in the order of the labels, and
+    moments.
 
     `train` is None where only the test images were loaded, to evaluate a trained
     network. `mean` and `std` are mean and standard deviation of the training
@@ -287,7 +291,8 @@ def split_off_test(
     left for training, and TEST_FRACTION of each class, at least one image of it where
     it has two, drawn at random; both in the order of the source.
 
-    Labels that are not known are equal ones. DataError where there are too few images.
+    Where labels are not known, equal ones are given. DataError where there are too few
+    images.
     """
     rng, labels = np.random.Generator(np.random.Philox(0)), strata(labels)
     is_test = np.zeros(len(labels), bool)

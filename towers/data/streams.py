@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 def num_cores() -> int:
-    """Cores that this process may use: Slurm and the launcher leave it some of them."""
+    """Cores that this process may use; Slurm and the launcher may restrict them."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -109,8 +109,7 @@ def call_in_readers(function: Callable[[int], None], count: int) -> None:
 
 
 class Memory:
-    """Bytes that threads take together; more are given to one thread while no other has
-    any."""
+    """A budget of bytes that threads share; one thread alone may exceed it."""
 
     def __init__(self, num_bytes: int):
         self._all, self._taken = num_bytes, 0
@@ -135,7 +134,7 @@ class Memory:
 
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same data set, run as above."""
+    """The data set with a private thread pool and without autotuning, see above."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.threading.private_threadpool_size = NUM_THREADS

@@ -37,8 +37,8 @@ def figures(
     class_names: Sequence[str],
     thresholds: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The figures of `result.json`, of Python's types, at 1/2 and at the thresholds per
-    class of label sets.
+    """The figures of `result.json`, of Python's types. Label sets are predicted at 1/2,
+    and where there are `thresholds`, float64 [classes], also at these.
 
     A ratio of nothing, such as the precision of a class that is never predicted, is 0,
     as in scikit-learn with `zero_division=0`. The mean F1 leaves out classes without
@@ -253,7 +253,7 @@ def precision_recall(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The precision-recall curve of a class: precision and recall, float64 [m], and the
     score from which on images are predicted, for each of the m different scores, the
-    highest first. Without labels the recall is 0. The labels are bool [n]."""
+    highest first. Without labels the recall is 0. Labels are bool, scores float [n]."""
     order = np.argsort(-scores, kind="stable")
     scores = scores[order]
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
@@ -262,8 +262,8 @@ def precision_recall(
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the precision-recall curve, as scikit-learn has it; 0 without
-    labels."""
+    """The area under the `precision_recall` curve, as scikit-learn computes it; 0
+    without labels."""
     precision, recall, _ = precision_recall(labels, scores)
     return float(np.diff(recall, prepend=0) @ precision)
 
@@ -328,8 +328,8 @@ class Metric(NamedTuple):
     is_recorded: bool  # whether a run records it next to the usual ones
 
     def score(self, figures: Figures) -> float:
-        """The metric of an evaluation; what `report.accuracies` has is taken from
-        there."""
+        """The metric of an evaluation, from `report.accuracies`. What a run records,
+        and the mAP, which takes long, are not computed again."""
         if self.is_recorded:
             return figures[self.name]
         if self.name in ("auto", "map") and "map" in figures:
@@ -339,7 +339,8 @@ class Metric(NamedTuple):
 
 def create_metric(name: str) -> Metric:
     """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION of
-    labels, int64 [n] or bool [n, classes], and probabilities, float64 [n, classes]."""
+    labels, int64 [n] or bool [n, classes], and probabilities, float64 [n, classes].
+    ConfigError where there is no such function, or a call gives no number."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         usual = "auto", "accuracy", "loss", "map"

@@ -45,7 +45,7 @@ class Predicted:
     Attributes:
         paths: of the files that were read, or numbers of images in memory.
         labels: the class of each, by the folder that it is in, or None.
-        probabilities: float [n, classes].
+        probabilities: float64 [n, classes].
         class_names: in the order of the probabilities.
         failed: path -> why an image cannot be read.
         thresholds: float64 [classes], of a network of several labels an image the
@@ -107,7 +107,7 @@ def predict(
         calibrated: probabilities with the temperature that `calibrate` has fitted.
 
     Returns:
-        `paths` (of images in memory their numbers), `labels`, `probabilities`, float
+        `paths` (of images in memory their numbers), `labels`, `probabilities`, float64
         [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
         `top(k)`, the names and probabilities of the best classes of each image;
         `present()`, the names of the predicted classes.

@@ -95,7 +95,8 @@ def predict_split(
         workdir: the run's folder.
         split: "test"; "validation", the images that its training held out; or "train",
             those that it was trained on.
-        config, step, use_ema: as of `predict`.
+        config: the run's, with the devices and batch size; by default the stored one.
+        step, use_ema: as of `predict`.
 
     Raises:
         ConfigError: the run has no such images.
@@ -144,6 +145,9 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
     Returns:
         "temperature"; "images"; and on these images "loss" and "calibration_error",
         before and after: "loss_calibrated" and "calibration_error_calibrated".
+
+    Raises:
+        ConfigError: the run has held out no images.
     """
     split = predict_split(workdir, "validation", **options)
     temperature = fit_temperature(split.logits, split.labels)
@@ -179,6 +183,9 @@ def find_suspects(
         "label", "suggestion", and "probability" of the label and of the suggestion,
         "probability_of_suggestion". Of label sets a row is about one class, and the
         names of those that an image should not have, or does not, begin with "no ".
+
+    Raises:
+        ConfigError: the run has no images of the split.
     """
     if split == "train":
         why = "the network has learned some wrong labels of these images"
@@ -222,14 +229,14 @@ def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
 def evaluate_ensemble(
     workdirs: Sequence[str | os.PathLike], split: str = "test", **options: Any
 ) -> dict[str, Any]:
-    """The figures of the mean probabilities of several runs, which are printed.
+    """Evaluates the mean probabilities of several runs, and prints the figures.
 
     Args:
         workdirs: their folders, of the same images and classes.
         split, **options: of `predict_split`.
 
     Returns:
-        As `figures`.
+        The figures, as of `evaluation.figures.figures`.
 
     Raises:
         ConfigError: the runs differ in classes or images.

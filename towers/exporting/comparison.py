@@ -50,7 +50,8 @@ def trained_network(run: RestoredRun) -> keras.Model:
 
 
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:
-    """Float32 logits [n, classes] for uint8 images [n, *run.image_shape]."""
+    """Float32 logits [n, classes] of a `trained_network` for uint8 images
+    [n, *run.image_shape]."""
     model = without_noise(trained)
     batches = np.split(images, range(BATCH_SIZE, len(images), BATCH_SIZE))
     with tf.device("CPU:0"):  # a GPU may round to TF32
@@ -104,7 +105,8 @@ def predict_with_variables(
 
 
 def largest_difference(logits: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference of a logit, as a share of the largest or of SMALLEST_SCALE."""
+    """Largest difference of a logit, as a share of the largest expected one, or of
+    SMALLEST_SCALE where that is larger."""
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
     return float(np.abs(logits - expected).max() / scale)
 

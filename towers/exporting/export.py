@@ -23,6 +23,8 @@ class Format:
     is_runnable: bool = True  # has the network, not its parameters alone
 
 
+# A format also has a writer in `writers.WRITERS`, a function of its name in
+# `load_in_new_process` if it is runnable, and its mark in `staging._is_export`.
 FORMATS = {
     "saved_model": Format(""),
     "keras": Format(".keras"),
@@ -119,16 +121,14 @@ def export(
             WRITERS[format](path, trained, run)
             results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
+        removed = f"the {format} export is removed: its"
         if class_names != tuple(map(printable, run.class_names)):
-            why = "its class names differ from the run's"
-            raise ExportError(f"the {format} export is removed: {why}")
+            raise ExportError(f"{removed} class names differ from the run's")
         difference = comparison.largest_difference(logits, expected)
         if not difference <= tolerance:  # nor where it is no number
-            why = (
-                f"the {format} export is removed: its logits differ from the run's by "
-            )
-            why += f"{difference:.2g} of the largest on {len(compared)} {origin}, and "
-            raise ExportError(f"{why}{tolerance:g} is allowed for {precision}")
+            why = f"logits differ from the run's by {difference:.2g} of the largest on "
+            why += f"{len(compared)} {origin}, and {tolerance:g} is allowed for "
+            raise ExportError(f"{removed} {why}{precision}")
     console.line(
         f"{output}: {num_bytes:,} bytes. {where}, its logits differ from the run's by "
         f"at most {difference:.2g} of the largest ({tolerance:g} is allowed), "

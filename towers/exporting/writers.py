@@ -81,9 +81,10 @@ def decode_image(
     center_crop: float = 0.0,
     interpolation: str = "auto",
 ) -> tf.Tensor:
-    """The middle of a PNG or JPEG (of three channels also BMP without a palette, and a
-    GIF's first frame), uint8 `image_shape`, by TensorFlow's decoder, which does not
-    turn photos as EXIF says; resized as by `towers.data.files.image`."""
+    """The middle of an image, uint8 `image_shape`, resized as by
+    `towers.data.files.image`. The content, a string scalar, is a PNG or JPEG file (for
+    three channels also BMP without a palette, and a GIF's first frame); TensorFlow's
+    decoder does not turn photos as EXIF says."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -122,7 +123,8 @@ def write_tflite(
 ):
     """Writes a .tflite file for LiteRT (TensorFlow Lite) with the function of
     `predict_fn`. "float16" stores parameters in 16 bits; "int8" quantizes the network
-    and its activations, whose ranges it learns from the calibration images.
+    and its activations, whose ranges it learns from the calibration images, uint8
+    [n, *run.image_shape].
 
     The names of the classes are `labels.txt`, a line each, in a zip archive at the end
     of the file, where the metadata tools of TensorFlow Lite put associated files.
@@ -191,7 +193,7 @@ def _erfc(graph, node, name, args):
     )
 
 
-def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun, *_):
+def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
     """Writes the variables of a `comparison.trained_network` under timm's names, in
     float32; the metadata has class names, sides of images, mean and standard deviation
     in units of 0..1, in JSON. ConfigError where there are no such names for the

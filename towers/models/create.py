@@ -48,17 +48,24 @@ def create_model(
             some of the keyword arguments image_shape, num_classes, width, dropout,
             stochastic_depth, and regularizer (of kernels that decay).
         image_shape: height, width, channels.
+        num_classes: number of logits.
         width: factor on the channels of every layer.
+        dropout: its rate.
         stochastic_depth: rate at which the last residual block is skipped.
         weight_decay: coefficient of half the sum of squares of the marked kernels.
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
+        seed: of the initial parameters.
         device_kind: CPU or GPU, for which layers are chosen; on the other kind the
             network computes the same, only slower.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
         dropout layer) to logits [n, num_classes].
+
+    Raises:
+        ConfigError: there is no such network, the images are too small for it, or one
+            in a file cannot be trained.
     """
     decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
 

@@ -87,12 +87,13 @@ def cross_entropy(
         class_weights: per class a factor on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
         logit_adjustment: per class what is added to its logit.
+        pos_weights: must be None.
 
     Returns:
         float32 (or float64) [n].
 
     Raises:
-        ConfigError: pos_weights of images with one label.
+        ConfigError: there are `pos_weights`, which need several labels an image.
     """
     if pos_weights is not None:
         raise ConfigError(
@@ -185,11 +186,12 @@ def distillation(
     loss_fn: LossFn, temperature: float, weight: float
 ) -> Callable[..., tf.Tensor]:
     """A weighted mean of a loss and the distillation loss (Hinton et al. 2015,
-    arXiv:1503.02531), with a teacher's logits [n, num_classes] as third argument.
+    arXiv:1503.02531): (logits, labels, a teacher's logits [n, num_classes]) -> loss of
+    each image [n].
 
-    The latter is temperature ** 2 times the Kullback-Leibler divergence between the
-    softmaxes of both logits over the temperature: the cross-entropy with soft targets,
-    less a constant. It has the given weight, the other loss 1 - weight.
+    The distillation loss is temperature ** 2 times the Kullback-Leibler divergence
+    between the softmaxes of both logits over the temperature: the cross-entropy with
+    soft targets, less a constant. It has the given weight, the other loss 1 - weight.
     """
 
     def taught_loss(logits, labels, teacher_logits):

@@ -40,27 +40,35 @@ class UpdateContext(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The update of parameters: (param, slots, gradient, context) -> (param, slots).
+    """The update of parameters.
 
-    With `elementwise` an element's update needs the other elements at most through the
-    norms. It then gets vectors [rows, 16] of many parameters, or of slices of them,
-    each padded with zeros to whole rows, and must stay finite where all are 0.
+    Attributes:
+        slots: names of the tensors that it keeps, zero at first and of the shape in
+            which `update` gets the parameter.
+        update: (param, slots, gradient, context) -> (param, slots).
+        elementwise: whether an element's update needs the other elements at most
+            through the norms. It then gets vectors [rows, 16] of many parameters, or of
+            slices of them, each padded with zeros to whole rows, and must stay finite
+            where all are 0. Else it gets one parameter at a time, in its own shape.
+        needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
+        direction: (param, slots, gradient, context without norms) -> the tensor whose
+            norm is `gradient_norm`; None for the gradient.
+        takes_decay: whether it applies the weight decay, which is then not in the loss.
+        stackable: whether an update without norms also takes parameters of one shape,
+            stacked along a new first axis, with the context of one of them.
+        constants: step -> what it needs once for all parameters.
     """
 
-    slots: tuple[str, ...]  # initially zero, in the shape of `param`
+    slots: tuple[str, ...]
     update: Callable[
         [tf.Tensor, Slots, tf.Tensor, UpdateContext], tuple[tf.Tensor, Slots]
     ]
     elementwise: bool = True
-    needs_norms: bool = False  # whether it reads `param_norm` and `gradient_norm`
-    # (param, slots, gradient, context without norms) -> the tensor whose norm is
-    # `gradient_norm`; None for the gradient itself.
+    needs_norms: bool = False
     direction: Callable[..., tf.Tensor] | None = None
-    takes_decay: bool = False  # applies the weight decay, which is then not in the loss
-    # An update without norms also takes parameters of one shape, stacked along a new
-    # first axis, with the context of one of them.
+    takes_decay: bool = False
     stackable: bool = False
-    constants: Callable[[tf.Tensor], Any] | None = None  # of a step, for all parameters
+    constants: Callable[[tf.Tensor], Any] | None = None
 
 
 def sgd(*, momentum: float = 0.0) -> Optimizer:
@@ -308,9 +316,12 @@ def _with_decay(param, gradient, context):
 def create_optimizer(
     name: str, options: Mapping[str, float] | None = None, **hyperparameters: float
 ) -> Optimizer:
-    """The named optimizer, with those of the hyperparameters that its signature names,
-    and options that only this optimizer has; ConfigError where it takes no such option,
-    or a file gives no Optimizer."""
+    """The named optimizer of `towers.config.choices.OPTIMIZERS`, or FILE.py:FUNCTION.
+
+    It gets the hyperparameters (momentum, rho, beta1, ...) that its signature names,
+    and all `options`, which have no flags. ConfigError where it takes no such option,
+    or a file gives no Optimizer.
+    """
     create, options = factories.resolve("optimizer", name), options or {}
     names = factories.argument_names(create)
     for option in options if names is not None else ():

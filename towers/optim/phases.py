@@ -38,7 +38,8 @@ def create_phases(
 
     `early_sizes` are (pixels of the shorter side, part of the run at which they end),
     both growing; `freezing_steps` name -> step from which on a parameter is frozen;
-    `create_model` height, width -> the network for such images.
+    `create_model` height, width -> the network for such images. ConfigError where the
+    images cannot be downscaled so, or the smaller network has other variables.
     """
     early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {

@@ -84,8 +84,8 @@ def piecewise(
     num_examples: int,
     epoch_factors: Sequence[tuple[float, float]],
 ) -> Schedule:
-    """The rate itself, then from each epoch of `epoch_factors`, (epoch, factor) with
-    rising epochs, on its factor times it; factors do not accumulate."""
+    """The rate times the factor of the last epoch in `epoch_factors` that has begun,
+    (epoch, factor) with rising epochs, or times 1; factors do not accumulate."""
     boundaries = [float(num_images(epoch, num_examples)) for epoch, _ in epoch_factors]
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
@@ -147,8 +147,8 @@ def one_cycle(
 def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
-    """The same rate throughout: what evaluations make of it is a factor, which
-    `restore.scale_rate` gives the trainer."""
+    """The same rate throughout; evaluations lower it by a factor of the trainer, see
+    `restore.scale_rate`."""
     return constant(learning_rate)
 
 
@@ -171,10 +171,13 @@ def create_schedule(
     warmup_start_factor: float = 0.0,
     **shape: Any,
 ) -> Schedule:
-    """The named schedule, multiplied by a linear rise from `warmup_start_factor` to 1
-    over `warmup_epochs`. It gets those of the options `shape` that its signature names:
-    num_epochs, decay_factor, epochs_per_decay, epoch_factors, min_rate_factor,
-    peak_fraction, plateau_patience."""
+    """The named schedule of `towers.config.choices.SCHEDULES`, or FILE.py:FUNCTION,
+    multiplied by a linear rise from `warmup_start_factor` to 1 over `warmup_epochs`.
+
+    It gets the initial or highest rate, the training images of an epoch, and those of
+    the options `shape` that its signature names: num_epochs, decay_factor,
+    epochs_per_decay, epoch_factors, min_rate_factor, peak_fraction, plateau_patience.
+    """
     schedule = factories.create(
         "schedule",
         name,

@@ -69,7 +69,7 @@ class Checkpointer:
         where that fails twice; earlier checkpoints are intact."""
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
         snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
-        path = _again(self._log, self._save, snapshot)
+        path = _retry_once(self._log, self._save, snapshot)
         best = snapshot.trainer_state.get("best")
         self._remove_old(best["step"] if best else None)
         return path
@@ -128,7 +128,7 @@ class Checkpointer:
             if status == self._valid.get(name):
                 return None
             try:
-                checkpoint = _again(self._log, self._read, path, cases=_is_passing)
+                checkpoint = _retry_once(self._log, self._read, path, _is_transient)
                 self._valid[name] = status
                 return checkpoint
             except CheckpointError as error:
@@ -231,26 +231,26 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _again(log, action, argument, cases=lambda error: True):
-    """The result of an action, which in some cases is tried once more."""
+def _retry_once(log, action, argument, is_retried=lambda error: True):
+    """The result of an action, which is tried once more after some CheckpointErrors."""
     try:
         return action(argument)
     except CheckpointError as error:
-        if not cases(error):
+        if not is_retried(error):
             raise
         log(f"{one_line(error)}. Trying once more in {RETRY_SECS:g} s")
     time.sleep(RETRY_SECS)
     return action(argument)
 
 
-def _is_passing(error):
+def _is_transient(error):
     """True if a later read may succeed: an error of a disk or a network file system."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.ESTALE)
 
 
 def _status(path: Path) -> list[tuple[str, int, int, int]]:
-    """Differs when a file of a checkpoint has changed; none is read."""
+    """Names, inodes, sizes and times of the files of a checkpoint; none is read."""
     try:
         stats = [(each.name, each.lstat()) for each in (path, *sorted(path.iterdir()))]
     except OSError:

@@ -230,15 +230,15 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     return next(p for p in (path, *path.parents) if os.path.lexists(p))
 
 
-def _clear(folder, written):
-    """Removes what a pattern names in a folder, and the folder where it is empty then;
+def _clear(folder, pattern):
+    """Removes what matches a pattern in a folder, and the folder if it is empty then;
     returns the rest."""
     if not folder.is_dir():
         return []
     kept = []
     for path in sorted(folder.iterdir()):
-        is_written = written and written.fullmatch(path.name)
-        if is_written and (written == _CHECKPOINT or not _is_folder(path)):
+        is_written = pattern and pattern.fullmatch(path.name)
+        if is_written and (pattern == _CHECKPOINT or not _is_folder(path)):
             store.remove(path)
         else:
             kept.append(path)

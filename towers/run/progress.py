@@ -89,7 +89,7 @@ class Stopwatch:
         return self._lap
 
     def speed(self) -> Lap | None:
-        """The same, and no lap ends."""
+        """As `lap`, without ending the lap."""
         if not self._lap_secs:
             return self._lap
         # The wait is measured by another clock, which may be adjusted meanwhile.
@@ -97,8 +97,8 @@ class Stopwatch:
         return Lap(self._lap_steps / self._lap_secs, 100 * waited)
 
     def steps_in(self, secs: float) -> int:
-        """The number of steps that fill so much time; at least 1, and 1 until the speed
-        of this start and phase is known."""
+        """The number of steps that take `secs`, at least 1; 1 until the speed of this
+        start and phase is known."""
         if not (self._recent_secs and self._is_warm):
             return 1
         return max(1, int(secs * self._recent_steps / self._recent_secs))
@@ -126,7 +126,7 @@ class RunningMean:
         self.correct_sum += correct_sum
 
     def means(self, images_per_step: int) -> tuple[float, float] | None:
-        """Loss and accuracy; None of no step."""
+        """Loss and accuracy; None before the first step of the epoch."""
         if not self.num_steps:
             return None
         num_images = self.num_steps * images_per_step

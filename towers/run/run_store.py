@@ -24,7 +24,8 @@ class RunStore:
     """Writes what a run leaves; a context manager that waits for the last checkpoint.
 
     Attributes:
-        saved_step: the step of the last checkpoint that was begun, or restored.
+        saved_step: the step of the last checkpoint that was begun, or restored; 0
+            before the first, as step 0 is not saved; -1 where it is to be replaced.
         committed: steps and folders of checkpoints, until they are taken.
     """
 

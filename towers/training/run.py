@@ -163,7 +163,7 @@ class Run:
     # Steps.
 
     def begin(self) -> None:
-        """Tells the callbacks, and evaluates a step where that was interrupted."""
+        """Calls `on_start`, and evaluates the last step if a stop came before that."""
         self._saved_at = self._summaries.written_at = self._clock()
         options = dataclasses.asdict(self.config)
         self.callbacks.call("on_start", self.folder.path, options, self.step)
@@ -268,7 +268,7 @@ class Run:
         """
         config, progress = self.config, self.progress
         split, _ = self.parts.eval_split
-        evaluation = self._compute_accuracies()
+        evaluation = self._run_evaluation()
         record = record_of(evaluation, split, [*RECORDED, self._metric.name])
         if means := progress.means.means(config.images_per_step):
             record["epoch_loss"], record["epoch_accuracy"] = means
@@ -299,7 +299,7 @@ class Run:
             self.reports.file(self.folder.thresholds, thresholds)
         return is_best
 
-    def _compute_accuracies(self):
+    def _run_evaluation(self):
         _, source = self.parts.eval_split
         batches = EvalBatches(
             source, self.parts.augment, self.config.batch_size, self.parts.share
@@ -311,11 +311,12 @@ class Run:
             counts = self.trainer.evaluate(
                 self._eval_feed, len(batches), weights, heartbeat
             )
-        evaluation = counts.map(self._accuracies)
+        evaluation = counts.map(self._figures)
         self.progress.stopwatch.add_evaluation(time.monotonic() - started)
         return evaluation
 
-    def _accuracies(self, counts):
+    def _figures(self, counts):
+        """`report.accuracies`, with the metric of best_by where it is recorded."""
         result, metric = accuracies(counts), self._metric
         if not metric.is_recorded:
             return result

@@ -180,8 +180,8 @@ def open_run(
     overwrite: bool,
     allow_change: tuple[str, ...],
 ) -> tuple[RunStore, Checkpoint | None, bool]:
-    """Locks the folder of a run until `stack` closes, and reads its last checkpoint,
-    None where there is none, or the run starts anew, which the bool says."""
+    """Locks the folder of a run until `stack` ends, and reads its last checkpoint, None
+    without one or with `overwrite`. Returns `overwrite`, False in a restarted job."""
     folder.validate_apart(config)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))

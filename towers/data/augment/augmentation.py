@@ -35,12 +35,16 @@ MOST_TRIED_VALUES = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """The augmentation of a data set's images.
+    """The augmentation of a data set's images, [n, height, width, channels].
 
-    Attributes: `train` (images, draw) -> images is random, `evaluate` images -> images
-    always the same; `image_shape` is the height, width, channels of the results.
-    `train_on_crops` is as `train`, of images that are random crops already, see
-    `Source.read`, with a share of the area in `crop_scale`; None where it takes none.
+    Attributes:
+        train: (images, draw) -> float32 images, random. The images are the stored
+            ones, uint8, or after color distortions float32 in 0..255.
+        evaluate: stored images -> float32 images, the same every time.
+        image_shape: height, width, channels of the results.
+        train_on_crops: as `train`, of images that are random crops already, see
+            `Source.read`; None where it takes none.
+        crop_scale: bounds of the share of the area in such crops.
     """
 
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
@@ -140,10 +144,17 @@ def create_augment(
     """An augmentation by its name in `towers.config.choices.AUGMENTS`, or
     FILE.py:FUNCTION, followed in training by a policy of `choices.POLICIES`.
 
-    The moments are those of the training images, per channel; `crop_scale` bounds the
-    share of the area in random crops. A ValueError where it does not fit the images, or
-    one in a file has a state: called twice with the same arguments it gives different
-    images; or it standardizes by other moments, before a policy.
+    Args:
+        image_shape: of the stored images: height, width, channels.
+        mean, std: of the training images, per channel, in units of 0..255.
+        crop_scale: bounds of the share of the area in random crops.
+        on_gpu: whether GPUs augment.
+        policy_options: of the policy, which gets those that its signature names.
+
+    Raises:
+        ValueError: it does not fit the images; or one in a file has a state (called
+            twice with the same arguments it gives different images), or standardizes
+            by other moments before a policy.
     """
     augment = factories.create(
         "augment",

@@ -21,9 +21,10 @@ def extend(
     random_erasing: float = 0.0,
     cutout_size: int = 0,
 ) -> Augment:
-    """An augmentation with distortions in training, in this order, the augmentation
-    being in the middle: `jitter_colors`, `gray_randomly`; `erase_randomly`, `cut_out`.
-    0 adds nothing; ValueError where the square is larger than the images."""
+    """An augmentation with distortions in training: before it `jitter_colors`, by a
+    strength, and `gray_randomly`, after it `erase_randomly`, by probabilities, and
+    `cut_out`, of a side in pixels. 0 adds nothing; ValueError where the square is
+    larger than the images."""
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
         raise ValueError(

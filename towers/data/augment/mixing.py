@@ -22,8 +22,8 @@ NUM_QUANTILES = 4096
 
 
 def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
-    """Mixes each image with the one before it in the batch, which is in random order;
-    None where nothing is mixed.
+    """A function that mixes each image with the one before it in the batch, which is in
+    random order; None where nothing is mixed.
 
     `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none, see
     `mixup_shares` and `cutmix_shares`. With both, each image has one of the two with
@@ -62,8 +62,8 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
 
 
 def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-    """Each entry of the first axis, float32, with the share of the one before it, the
-    first with the last."""
+    """Each entry of the first axis, float32 [n, ...], mixed with the one before it, the
+    first with the last. `shares` of the latter broadcast to `values`."""
     return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
 
 

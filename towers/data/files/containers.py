@@ -47,9 +47,10 @@ def load(
 ) -> DataSet:
     """Indexes a data set; its images are read and decoded when they are needed.
 
-    `data_dir` is as in `find_files`, `columns` as in `parse_columns`; `image_dir` and
-    `fold` are for tables, see `tables.read`. DataError where a file is missing or not
-    what it should be, or as of `splits.data_set`.
+    `container` is a key of CONTAINERS, `data_dir` as in `find_files`, `columns` as in
+    `parse_columns`; `image_dir` and `fold` are for tables, see `tables.read`. DataError
+    where a file is missing or invalid, or as of `splits.data_set`; ConfigError as of
+    `parse_columns`.
     """
     options = (image_options or ImageOptions()).with_survey()
     named = parse_columns(columns, container)

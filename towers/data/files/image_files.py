@@ -15,7 +15,8 @@ DEFAULT_IMAGE_SIZE = 64
 
 
 class ImageFiles(Protocol):
-    """Image files with their labels."""
+    """Image files with their labels. They may have `labels`, `class_names`, `weights`,
+    `blocks`, `block_bytes` and `checksum`, see `index.Index`."""
 
     def __len__(self) -> int: ...
 

@@ -179,7 +179,8 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Lists an image folder; its files are decoded when they are read.
+    """Lists an image folder, or its URL, by default `data`; its files are decoded when
+    they are read, to uint8 [n, height, width, 3].
 
     The classes are the folders in `train/`, or in `data_dir` where there is no folder
     for a split, or folders inside these, see `class_depth`; all images in and below the

@@ -54,7 +54,7 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
-    """The content of a regular file; OSErrors as of `open_data_file`."""
+    """The content of a regular file; OSError as of `open_data_file`."""
     with open_data_file(path, most_bytes) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -120,7 +120,7 @@ def size(path: str) -> int:
 
 
 def version(path: str) -> str:
-    """Changes where a file is replaced."""
+    """A text that differs after a file is replaced."""
     if is_url(path):
         return f"{path} {size(path)}"
     status = os.stat(path)
@@ -248,9 +248,8 @@ def _retry(path, request):
             if pause is None or is_final:
                 if isinstance(error, DataError):
                     raise
-                raise OSError(
-                    5, f"cannot be fetched: {one_line(error, 150)}", path
-                ) from error
+                why = f"cannot be fetched: {one_line(error, 150)}"
+                raise OSError(errno.EIO, why, path) from error
         time.sleep(pause)
 
 
@@ -264,7 +263,7 @@ def _request(path, begin, end):
         content = response.read()
     expected = int(response.headers.get("Content-Length", len(content)))
     if len(content) != expected:
-        raise OSError(5, f"{len(content)} of {expected} bytes came", path)
+        raise OSError(errno.EIO, f"{len(content)} of {expected} bytes came", path)
     return content
 
 
