@@ -93,7 +93,7 @@ def cross_entropy(
         float32 (or float64) [n].
 
     Raises:
-        ConfigError: there are `pos_weights`, which need several labels an image.
+        ConfigError: there are `pos_weights`, which `binary_cross_entropy` takes.
     """
     if pos_weights is not None:
         raise ConfigError(
