@@ -18,6 +18,7 @@ PROGRAMS = {
     "gpu",
     "input",
     "links",
+    "memory",
     "peers",
     "predict",
     "scaling",

@@ -21,7 +21,7 @@ from towers.errors import ConfigError
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = """
     data_dir image_dir image_cache_mb max_image_pixels bad_images input strategy compile
-    num_towers device
+    recompute num_towers device
     parameter_device max_staleness group_size device_order device_memory_mb all_reduce
     all_reduce_pack_mb deterministic max_steps steps_per_loop log_every_steps
     summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs

@@ -72,6 +72,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         names = "train", "test", "validation", "eval"
+        names += tuple(f"{name}_ema" for name in names[1:])
         self.boards = tuple(self.tensorboard / name for name in names)
         self.best = self.path / "best"
         self.result = self.path / "result.json"
