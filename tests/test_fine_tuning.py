@@ -39,6 +39,27 @@ def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_feat
     assert correct == np.mean(logits.argmax(1) == labels)
 
 
+def test_a_probe_of_label_sets_is_a_logistic_regression_for_each_class():
+    generator = np.random.default_rng(0)
+    features = generator.normal(2.0, 3.0, [200, 10]).astype(np.float32)
+    noise = generator.normal(0.0, 2.0, [200, 3])
+    labels = (features[:, :3] - 2.0 + noise > 1.0).astype(np.int64)
+    kernel, bias, correct = linear_probe.logistic_regression(features, labels, 3)
+    centered = features.astype(np.float64) - features.mean(0)
+    scale = np.sqrt(np.square(centered).sum(1).mean())
+    logits = features @ kernel + bias
+    for index in range(3):
+        expected = LogisticRegression(
+            C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
+        ).fit(centered / scale, labels[:, index])
+        np.testing.assert_allclose(
+            1 / (1 + np.exp(-logits[:, index])),
+            expected.predict_proba(centered / scale)[:, 1],
+            atol=0.01,
+        )
+    assert correct == np.mean((logits > 0) == labels)
+
+
 def create_network(*, image_shape, num_classes, width, regularizer, norm="norm"):
     images = keras.Input(image_shape, name="images")
     x = layers.Conv2D(6, 3, use_bias=False, name="conv")(images)

@@ -26,5 +26,5 @@ def test_steps_are_traced_and_summed_up(small, tmp_path, capfd, steps):
     train(tmp_path, config, overwrite=True)
     assert "stays" not in capfd.readouterr().out
     boards = {path.name: path for path in (tmp_path / "tensorboard").iterdir()}
-    assert set(boards) == {"train", "test"}
+    assert set(boards) == {"train", "test", "test_ema"}
     assert all(len(list(path.iterdir())) == 1 for path in boards.values())

@@ -131,11 +131,10 @@ def create_trainer(
         losses.create_loss, config.loss, multi_label=multi_label
     )
     loss_fn = create_loss(**loss_options | by_class)
-    if multi_label and (config.linear_probe or teacher is not None):
-        name = "linear_probe" if config.linear_probe else "teacher"
+    if multi_label and teacher is not None:
         raise ConfigError(
-            f"{name}={getattr(config, name)}: it is of one label an image, and these "
-            "have several; leave it out"
+            f"teacher={config.teacher}: distillation needs one label an image, and "
+            "these have several; leave it out"
         )
     if teacher is not None:
         loss_fn = losses.distillation(

@@ -61,14 +61,16 @@ def fit_head(
         return
     state, examples, count = trainer.state(), [], _source(parts).num_examples
     num_timed = min(TIMED_BATCHES, math.ceil(count / config.batch_size) - 1)
+    on_cpus = not any("GPU" in device for device in trainer.devices)
     with activity("fitting the head") as heartbeat:
         for batch in _features(parts, state, config.batch_size):
             examples.append(batch)
             heartbeat()
             if len(examples) == 1:
                 started = time.monotonic()  # it was compiled with the first one
-            elif len(examples) == 1 + num_timed and len(trainer.devices) == 1:
+            elif len(examples) == 1 + num_timed and on_cpus:
                 secs = (time.monotonic() - started) / (num_timed * config.batch_size)
+                secs /= len(trainer.devices)  # a core for each
                 minutes = max(1, round(run_secs(config, parts, secs) / 60))
                 console.line(f"this run takes about {minutes} min on this machine")
         *values, correct = logistic_regression(
@@ -79,7 +81,8 @@ def fit_head(
     for name, array in zip(names, values, strict=True):
         set_initial(state, name, array)
     trainer.load(state)
-    console.line(f"linear probe: the head fits {correct:.1%} of {count} images")
+    kind = "labels" if parts.data.multi_label else "images"
+    console.line(f"linear probe: the head fits {correct:.1%} of the {kind}")
 
 
 def probe_secs(
@@ -168,11 +171,12 @@ def logistic_regression(
     num_classes: int,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Multinomial logistic regression with an L2 penalty on the kernel, by Nesterov's
-    accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
+    """Logistic regression with an L2 penalty on the kernel, by Nesterov's accelerated
+    gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
 
-    Of features, float32 [n, f], and labels [n]: the kernel, float32 [f, num_classes];
-    the bias; and the share of the images that they classify correctly.
+    Of features, float32 [n, f], and labels [n], multinomial, or label sets, 0 and 1 [n,
+    num_classes], one regression per class: the kernel, float32 [f, num_classes]; the
+    bias; and the share of correct predictions.
     """
     mean = features.mean(0)
     scale = np.sqrt(np.square(features - mean).sum(1).mean()) or 1.0
@@ -180,12 +184,17 @@ def logistic_regression(
     x = np.c_[(features - mean) / scale, np.ones(len(features), np.float32)]
     penalty = np.full([x.shape[1], 1], L2_PENALTY, np.float32)
     penalty[-1] = 0
-    targets = np.eye(num_classes, dtype=np.float32)[labels]
+    is_set = labels.ndim == 2
+    targets = labels if is_set else np.eye(num_classes, dtype=np.float32)[labels]
 
     def gradient(kernel):
         logits = x @ kernel
-        exp = np.exp(logits - logits.max(1, keepdims=True))
-        return x.T @ (exp / exp.sum(1, keepdims=True) - targets) + penalty * kernel
+        if is_set:
+            probabilities = 0.5 + 0.5 * np.tanh(0.5 * logits)  # the sigmoid
+        else:
+            exp = np.exp(logits - logits.max(1, keepdims=True))
+            probabilities = exp / exp.sum(1, keepdims=True)
+        return x.T @ (probabilities - targets) + penalty * kernel
 
     # The largest curvature is at most half the largest eigenvalue of x.T @ x, which is
     # found by power iteration.
@@ -203,6 +212,7 @@ def logistic_regression(
         ahead = moved + age / (age + 3) * (moved - kernel)
         kernel = moved
         heartbeat()
-    correct = np.mean((x @ kernel).argmax(1) == labels)
+    logits = x @ kernel
+    correct = np.mean((logits > 0 if is_set else logits.argmax(1)) == labels)
     kernel, bias = kernel[:-1] / scale, kernel[-1]
     return kernel.astype(np.float32), bias - mean @ kernel, float(correct)
