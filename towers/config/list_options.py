@@ -15,7 +15,7 @@ class ParamRate(NamedTuple):
 
 
 def parse(option: str, text: str) -> Any:
-    """The value of a list option, such as ((30.0, 0.1), (60.0, 0.01))."""
+    """The value of a list option: a tuple, or a dict of the optimizer_options."""
     read, least, expected = LISTS[option]
     values = []
     for part in text.split(",") if text else []:

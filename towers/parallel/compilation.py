@@ -47,8 +47,8 @@ class Compilation:
         return disabled() if self.optimizes_towers else contextlib.nullcontext()
 
     def loop_options(self):
-        """A context in which the loop is called: one of a call has nothing to
-        optimize."""
+        """A context in which the loop is called: a loop that only calls the step has
+        nothing to optimize."""
         return disabled() if self.on_cpus else contextlib.nullcontext()
 
 

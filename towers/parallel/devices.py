@@ -206,7 +206,7 @@ def _make_logical(device, count, refusal, memory_limit=None):
 
 
 def _take_memory_as_needed(gpus):
-    """Remarks for the start banner."""
+    """Has the memory of GPUs grow; returns remarks for the start banner."""
     for gpu in gpus:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)

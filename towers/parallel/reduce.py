@@ -209,7 +209,7 @@ def nccl(tensors, devices, wire):
 # Bytes that NCCL adds up at once: as PyTorch's DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
 
-# (a tensor on each device, devices, wire) -> the sum on each device.
+# (a tensor on each device, devices, wire) -> per device the sum, in the wire's dtype.
 ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
     "star": star,
     "tree": tree,

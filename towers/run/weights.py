@@ -155,7 +155,7 @@ def _read_torch(path, content):
 
 
 def _checkpoint_prefix(path):
-    """Prefix of TensorFlow's files, or an empty string."""
+    """Prefix of TensorFlow's files, or None."""
     for prefix in (
         os.path.join(path, "variables", "variables"),  # of a SavedModel
         path,

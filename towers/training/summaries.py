@@ -32,11 +32,11 @@ class Summaries:
 
     @property
     def is_pending(self) -> bool:
-        """True if the length of the step after a summary is still to be written."""
+        """True if the norm of the update after a summary is still to be written."""
         return self._params is not None
 
     def write(self, step: int) -> None:
-        """Histograms of parameters and gradients, and the images of the next step."""
+        """Writes histograms of parameters and gradients, and the next step's images."""
         params = {
             name.removeprefix("params/"): array
             for name, array in self._trainer.state().items()
@@ -59,7 +59,7 @@ class Summaries:
         self.written_at, self._params = self._clock(), params
 
     def write_update(self, step: int) -> None:
-        """The length of the step after a summary, relative to the parameters."""
+        """Writes the norm of the update after a summary over the parameters' norm."""
         before, self._params = self._params, None
         state = self._trainer.state()
         update, norm = 0.0, 0.0

@@ -141,20 +141,20 @@ class ShardedNetwork:
         return [value.tensor for value in walk.forward(batches)]
 
     def _walk(self, model, fetched, tape, training):
-        split_in, moments = self._shards[model], self._combine_moments
+        shards, combine = self._shards[model], self._combine_moments
         parts = self._segments[model] if training else whole(model)
         grid, layouts = self._grid, self._layouts
         return Walk(
-            model, parts, split_in, grid, layouts, fetched, moments, tape, training
+            model, parts, shards, grid, layouts, fetched, combine, tape, training
         )
 
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
         where they are equal, times the loss scale. The gradients are divided by it."""
         sizes = [batch["labels"].shape[0] for batch in batches]
-        whole = sum(sizes) if self._workers.size == 1 else self._batch_size
+        num_images = sum(sizes) if self._workers.size == 1 else self._batch_size
         num_groups = len(sizes) * self._workers.size
-        factors = [size / whole * num_groups for size in sizes]
+        factors = [size / num_images * num_groups for size in sizes]
         if loss_scale is None:
             return factors
         leads = [devices[0] for devices in self._grid]
