@@ -20,7 +20,6 @@ def main(photos: str, network_path: str, num_epochs: int, seed: int) -> None:
         keras.utils.image_dataset_from_directory(
             f"{photos}/{split}",
             image_size=(SIZE, SIZE),
-            interpolation="bicubic",
             batch_size=BATCH_SIZE,
             shuffle=split == "train",
         )
