@@ -69,10 +69,13 @@ class LrRange(NamedTuple):
     suggestion: float | None
 
 
-def smooth(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """The means of losses [n] with weights by the distance between the rates."""
+def smooth(
+    rates: np.ndarray, losses: np.ndarray, width: float = SMOOTHING
+) -> np.ndarray:
+    """The means of losses [n], with Gaussian weights by the distance between the rates;
+    the width is in powers of ten."""
     distances = np.log10(rates)[:, None] - np.log10(rates)
-    weights = np.exp(-((distances / SMOOTHING) ** 2) / 2)
+    weights = np.exp(-((distances / width) ** 2) / 2)
     return weights @ losses / weights.sum(axis=1)
 
 
@@ -97,7 +100,8 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
     if smoothed.min() < (1 - LEAST_FALL) * begin:
         # A loss that has diverged may fall steeply as well.
         falling = slice(smoothed.argmin() + 1)
-        slopes = np.gradient(smoothed, np.log(rates))[falling]
+        wide = smooth(rates, losses, 2 * SMOOTHING)  # a slope is noisier than a loss
+        slopes = np.gradient(wide, np.log(rates))[falling]
         suggestion = float(f"{rates[slopes.argmin()]:.2g}")
     return LrRange(rates, losses, smoothed, suggestion)
 
