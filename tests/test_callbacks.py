@@ -108,7 +108,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
         slow(Preempted("stopped")),
         # Of another run, which the callback reads.
         *(
-            slow(CheckpointError("damaged")),
+            CheckpointError("damaged"),
             slow(RuntimeError("DataError: of other data")),
         ),
     ],
