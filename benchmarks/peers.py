@@ -59,6 +59,7 @@ from towers.models.layers.normalization import (
 from towers.models.variables import keras_settings
 from towers.optim import phases
 from towers.parallel import devices
+from towers.threads import num_cores
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 OURS = ("PYTHONPATH", "LD_LIBRARY_PATH")
@@ -195,7 +196,7 @@ class ProgramSteps(trainers.ChildProcess):
 
 def tower_per_core(config: Config, options, stack: contextlib.ExitStack) -> dict:
     """Our training of the whole CPU, whose devices are another process's."""
-    fields = dataclasses.asdict(config) | {"num_towers": devices.num_cores()}
+    fields = dataclasses.asdict(config) | {"num_towers": num_cores()}
     process = trainers.TrainerProcess(fields, "cpu", steps=1)
     stack.enter_context(contextlib.closing(process))
     process.wait()

@@ -25,6 +25,7 @@ from towers.parallel.devices import Devices
 from towers.parallel.loop import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Trainer, assemble_trainer
+from towers.threads import num_cores
 
 # Steps of a run from which compile=auto takes XLA. On an H200 it saves 4 to 8 ms a step
 # and needs 15 to 50 s to compile.
@@ -45,7 +46,7 @@ def configure_devices(
     """
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
-    cores = parallel_devices.num_cores()
+    cores = num_cores()
     is_same = config.batch_norm == "frozen" and config.strategy in ("auto", "towers")
     return parallel_devices.configure(
         device or config.device,

@@ -1,5 +1,6 @@
-"""Threads that do jobs one after another, such as writing a checkpoint."""
+"""Cores, and threads that do jobs one after another, such as writing a checkpoint."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -10,6 +11,13 @@ from towers import console
 
 # A run that ends because of an error waits so long for the last job.
 _LATE_SECS = 60.0
+
+
+def num_cores() -> int:
+    """Cores that this process may use; Slurm and the launcher may restrict them."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 class JobThread:

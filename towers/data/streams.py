@@ -7,20 +7,13 @@ delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed 
 """
 
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-
-def num_cores() -> int:
-    """Cores that this process may use; Slurm and the launcher may restrict them."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
+from towers.threads import num_cores
 
 # Images that are read at the same time. On few cores more than one for each, as a read
 # may wait for a disk.

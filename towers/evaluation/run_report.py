@@ -23,10 +23,11 @@ from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun, reported_weights
 from towers.models.create import without_noise
 from towers.parallel.copies import Weights
-from towers.parallel.devices import gpu_names, num_cores, processor_name
+from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
 from towers.run.progress import Stopwatch
+from towers.threads import num_cores
 
 # Pictures of each kind on a page.
 MOST_MISTAKES, MOST_RIGHT = 20, 10

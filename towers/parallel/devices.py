@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.keras_internals import layers_of
+from towers.threads import num_cores
 
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
@@ -157,13 +158,6 @@ def _numbers(device_order, num_towers):
             f"num_towers={num_towers}"
         )
     return order
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def processor_name() -> str:

@@ -28,8 +28,9 @@ from towers.cluster.workers import ALONE, Workers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, WorkerLostError, one_line
-from towers.parallel.devices import Devices, gpu_names, num_cores, processor_name
+from towers.parallel.devices import Devices, gpu_names, processor_name
 from towers.run.checkpoint import versions
+from towers.threads import num_cores
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
 # limit.
