@@ -61,7 +61,7 @@ def public_functions(package, returns):
         ),
         ("optimizer", "towers.optim", Optimizer, {"create_optimizer"}),
         ("augment", "towers.data", Augment, {"create_augment", "extend"}),
-        ("dataset", "towers.data", DataSet, {"splits:data_set", "load_folders"}),
+        ("dataset", "towers.data", DataSet, {":data_set", "containers:load"}),
         ("schedule", "towers.optim", Schedule, {"create_schedule", "scaled"}),
     ],
 )

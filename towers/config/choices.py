@@ -1,9 +1,9 @@
 """The choices of a run by name: networks, data sets, optimizers and so on.
 
-The tables are the only place where a choice is listed; only containers are also in
-`data.files.containers`. Flags, help, messages and tests read the tables, which needs no
-TensorFlow: a target is imported when it is built. The open tables also take
-FILE.py:FUNCTION of the user. `towers.config.factories` imports and calls the targets.
+The tables are the only place where a choice is listed. Flags, help, messages and tests
+read the tables, which needs no TensorFlow: a target is imported when it is built. The
+open tables also take FILE.py:FUNCTION of the user. `towers.config.factories` imports
+and calls the targets.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from towers.config.networks import MODELS
 from towers.config.rows import (
     AugmentRow,
     Choice,
+    ContainerRow,
     OptimizerRow,
     ScheduleRow,
     StrategyRow,
@@ -26,7 +27,6 @@ FAMILY = "NAME"
 IN_A_FILE = "FILE.py:FUNCTION"
 
 _PUBLISHED = "data.sets.published:load"
-_CONTAINERS = "data.files.containers:load"
 DATASETS = {
     "cifar10": Choice(
         "60,000 color images, 10 classes", {"name": "cifar10"}, _PUBLISHED
@@ -39,21 +39,27 @@ DATASETS = {
     "image_folder": Choice(
         "a folder of image files per class", target="data.files.image_folder:load"
     ),
-    "table": Choice(
-        "a table of image files and labels: CSV, TSV, JSON Lines, Parquet",
-        {"container": "table"},
-        _CONTAINERS,
-    ),
-    "parquet": Choice(
+    # A file with an ending of two containers is the first one's.
+    "parquet": ContainerRow(
         "Parquet files with images, of Hugging Face",
-        {"container": "parquet"},
-        _CONTAINERS,
+        target="data.files.parquet:load",
+        endings=(".parquet",),
     ),
-    "webdataset": Choice(
-        "tar files of images and labels", {"container": "webdataset"}, _CONTAINERS
+    "table": ContainerRow(
+        "a table of image files and labels: CSV, TSV, JSON Lines, Parquet",
+        target="data.files.tables:load",
+        endings=(".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
     ),
-    "tfrecord": Choice(
-        "TFRecord files of tf.train.Example", {"container": "tfrecord"}, _CONTAINERS
+    "webdataset": ContainerRow(
+        "tar files of images and labels",
+        target="data.files.tar_shards:load",
+        endings=(".tar",),
+    ),
+    "tfrecord": ContainerRow(
+        "TFRecord files of tf.train.Example",
+        target="data.files.tf_records:load",
+        endings=(".tfrecord", ".tfrecords", ".tfrec"),
+        numbered=r"-[\d?*]+-of-[\d?*]+$",
     ),
     "shapes": Choice(
         "12,000 drawn images, 10,000 for training", {"seed": 0}, "data.sets.shapes:load"
@@ -63,6 +69,7 @@ DATASETS = {
         "any that tensorflow-datasets has prepared", target="data.sets.tfds:load"
     ),
 }
+CONTAINERS = {k: row for k, row in DATASETS.items() if isinstance(row, ContainerRow)}
 
 AUGMENTS = {
     "auto": AugmentRow(

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from towers.config.choices import CONTAINERS
 from towers.config.config import FIELDS, Config, from_json, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
@@ -16,7 +17,7 @@ from towers.errors import ConfigError, nearest, one_line
 # Recipes of a command without --config: for no data set, and for one of PHOTO_SETS,
 # from scratch or with trained weights.
 DEFAULT_RECIPE = "quickstart"
-PHOTO_SETS = "image_folder", "table", "parquet", "webdataset", "tfrecord"
+PHOTO_SETS = ("image_folder", *CONTAINERS)
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 # The file of a run's options in its folder.

@@ -26,6 +26,21 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ContainerRow(Choice):
+    """A data set of images in containers, such as tar files."""
+
+    # Of the names of its files.
+    endings: tuple[str, ...]
+    # Other names of its files, a regular expression.
+    numbered: str = ""
+
+    def matches(self, path: str) -> bool:
+        """True if a file, or the last file of a pattern, has such a name."""
+        is_numbered = self.numbered and re.search(self.numbered, path)
+        return bool(is_numbered) or path.lower().endswith(self.endings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentRow(Choice):
     """An augmentation."""
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import containers, splits
+from towers.data.files import containers, reading, splits, tables
 from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
     LAYOUT,
@@ -24,8 +24,10 @@ from towers.data.files.class_folders import (
     files_below,
     find_folders,
     folders_in,
+    is_split,
     is_without_images,
     misfit,
+    split_of,
     suggestion,
     training_folder,
 )
@@ -40,9 +42,9 @@ from towers.data.files.paths import (
     is_file,
     is_folder,
     is_image,
+    is_image_name,
     shown,
 )
-from towers.data.files.reading import is_url
 from towers.data.sources import DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
 
@@ -194,8 +196,8 @@ def load(
     image of the sample cannot be read.
     """
     options = (image_options or ImageOptions()).with_survey()
-    if is_url(data_dir):
-        return containers.load_folders(data_dir, options, trained)
+    if reading.is_url(data_dir):
+        return _load_url(data_dir, options, trained)
     listing, root = Listing(options.survey), data_folder(data_dir)
     if trained is not None:
         listing.depth = depth_of(trained.class_names)
@@ -229,6 +231,33 @@ def load(
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
         note=lambda: f"; {unlabeled}{listing.note}" if unlabeled else listing.note,
     )
+
+
+def _load_url(url, options, trained) -> DataSet:
+    """The images below a URL, with a folder for each class, in folders for the splits
+    or without."""
+    location, files = url.rstrip("/"), {}
+    for file in filter(is_image_name, reading.matches(location)):
+        path = file[len(location) :].strip("/")
+        first, _, rest = path.partition("/")
+        split = split_of(first) if "/" in rest and is_split(first) else None
+        path = rest if split else path
+        if "/" not in path:
+            raise DataError(f"{shown(file)}: is an image of no class; {LAYOUT}")
+        files.setdefault(split or "train", []).append((file, path))
+    if trained is not None:
+        depth = depth_of(trained.class_names)
+    else:
+        depth = class_depth(path for _, path in files.get("train", ()))
+    openers = {
+        split: functools.partial(
+            tables.index_of,
+            [file for file, _ in pairs],
+            [class_folder(path, depth) for _, path in pairs],
+        )
+        for split, pairs in files.items()
+    }
+    return containers.data_set("image_folder", location, openers, options, trained)
 
 
 def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +13,13 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet, types
 
-from towers.data.files import reading
+from towers.data.files import containers, reading
+from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, find_column, settle_classes
 from towers.data.files.paths import class_name, reason, shown
+from towers.data.sources import DataSet, Trained
 from towers.errors import DataError, one_line
 
-ROLES = ("image", "label")
 _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
     "label": "labels?|class|cls|target|fine_label",
@@ -95,6 +97,20 @@ class ParquetIndex(Index):
     @property
     def block_bytes(self) -> int:
         return sum(x[2] for x in self.groups) // len(self.groups)
+
+
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Parquet files with images; arguments and errors as of `data.load` and `read`."""
+    options = image_options or ImageOptions()
+    named = containers.parse_columns(columns, "parquet", _NAMES)
+    cache = RowGroups(1.25 * options.shuffle_buffer_mb)
+    read_files = functools.partial(read, columns=named, cache=cache)
+    return containers.load("parquet", data_dir, read_files, options, trained)
 
 
 def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -43,14 +42,6 @@ HEIF_HINT = (
     "pillow-heif), or convert it"
 )
 
-# --dataset -> the endings of its files; of a file with one of two it is the first.
-CONTAINER_ENDINGS = {
-    "parquet": (".parquet",),
-    "webdataset": (".tar",),
-    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec"),
-    "table": (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
-}
-
 # Characters of a path in a message, so that the rest of it is read.
 MOST_SHOWN = 200
 
@@ -80,18 +71,6 @@ def data_folder(data_dir: str) -> str:
     if os.path.exists(root) and not os.path.isdir(root):
         raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
     return root
-
-
-def container_of(path: str) -> str | None:
-    """Value of --dataset for a file of this name, or a pattern of names; None where it
-    is no container."""
-    return next((x for x in CONTAINER_ENDINGS if is_container(path, x)), None)
-
-
-def is_container(path: str, name: str) -> bool:
-    """True if a file, or the last file of a pattern, is named like one of --dataset."""
-    is_numbered = name == "tfrecord" and re.search(r"-[\d?*]+-of-[\d?*]+$", path)
-    return bool(is_numbered) or path.lower().endswith(CONTAINER_ENDINGS[name])
 
 
 def check_paths(paths: Paths) -> list[str]:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import reading
+from towers.data.files import containers, reading
 from towers.data.files.class_folders import split_of
+from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     BETWEEN_LABELS,
     Index,
@@ -22,6 +23,7 @@ from towers.data.files.index import (
     settle_label_sets,
 )
 from towers.data.files.paths import is_image_name, reason, shown
+from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
 
 # Names of columns, by which is taken first; in lower case, with spaces as underscores.
@@ -36,9 +38,35 @@ _ROLES = {
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-ROLES = tuple(_ROLES)
 # Of a column of a class.
 _ANSWERS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
+
+
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_dir: str = "",
+    fold: int = -1,
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """The images of tables; arguments and errors as of `data.load` and `read`."""
+    options = image_options or ImageOptions()
+    named = containers.parse_columns(columns, "table", _ROLES)
+    location, paths = containers.find_files(data_dir, "table")
+    more = image_dir, fold, options.max_image_pixels
+    indexes = {x: read(files, named, *more) for x, files in paths.items()}
+    if indexes.keys() == {"train"}:  # by a column
+        [indexes] = indexes.values()
+    else:
+        indexes = {x: by_split["train"] for x, by_split in indexes.items()}
+    if any(index.labels.ndim == 2 for index in indexes.values()):
+        indexes = {
+            split: index if (index.labels < 0).all() else index.as_label_sets()
+            for split, index in indexes.items()
+        }
+    openers = {x: lambda index=index: index for x, index in indexes.items()}
+    return containers.data_set("table", location, openers, options, trained)
 
 
 def read(

@@ -10,14 +10,29 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from towers.data.files import reading
-from towers.data.files.index import Shard
+from towers.data.files import containers, reading
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.index import Shard, read_shards
 from towers.data.files.paths import is_image_name, shown
+from towers.data.sources import DataSet, Trained
 
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
+
+
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Tar files with images; arguments and errors as of `data.load` and `read`."""
+    named = containers.parse_columns(columns, "webdataset", ROLES)
+    read_files = functools.partial(read_shards, columns=named, read=read)
+    options = image_options or ImageOptions()
+    return containers.load("webdataset", data_dir, read_files, options, trained)
 
 
 def read(path: str, columns: Mapping[str, str]) -> Shard:

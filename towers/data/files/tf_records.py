@@ -1,5 +1,6 @@
 """TFRecord files of `tf.train.Example`, one image each."""
 
+import functools
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -7,12 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.data.files import reading
-from towers.data.files.index import Index, Shard
+from towers.data.files import containers, reading
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.index import Index, Shard, read_shards
+from towers.data.sources import DataSet, Trained
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
 
-ROLES = ("image", "label", "text")
 _KEYS = {
     "image": "image/encoded",
     "label": "image/class/label",
@@ -22,6 +24,19 @@ _KEYS = {
 # checksum of the content.
 _BEFORE, _AFTER = 12, 4
 _BATCH = 256
+
+
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """TFRecord files with images; arguments and errors as of `data.load` and `read`."""
+    named = containers.parse_columns(columns, "tfrecord", _KEYS)
+    read_files = functools.partial(read_shards, columns=named, read=read)
+    options = image_options or ImageOptions()
+    return containers.load("tfrecord", data_dir, read_files, options, trained)
 
 
 def read(path: str, columns: Mapping[str, str]) -> Shard:

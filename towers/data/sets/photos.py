@@ -7,6 +7,7 @@ from typing import Any
 from PIL import Image
 
 from towers import quiet_imports
+from towers.config.choices import CONTAINERS
 from towers.data.files.class_folders import (
     files_below,
     find_folders,
@@ -14,7 +15,7 @@ from towers.data.files.class_folders import (
     misfit,
     training_folder,
 )
-from towers.data.files.paths import container_of, data_folder, is_file, is_image
+from towers.data.files.paths import data_folder, is_file, is_image
 from towers.data.files.reading import is_url
 from towers.errors import ConfigError, DataError
 
@@ -36,7 +37,7 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
     nearest folder with class folders. ConfigError where there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
-        if container := container_of(data_dir):
+        if container := _container_of(data_dir):
             return {"dataset": container}
         if is_url(data_dir):
             return {"dataset": "image_folder"}
@@ -47,7 +48,7 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
         if os.path.isdir(root):
             with quiet_imports():  # of TensorFlow
                 from towers.data.sets.published import data_sets_in
-            kinds = map(container_of, sorted(os.listdir(root)))
+            kinds = map(_container_of, sorted(os.listdir(root)))
             names = data_sets_in(root) or list(dict.fromkeys(filter(None, kinds)))
         if not names:
             raise
@@ -71,6 +72,12 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
         "image_size": image_size,
         "num_epochs": float(min(max(images // len(paths), least), most)),
     }
+
+
+def _container_of(path):
+    """Value of --dataset for a file of this name, or a pattern of names; None where it
+    is no container."""
+    return next((name for name, row in CONTAINERS.items() if row.matches(path)), None)
 
 
 def _image_paths(root):
