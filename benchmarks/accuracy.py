@@ -36,6 +36,7 @@ from collections.abc import Callable
 from absl import flags
 
 from towers import quiet_imports
+from towers.callbacks import Callback
 from towers.cli import flags as config_flags
 from towers.config import Config
 from towers.config.recipes import config_of_flags
@@ -93,7 +94,7 @@ def step_reached(metrics: pathlib.Path, wanted: float) -> int | None:
     return steps[0] if wanted and steps else None
 
 
-class Clock:
+class Clock(Callback):
     """Time, and rates that are measured while it stands still."""
 
     def __init__(self, measure_rate: Callable[[], float]):
@@ -107,7 +108,8 @@ class Clock:
         self.rates.append(self._measure_rate())
         self._running_since = time.monotonic()
 
-    def measure_each_minute(self) -> None:
+    def on_log(self, step, metrics):
+        """Measures the rate about once a minute."""
         if time.monotonic() - self._running_since > RATE_EVERY_SECS:
             self.measure()
 
@@ -126,7 +128,7 @@ def run(config: Config, wanted: float) -> dict:
     dtype = tf.as_dtype(config.precision)
     clock = Clock(lambda: measure.matrix_rate(dtype, chosen.towers))
     with tempfile.TemporaryDirectory() as workdir:
-        train(workdir=workdir, config=config, after_call=clock.measure_each_minute)
+        train(workdir=workdir, config=config, callbacks=[clock])
         clock.measure()
         last = evaluate(workdir=workdir, config=config)
         reached = step_reached(pathlib.Path(workdir) / "metrics.jsonl", wanted)
@@ -255,4 +257,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.run(main)
+    config_flags.start(main)

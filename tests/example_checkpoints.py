@@ -36,7 +36,7 @@ def assert_same(tensors, expected):
 
 def assert_restores(folder, *steps):
     """The newest valid checkpoint is of one of these steps and holds its values."""
-    checkpoint = Checkpointer(folder, log=list).restore()
+    checkpoint = Checkpointer(folder, log=list).read()
     assert checkpoint.step in steps
     assert_same(checkpoint.tensors, example_tensors(checkpoint.step))
     return checkpoint

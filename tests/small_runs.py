@@ -300,7 +300,7 @@ def half_way(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def saved(workdir: pathlib.Path) -> Checkpoint:
-    return Checkpointer(workdir / "checkpoints").restore()
+    return Checkpointer(workdir / "checkpoints").read()
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:

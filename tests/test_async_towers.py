@@ -28,7 +28,7 @@ from towers.optim import optimizers
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
-from towers.run.run_store import is_between_steps
+from towers.run.outputs import is_between_steps
 from towers.training.train import train
 
 WAIT_SECS = 30  # for what should come at once

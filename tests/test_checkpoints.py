@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
 
 def restore(folder, step="last"):
     """The checkpoint, where none is rejected."""
-    return Checkpointer(folder, log=pytest.fail).restore(step)
+    return Checkpointer(folder, log=pytest.fail).read(step)
 
 
 # What is written.
@@ -94,7 +94,7 @@ def test_what_has_the_name_of_a_step_is_replaced(tmp_path, damage):
         refused = Checkpointer(tmp_path, log=list)
     else:
         refused = Checkpointer(tmp_path, list, lambda x: x.step == 2 or refuse(x))
-    assert refused.restore().step == 2
+    assert refused.read().step == 2
     tensors = example_tensors(4)
     refused.save(Snapshot(3, tensors, {}))
     assert_same(restore(tmp_path).tensors, tensors)
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(tmp_path, dama
         damage(folder / "step-00000002" / name)
         before = snapshot(folder)
         lines = []
-        restored = Checkpointer(folder, lines.append).restore()
+        restored = Checkpointer(folder, lines.append).read()
         assert_same(restored.tensors, example_tensors(1))
         [line] = lines
         assert line.startswith(f"rejected checkpoint {folder}/step-00000002: ")
@@ -160,16 +160,16 @@ def test_what_is_known_is_not_read_again_until_it_changes(tmp_path, read_names):
 
     def assert_nothing_new():
         read_names.clear()
-        assert following.restore() is None and not read_names
+        assert following.read_new() is None and not read_names
 
-    assert following.restore().step == 1
+    assert following.read_new().step == 1
     assert_nothing_new()
     assert len(lines) == 1  # about the one that is damaged
     (tmp_path / "step-00000002" / DATA).write_bytes(whole)
-    assert following.restore().step == 2
+    assert following.read_new().step == 2
     assert_nothing_new()
     save(tmp_path, 3)
-    assert following.restore().step == 3
+    assert following.read_new().step == 3
     shutil.rmtree(tmp_path / "step-00000002")
     assert_nothing_new()
 
@@ -251,7 +251,7 @@ def test_where_a_whole_checkpoint_is_replaced_one_of_both_is_there(tmp_path, mos
     def check(folder):
         checkpointer = Checkpointer(folder, log=list)
         checkpointer.recover()
-        tensors = checkpointer.restore().tensors
+        tensors = checkpointer.read().tensors
         assert_same(tensors, example_tensors(4 if tensors["step"] == 4 else 3))
 
     folder, known = folder_with(tmp_path / "whole", 3), set()

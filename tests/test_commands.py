@@ -141,7 +141,7 @@ def train(workdir, *args, **kwargs):
     BODY
 towers.train = train
 command.define_flags()
-flags.run(command.main)
+flags.start(command.main)
 """
 
 

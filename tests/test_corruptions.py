@@ -46,7 +46,7 @@ def expected(run):
     """Step -> the tensors of the intact checkpoint."""
     assert tuple(small_runs.saved_steps(run)) == STEPS
     checkpointer = Checkpointer(run / "checkpoints")
-    return {step: checkpointer.restore(step).tensors for step in STEPS}
+    return {step: checkpointer.read(step).tensors for step in STEPS}
 
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -70,7 +70,7 @@ def read_all(workdir):
     with folder.lock():
         # Thousands of lines about rejected checkpoints help nobody.
         checkpointer = checkpointer_of(folder, log=list)
-        checkpoint = checkpointer.restore()
+        checkpoint = checkpointer.read()
         validate_changes(CONFIG, folder, checkpoint, ())
         checkpointer.remove_leftovers()
         metrics = MetricsFile(folder.metrics, checkpoint.step)

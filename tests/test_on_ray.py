@@ -135,7 +135,7 @@ def wait_for_checkpoint(run):
 
 def state_of(run):
     folder = run.workdir / "checkpoints"
-    return Checkpointer(folder, pytest.fail).restore().tensors
+    return Checkpointer(folder, pytest.fail).read().tensors
 
 
 def parent_of(pid):

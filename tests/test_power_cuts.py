@@ -146,7 +146,7 @@ def recover(workdir: pathlib.Path, config: Config, tree: Tree, saved: Saved) -> 
     folder.create()
     with folder.lock():
         checkpointer = checkpointer_of(folder, log=list)
-        restored = checkpointer.restore()
+        restored = checkpointer.read()
         validate_changes(config, folder, restored, ())
         checkpointer.remove_leftovers()
         step = restored.step if restored else 0

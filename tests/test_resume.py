@@ -189,7 +189,7 @@ def test_rows_3_6_after_damage_the_checkpoint_before_is_used(tmp_path, capfd):
     assert records(tmp_path) == expected.records
     assert not leftover.exists() and f"removed {leftover}" in out
     for step in (4, 8, 10):  # the damaged one was replaced when its step came again
-        assert Checkpointer(path).restore(step).step == step
+        assert Checkpointer(path).read(step).step == step
 
 
 @pytest.mark.row(7)

@@ -68,6 +68,6 @@ def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpointer, "save", save_after_step_9)
     train(tmp_path, small_config(checkpoint_every_steps=5, log_every_steps=1))
-    written = Checkpointer(tmp_path / "checkpoints").restore(5)
+    written = Checkpointer(tmp_path / "checkpoints").read(5)
     until_then = small_runs.uninterrupted(small_config(max_steps=5))
     small_runs.assert_equal_states(written.tensors, until_then.state)

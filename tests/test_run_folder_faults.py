@@ -18,9 +18,10 @@ from small_runs import (
     small_config,
 )
 
-from towers import store
+from towers import callbacks, store
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
+from towers.run import reports
 from towers.run.stored_config import config_to_continue
 from towers.training import banner
 from towers.training.train import train
@@ -91,18 +92,18 @@ def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     small_disk, capsys
 ):
     """The disk is full from step 4 to step 7."""
-    expected, calls = small_runs.uninterrupted(REPORTING), []
+    expected = small_runs.uninterrupted(REPORTING)
 
-    def after_call():
-        calls.append(None)
-        if len(calls) == 4:
-            free = shutil.disk_usage(small_disk).free
-            (small_disk / "fill").write_bytes(bytes(free))
-        if len(calls) == 7:
-            (small_disk / "fill").unlink()
+    class Fill(callbacks.Callback):
+        def on_log(self, step, metrics):
+            if step == 4:
+                free = shutil.disk_usage(small_disk).free
+                (small_disk / "fill").write_bytes(bytes(free))
+            if step == 7:
+                (small_disk / "fill").unlink()
 
     config = dataclasses.replace(REPORTING, summary_every_steps=3)
-    result = train(small_disk / "run", config, after_call=after_call)
+    result = train(small_disk / "run", config, callbacks=[Fill()])
     assert_equal_states(result.state, expected.state)
     assert records(small_disk / "run") == expected.records
     assert "can be written again" in capsys.readouterr().out
@@ -162,21 +163,22 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, when, change):
     config = small_config(log_every_steps=1, keep_checkpoints=1, eval_every_epochs=1.0)
     workdir, calls, before = tmp_path / "run", [], {}
 
-    def change_once():
+    def change_once(*_):
         calls.append(None)
         if len(calls) == 4:
             change(workdir)
             before.update(small_runs.snapshot(workdir))
 
     with pytest.MonkeyPatch.context() as patch:
-        after_call = change_once
+        callback = callbacks.Callback()
         if when == "in a save":
             config = dataclasses.replace(config, checkpoint_every_steps=1)
             small_runs.halt_at(patch, "saving", change_once)
-            after_call = lambda: None  # noqa: E731
+        else:
+            callback.on_log = change_once
         message = "run is no longer the folder .* put it back"
         with pytest.raises(RunFolderError, match=message):
-            train(workdir, config, after_call=after_call)
+            train(workdir, config, callbacks=[callback])
     assert small_runs.snapshot(workdir) == before, "the other folder was touched"
     if change is move:
         (tmp_path / "moved").rename(workdir)
@@ -208,12 +210,13 @@ def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeyp
 def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strategy):
     config = small_config(**strategy)
 
-    def fail():
-        if len(saved_steps(tmp_path)) == 0:
-            raise ZeroDivisionError
+    def fail(self, record):
+        raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, config, after_call=fail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reports.Reports, "record", fail)
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path, config)
     assert saved_steps(tmp_path)
     state = train(tmp_path, config).state
     assert_equal_states(state, small_runs.uninterrupted(config).state)

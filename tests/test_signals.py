@@ -23,7 +23,7 @@ from small_runs import (
 from towers.errors import Preempted, StuckError
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
 from towers.run import watchdog
-from towers.run.run_store import settled_state
+from towers.run.outputs import settled_state
 from towers.run.watchdog import Watchdog
 from towers.training.train import train
 

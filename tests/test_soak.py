@@ -19,7 +19,7 @@ import pytest
 import small_runs
 from processes import environ_of
 
-from towers.run import reports
+from towers import callbacks
 from towers.training.train import train
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
@@ -100,22 +100,15 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
 
 def main() -> None:
     small_runs.use(pytest.MonkeyPatch(), small_runs.full_network)
-    started, step, reported = time.monotonic(), [0], [0]
-    append = reports.MetricsFile.append
+    started = time.monotonic()
 
-    def counted(self, record):
-        step[0] = record["step"]
-        append(self, record)
+    class Sample(callbacks.Callback):
+        def on_log(self, step, metrics):
+            if step % EVERY_STEPS == 0:
+                line = json.dumps({"step": step, **held(started)})
+                print(line, file=sys.stderr, flush=True)
 
-    reports.MetricsFile.append = counted
-
-    def after_call():
-        if step[0] >= reported[0] + EVERY_STEPS:
-            reported[0] = step[0] // EVERY_STEPS * EVERY_STEPS
-            line = json.dumps({"step": step[0], **held(started)})
-            print(line, file=sys.stderr, flush=True)
-
-    train(sys.argv[1], soak_config(), after_call=after_call)
+    train(sys.argv[1], soak_config(), callbacks=[Sample()])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from towers.config.options import bind_arguments
 from towers.data.sets import synthetic
 from towers.errors import CheckpointError, ConfigError, DataError, NumericError
 from towers.evaluation.evaluate import evaluate
+from towers.parallel.trainer import SynchronousTrainer
 from towers.training.train import train
 
 EVALUATED = {"eval_every_epochs": 1.0}
@@ -171,9 +173,22 @@ def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, cap
     assert "--num_epochs=" in out and "ended at --max_steps" not in out
 
 
-def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path):
+def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(
+    tmp_path, monkeypatch
+):
     """Each of the ten steps takes ten seconds. A period begins when the last one ended,
     and is looked at before each step."""
+    taken = []
+    train_steps = SynchronousTrainer.train
+
+    def timed(trainer, num_steps):
+        taken.append(num_steps)
+        return train_steps(trainer, num_steps)
+
+    clock = types.SimpleNamespace(monotonic=lambda: 1e6 + 10.0 * len(taken))
+    monkeypatch.setattr(SynchronousTrainer, "train", timed)
+    for module in ("run", "summaries"):
+        monkeypatch.setattr(f"towers.training.{module}.time", clock)
     config = small_config(
         steps_per_loop=1,
         log_every_steps=100,
@@ -181,21 +196,15 @@ def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path)
         checkpoint_every_secs=35.0,
         keep_checkpoints=99,
     )
-    calls = []
-    state = train(
-        tmp_path,
-        config,
-        after_call=lambda: calls.append(None),
-        clock=lambda: 1e6 + 10.0 * len(calls),
-    ).state
-    assert saved_steps(tmp_path) == [5, 9, 10]
-    assert [line["step"] for line in records(tmp_path)] == [1, 4, 7, 10]
+    state = train(tmp_path, config).state
+    assert saved_steps(tmp_path) == [5, 10]
+    assert [line["step"] for line in records(tmp_path)] == [1, 4, 8, 10]
     board = read_board(tmp_path / "tensorboard", "train")
     steps = {name: [step for step, _ in points] for name, points in board.items()}
-    assert steps["curves/loss"] == [1, 4, 7, 10]
+    assert steps["curves/loss"] == [1, 4, 8, 10]
     for name in ("params/logits/kernel", "gradients/logits/kernel"):
-        assert steps[f"tensors/{name}"] == [4, 7, 10]
-    assert steps["pictures/training_batch"] == [4, 7, 10]
+        assert steps[f"tensors/{name}"] == [4, 8]
+    assert steps["pictures/training_batch"] == [4, 8]
     assert_equal_states(state, uninterrupted(small_config()).state)
 
 

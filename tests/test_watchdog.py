@@ -78,8 +78,8 @@ def short_ticks(monkeypatch):
 def test_a_function_runs_in_another_thread():
     dog = Watchdog(Trainer())
     with pytest.raises(ZeroDivisionError):
-        dog.run(divmod, 7, 0)
-    thread = dog.run(threading.current_thread)
+        dog.call(divmod, 7, 0)
+    thread = dog.call(threading.current_thread)
     assert thread is not threading.current_thread() and thread.daemon
 
 
@@ -98,7 +98,7 @@ def test_row_12_a_waiting_trainer_is_abandoned_after_the_grace():
     with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Preempted, match="^stopped by SIGINT while waiting"):
-            dog.run(train, dog, trainer)
+            dog.call(train, dog, trainer)
         assert dog.stopped_by == "SIGINT" and dog.stop_requested
     assert trainer.asked_to_stop.is_set()
     trainer.released.set()
@@ -111,7 +111,7 @@ def test_row_12_a_trainer_that_returns_gives_its_result_after_two_signals():
     with watch(trainer) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        assert dog.run(train, dog, trainer) == "result"
+        assert dog.call(train, dog, trainer) == "result"
         assert dog.stopped_by == "SIGINT"
 
 
@@ -136,7 +136,7 @@ def test_row_12_what_must_be_finished_is_announced_once_and_never_abandoned(
     monkeypatch.setattr(console, "line", line)
     with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(work, dog, trainer) == "result"
+        assert dog.call(work, dog, trainer) == "result"
     assert lines == [f"SIGTERM: {what} is finished first"]
 
 
@@ -153,9 +153,9 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
         if is_stopped:
             os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises((Preempted, StuckError), match=" while evaluating$"):
-            dog.run(work, dog, trainer)
+            dog.call(work, dog, trainer)
         # The next worker is not affected, nor does it revive the first.
-        assert dog.run(divmod, 7, 2) == (3, 1)
+        assert dog.call(divmod, 7, 2) == (3, 1)
         trainer.released.set()
     join_worker()
     assert trainer.steps == 7
@@ -177,7 +177,7 @@ def test_row_15_a_stuck_worker_is_reported_with_stacks(capfd, work, message):
     trainer = Trainer()
     dog = watch(trainer, 0, 0, 599, 601, stuck_after_secs=600)
     with pytest.raises(StuckError, match=f"^{message}"):
-        dog.run(work, dog, trainer)
+        dog.call(work, dog, trainer)
     trainer.released.set()
     stacks = capfd.readouterr().err
     assert "Thread worker" in stacks and "test_watchdog.py" in stacks
@@ -195,7 +195,7 @@ def test_every_finished_step_restarts_the_clock_and_without_one_nothing_is_stuck
             return secs
 
         dog = watch(trainer, clock=tick, stuck_after_secs=stuck_after_secs)
-        assert dog.run(train, dog, trainer) == "result"
+        assert dog.call(train, dog, trainer) == "result"
 
 
 @pytest.mark.row(15)

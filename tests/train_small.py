@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from towers import quiet_imports
-from towers.cli import train
+from towers.cli import flags, train
 from towers.run.signals import exit_on_signals
 
 
@@ -49,7 +49,8 @@ def main() -> None:
     small_runs.use(patch, small_runs.full_network)
     if place != "nowhere":
         small_runs.halt_at(patch, place, Halt(place, int(nth), float(hold_secs)))
-    train.run()
+    train.define_flags()
+    flags.start(train.main)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class RayWorker:
             self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
 
 
-def run(
+def launch(
     command: Sequence[str],
     num_workers: int,
     *,
@@ -125,7 +125,7 @@ def run(
                 started = [] if stopped.done() else actors
                 for index, actor in enumerate(started):
                     environ = job | tf_config(addresses, index)
-                    outcome = actor.run.remote(index, command, folder, environ, share)
+                    outcome = actor.work.remote(index, command, folder, environ, share)
                     workers.append(RayWorker(index, actor, outcome))
             yield workers
         finally:
@@ -162,9 +162,9 @@ def main(argv: Sequence[str]) -> int:
     process.program = PROGRAM
     names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
     options = {name: flags.FLAGS[name].value for name in names}
-    return run(train_command(argv[1:]), flags.FLAGS.num_workers, **options)
+    return launch(train_command(argv[1:]), flags.FLAGS.num_workers, **options)
 
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run(main, parse, PROGRAM)
+    config_flags.start(main, parse, PROGRAM)

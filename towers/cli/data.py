@@ -9,7 +9,6 @@ with 3 where something is wrong with the data.
 """
 
 import functools
-import os
 from collections.abc import Sequence
 
 from absl import flags
@@ -56,9 +55,3 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
         from towers.data import check
     options = {name: getattr(config, name) for name in OPTIONS[1:]}
     check.check(config.dataset, grid_path=values.grid, **options)
-
-
-def run() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
-    define_flags()
-    config_flags.run(main, parse, PROGRAM)

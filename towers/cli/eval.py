@@ -10,10 +10,15 @@ With --eval_interval_secs it follows a run that is under way.
 from absl import flags
 
 import towers
+from towers.cli import eval_flags
 from towers.cli import flags as config_flags
-from towers.cli.eval_flags import define_flags
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config
+
+
+def define_flags() -> None:
+    """Defines the program's flags."""
+    eval_flags.define_flags()
 
 
 def main(_):
@@ -42,8 +47,3 @@ def main(_):
         eval_interval_secs=values.eval_interval_secs,
         report=values.report,
     )
-
-
-def run() -> None:
-    define_flags()
-    config_flags.run(main)

@@ -42,8 +42,3 @@ def main(_):
             calibrated=values.calibrated,
             overwrite=values.overwrite,
         )
-
-
-def run() -> None:
-    define_flags()
-    config_flags.run(main)

@@ -114,7 +114,7 @@ def parse(
     return rest
 
 
-def run(
+def start(
     main: Callable[[Sequence[str]], int | None],
     parse: Callable[[Sequence[str]], Sequence[str]] = parse,
     program: str = "",

@@ -6,6 +6,7 @@ caught before.
 
 import functools
 import importlib
+import os
 import sys
 
 from towers.run.signals import exit_on_signals
@@ -32,16 +33,26 @@ class ImportHook:
         return None
 
 
-def _run(name: str, *at_signals: str) -> None:
-    """Runs the program of `towers.cli.NAME`."""
+def _start(name: str, *at_signals: str) -> None:
+    """Starts the program of `towers.cli.NAME`."""
     exit_on_signals(*at_signals)
     sys.meta_path.insert(0, ImportHook())
-    importlib.import_module(f"towers.cli.{name}").run()
+    program = importlib.import_module(f"towers.cli.{name}")
+    flags = importlib.import_module("towers.cli.flags")
+    program.define_flags()
+    parse = getattr(program, "parse", flags.parse)
+    flags.start(program.main, parse, getattr(program, "PROGRAM", ""))
 
 
-run_train, run_eval, run_export, run_data = (
-    functools.partial(_run, name) for name in ("train", "eval", "export", "data")
+def run_data() -> None:
+    """Starts `python -m towers.data`."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
+    _start("data")
+
+
+run_train, run_eval, run_export = (
+    functools.partial(_start, name) for name in ("train", "eval", "export")
 )
 run_predict = functools.partial(
-    _run, "predict", "the same command begins again", "stderr"
+    _start, "predict", "the same command begins again", "stderr"
 )

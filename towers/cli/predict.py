@@ -35,6 +35,9 @@ def define_flags() -> None:
     )
 
 
+parse = functools.partial(config_flags.parse, takes_paths=True)
+
+
 def main(argv):
     values = flags.FLAGS
     paths, folder = check_paths(argv[1:]), RunFolder(values.workdir)
@@ -50,8 +53,3 @@ def main(argv):
         features=values.features,
         output=values.output,
     )
-
-
-def run() -> None:
-    define_flags()
-    config_flags.run(main, functools.partial(config_flags.parse, takes_paths=True))

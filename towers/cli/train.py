@@ -44,8 +44,3 @@ def main(_):
         towers.cross_validate(workdir, config, values.folds, **arguments)
     else:
         towers.train(workdir, config, callbacks=trackers, **arguments)
-
-
-def run() -> None:
-    define_flags()
-    config_flags.run(main)

@@ -8,9 +8,8 @@ happens (its folder, the addresses of a cluster) is not part of it.
 import dataclasses
 import functools
 import json
-import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from towers.config import choices
 from towers.config.checks import check_together
@@ -37,10 +36,28 @@ from towers.config.preprocessing import INTERPOLATIONS
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
+T = TypeVar("T")
 
+
+def with_suggestions(cls: type[T]) -> type[T]:
+    """Decorates a class: unknown keyword arguments raise `check_names`' ConfigError."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self, *args, **options):
+        check_names(options)
+        init(self, *args, **options)
+
+    cls.__init__ = checked
+    return cls
+
+
+@with_suggestions
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Options of a run. The defaults suit most convolutional networks.
+
+    docs/flags.md and `run_train.py --help` describe each of them.
 
     Raises:
         ConfigError: there is no such option; or a value has the wrong type, lies out of
@@ -614,27 +631,6 @@ class Config:
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
-Config.__doc__ += "\n    Attributes:\n" + "\n".join(
-    textwrap.fill(
-        f"{name}: {field.metadata['help']}",
-        88,
-        initial_indent=8 * " ",
-        subsequent_indent=12 * " ",
-    )
-    for name, field in FIELDS.items()
-)
-
-
-def _with_known_names(init):
-    @functools.wraps(init)
-    def checked(self, *args, **options):
-        check_names(options)
-        init(self, *args, **options)
-
-    return checked
-
-
-Config.__init__ = _with_known_names(Config.__init__)
 
 
 def non_defaults(config: Config) -> list[str]:

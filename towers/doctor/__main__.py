@@ -38,4 +38,4 @@ if __name__ == "__main__":
     config_flags.define_config_flags()
     about = "Time for measuring, after the step is traced."
     flags.DEFINE_float("measure_secs", 40.0, about, 1.0)
-    config_flags.run(main, program=PROGRAM)
+    config_flags.start(main, program=PROGRAM)

@@ -213,7 +213,7 @@ def follow(
     """The newest checkpoint, then each newer one as it comes; never ends."""
     checkpointer, awaited = checkpointer_of(folder), "a checkpoint"
     while True:
-        if checkpoint := checkpointer.restore():
+        if checkpoint := checkpointer.read_new():
             yield checkpoint
             awaited = f"a checkpoint after step {checkpoint.step}"
         if awaited:

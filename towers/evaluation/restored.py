@@ -237,7 +237,7 @@ def read_checkpoint(
     log: Callable[[str], None] = console.line,
 ) -> Checkpoint:
     """The checkpoint of a step; CheckpointError where none is valid."""
-    checkpoint = checkpointer_of(folder, log).restore(step)
+    checkpoint = checkpointer_of(folder, log).read(step)
     if checkpoint is None:
         way = f"or let {program('eval')} wait for one with --eval_interval_secs"
         why = f"{folder.checkpoints} holds no checkpoint yet"

@@ -112,4 +112,4 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run(main, parse, PROGRAM)
+    config_flags.start(main, parse, PROGRAM)

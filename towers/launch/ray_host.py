@@ -24,7 +24,7 @@ class RayHost:
         [port] = self._ports.enter_context(free_ports(1))
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def run(
+    def work(
         self,
         index: int,
         command: Sequence[str],
@@ -32,11 +32,11 @@ class RayHost:
         environ: Mapping[str, str],
         share: Share,
     ) -> tuple[int, str]:
-        """Runs the worker in a folder; returns its exit code and what has become of
-        it."""
+        """Runs the worker in a folder until it ends; returns its exit code and what
+        has become of it."""
         try:
             os.chdir(folder)
-            return asyncio.run(_run(self, index, command, environ, share))
+            return asyncio.run(_work(self, index, command, environ, share))
         except (OSError, ConfigError) as error:
             return ConfigError.exit_code, f"worker {index} cannot start: {error}"
 
@@ -47,7 +47,7 @@ class RayHost:
 
 
 # No method, as Ray would call all of them in a loop of its own.
-async def _run(host, index, command, environ, share):
+async def _work(host, index, command, environ, share):
     host.loop = asyncio.get_running_loop()
     host.process = await Process.start(index, command, environ, share)
     await host.process.ended

@@ -11,7 +11,7 @@ import numbers
 import os
 import re
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,14 +98,13 @@ class Checkpointer:
         """The steps of the checkpoints, valid or not, in increasing order."""
         return sorted(step for step in self._listing().values() if step >= 0)
 
-    def restore(self, step: int | str = "last") -> Checkpoint | None:
+    def read(self, step: int | str = "last") -> Checkpoint | None:
         """Reads and verifies the checkpoint of a step, the "last" valid one, or the
         "best", which is the last one of a run without held-out images. Logs each that
-        is rejected with its reason and goes on to the one before; deletes nothing.
+        is rejected with its reason and goes on to the one before.
 
-        None where there is no `step-*` at all; for "last" also where the newest valid
-        one was read or written here before and its files have not changed.
-        CheckpointError, with reasons, where there is none of this step, or none valid.
+        None where there is no `step-*` at all. CheckpointError, with reasons, where
+        there is none of this step, or none valid.
         """
         is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
         if not (is_number and step >= 0 or step in ("best", "last")):
@@ -118,6 +117,14 @@ class Checkpointer:
                     self._log(f"rejected the best checkpoint {one_line(error)}")
         elif step != "last":
             return self._read(self._path(step))
+        return self._newest()
+
+    def read_new(self) -> Checkpoint | None:
+        """Reads the last valid checkpoint, as `read`; None also where it was read or
+        written here before and its files have not changed."""
+        return self._newest(known=self._valid)
+
+    def _newest(self, known: Mapping[str, list] = {}) -> Checkpoint | None:
         rejections: dict[str, CheckpointError] = {}
         # Listed again after each rejection: next to a training run, the checkpoint that
         # was being read may have been deleted meanwhile and a newer one committed.
@@ -125,7 +132,7 @@ class Checkpointer:
             name = max(untried, key=untried.__getitem__)
             path = self._folder / name
             status = _status(path)
-            if status == self._valid.get(name):
+            if status == known.get(name):
                 return None
             try:
                 checkpoint = _retry_once(self._log, self._read, path, _is_transient)
@@ -172,7 +179,7 @@ class Checkpointer:
 
     def recover(self) -> None:
         """Names a checkpoint again that an interrupted save was about to replace; under
-        the lock, before `restore`."""
+        the lock, before `read`."""
         store.recover(self._folder)
 
     def remove_leftovers(self) -> None:

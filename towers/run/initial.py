@@ -267,7 +267,7 @@ def _source(config, state, trainer) -> Iterator[Weights]:
             return
     folder, checkpoint = RunFolder(path), None
     if not os.path.isfile(path):
-        checkpoint = Checkpointer(folder.checkpoints).restore("best")
+        checkpoint = Checkpointer(folder.checkpoints).read("best")
     if checkpoint is None:
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(

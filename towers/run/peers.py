@@ -156,7 +156,7 @@ def connect(
     # gRPC would ask a proxy for the other workers.
     os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
     # A single thread would end the backward pass before it begins to send.
-    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1:
+    if num_cores() == 1:
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(addresses)}),

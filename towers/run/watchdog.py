@@ -59,7 +59,7 @@ class AwakeClock:
 
 
 class Watchdog:
-    """Runs functions under watch; a context manager that catches the stop signals,
+    """Calls functions under watch; a context manager that catches the stop signals,
     where it is entered in the main thread of the process.
 
     Args:
@@ -130,8 +130,8 @@ class Watchdog:
 
     # Called by the main thread.
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs `function(*args)` in a worker thread; returns its result, or raises its
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls `function(*args)` in a worker thread; returns its result, or raises its
         error.
 
         After a signal the trainer is asked to stop, and `stop_requested` asks the

@@ -7,7 +7,7 @@ from typing import Any
 from towers import console
 from towers.callbacks import Callback, Tracker
 from towers.errors import one_line
-from towers.run.run_store import RunStore
+from towers.run.outputs import Outputs
 
 
 class CallbackError(BaseException):
@@ -18,8 +18,8 @@ class CallbackError(BaseException):
 class CallbackList:
     """Calls the callbacks of the user; `is_calling` is True meanwhile."""
 
-    def __init__(self, callbacks: Sequence[Callback], store: RunStore):
-        self._callbacks, self._store = callbacks, store
+    def __init__(self, callbacks: Sequence[Callback], outputs: Outputs):
+        self._callbacks, self._outputs = callbacks, outputs
         self.is_calling = False
 
     def call(self, method: str, *args: Any) -> None:
@@ -31,7 +31,7 @@ class CallbackList:
                 bound = functools.partial(getattr(callback, method), *args)
                 if isinstance(callback, Tracker) and method != "on_start":
                     name = f"{type(callback).__name__}.{method}"
-                    self._store.reports.attempt(name, bound, Exception)
+                    self._outputs.reports.attempt(name, bound, Exception)
                 else:
                     bound()
         except BaseException as error:
@@ -41,7 +41,7 @@ class CallbackList:
 
     def call_of_checkpoints(self) -> None:
         """Calls `on_checkpoint` for the checkpoints that were committed."""
-        while committed := self._store.committed:
+        while committed := self._outputs.committed:
             self.call("on_checkpoint", *committed.pop(0))
 
     def end(self, step: int) -> None:

@@ -70,7 +70,7 @@ def dry_run(
     config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
     checkpointer = checkpointer_of(folder)
-    checkpoint = checkpointer.restore() if not overwrite else None
+    checkpoint = checkpointer.read() if not overwrite else None
     validate_changes(config, folder, checkpoint, allow_change)
     config = with_resize_of_weights(config, checkpoint)
     devices = build_trainer.configure_devices(config)

@@ -16,7 +16,7 @@ from towers.errors import (
 )
 from towers.evaluation.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
-from towers.run.run_store import is_between_steps
+from towers.run.outputs import is_between_steps
 from towers.training.callback_list import CallbackError
 from towers.training.run import Run
 
@@ -27,13 +27,13 @@ def callbacks_at_the_end(run: Run) -> Iterator[None]:
     callbacks, watchdog = run.callbacks, run.watchdog
     try:
         yield
-        watchdog.run(callbacks.end, run.step)
+        watchdog.call(callbacks.end, run.step)
     except BaseException as raised:
         error = raised.__cause__ if isinstance(raised, CallbackError) else raised
         # One that hangs is not waited for again.
         if not (callbacks.is_calling and isinstance(error, StuckError)):
             try:
-                watchdog.run(callbacks.notify_exception, run.step, error)
+                watchdog.call(callbacks.notify_exception, run.step, error)
             except StuckError as stuck:
                 console.line(str(stuck))
         del error  # and with its traceback the state of the run
@@ -50,15 +50,15 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         with contextlib.suppress(Preempted):
             with data_errors_of_tensorflow(), run.workers.noticing_losses():
                 yield
-        watchdog.run(run.save_and_wait)
+        watchdog.call(run.save_and_wait)
         run.wait_for_chief()
     except (CheckpointError, RunFolderError, StuckError):
         raise
     except WorkerLostError as error:
-        watchdog.run(run.try_to_save, error)
+        watchdog.call(run.try_to_save, error)
         step = int(run.trainer.progress()[0])
         clock = time.strftime("%H:%M:%S", time.localtime(watchdog.progress_at))
-        is_saved = run.store.saved_step == step
+        is_saved = run.outputs.saved_step == step
         place = f", and is saved in {run.folder.path}" if is_saved else ""
         raise WorkerLostError(
             f"{error}; step {step} was the last, at {clock}{place}; the same command "
@@ -67,7 +67,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     except BaseException as error:
         if is_between_steps(run.trainer):
             try:
-                watchdog.run(run.try_to_save, error)
+                watchdog.call(run.try_to_save, error)
             except StuckError as stuck:
                 console.line(str(stuck))
         raise
@@ -75,7 +75,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     if stopped and (not run.is_at_end or run.progress.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
         saved = f"the chief saves {progress_text(run)}"
-        if run.store.saved_step == run.step:
+        if run.outputs.saved_step == run.step:
             saved = f"{progress_text(run)} is saved in {run.folder.path}"
         raise Preempted(
             f"stopped by {signal}: {saved if run.step else 'no step was taken'}; "
@@ -85,13 +85,13 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 
 def report_run(run: Run) -> None:
     """Writes the report of a run, with its last evaluation: nothing is computed again.
-    Called inside of `Watchdog.run`; after a signal it is abandoned."""
+    Called inside of `Watchdog.call`; after a signal it is abandoned."""
     evaluated, step = None, run.step
     if run.evaluated is not None:
         step, evaluation = run.evaluated
         evaluated = Evaluated.from_counts(*run.parts.eval_split, evaluation)
     with run.watchdog.activity("writing the report"):
-        run.store.lock.assert_same_folder()
+        run.outputs.lock.assert_same_folder()
         page = write_report(
             run.folder,
             run.config,
@@ -105,7 +105,7 @@ def report_run(run: Run) -> None:
             versions=versions(),
             is_training=True,
         )
-    run.store.say(f"report: {page}")
+    run.outputs.say(f"report: {page}")
 
 
 def progress_text(run: Run) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,15 @@ from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.peers import WAITING, validate_copies
-from towers.run.progress import Progress, as_lists
-from towers.run.restore import scale_rate
-from towers.run.run_store import (
-    RunStore,
+from towers.run.outputs import (
+    Outputs,
     is_between_steps,
     settled_state,
     validate_finite,
 )
+from towers.run.peers import WAITING, validate_copies
+from towers.run.progress import Progress, as_lists
+from towers.run.restore import scale_rate
 from towers.run.watchdog import Watchdog
 from towers.training.callback_list import CallbackList
 from towers.training.summaries import Summaries
@@ -48,7 +48,7 @@ CALL_SECS = 2.0
 
 
 class Run:
-    """A training under way. Its methods are called inside of `Watchdog.run`, except
+    """A training under way. Its methods are called inside of `Watchdog.call`, except
     where they say otherwise.
 
     Attributes:
@@ -63,20 +63,19 @@ class Run:
         folder: RunFolder,
         parts: build.Parts,
         trainer: Trainer,
-        store: RunStore,
+        outputs: Outputs,
         display: Display,
-        callbacks: Sequence[Callback] = (),
-        clock: Callable[[], float] = time.monotonic,
+        callbacks: Sequence[Callback],
     ):
         self.config, self.folder, self.parts = config, folder, parts
-        self.trainer, self.store, self.display = trainer, store, display
-        self.workers, self.reports = trainer.workers, store.reports
+        self.trainer, self.outputs, self.display = trainer, outputs, display
+        self.workers, self.reports = trainer.workers, outputs.reports
         self.dataset_info = DatasetInfo.of(parts.data)
         self.last_step = parts.last_step
         self.progress = Progress()
         self.evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
         self.stopped = False
-        self.callbacks = CallbackList(callbacks, store)
+        self.callbacks = CallbackList(callbacks, outputs)
         self.watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
@@ -84,9 +83,9 @@ class Run:
             tick=display.tick,
         )
         self._periods = parts.periods
-        self._summaries = Summaries(parts, trainer, self.reports, self.watchdog, clock)
+        self._summaries = Summaries(parts, trainer, self.reports, self.watchdog)
         self._metric = create_metric(config.best_by)
-        self._clock, self._saved_at = clock, 0.0
+        self._saved_at = 0.0
         # TensorFlow traces the functions of each data set that is made, and never frees
         # all of that: every evaluation has the same feed.
         self._eval_feed: Feed | None = None
@@ -124,7 +123,7 @@ class Run:
         """Agrees on the next actions of all workers: the chief's, by its clock. Returns
         the steps to take, at most `steps_to_border`, and none after a signal to any
         worker; and whether a checkpoint, and a summary, are due by the clock then."""
-        config, step, now = self.config, self.step, self._clock()
+        config, step, now = self.config, self.step, time.monotonic()
         num_steps = min(
             1 if self._summaries.is_pending else config.steps_per_loop,
             self._periods.next_due(step) - step,
@@ -145,7 +144,7 @@ class Run:
     def wait_for_chief(self) -> None:
         """No worker ends before the chief has saved the last step; or, where all have
         agreed to stop, at once: another one may still be receiving what they agreed.
-        Called outside of `Watchdog.run`."""
+        Called outside of `Watchdog.call`."""
         stops_alone = self.watchdog.stop_requested and not self.stopped
         if self.workers.size == 1 or stops_alone:
             return
@@ -155,20 +154,20 @@ class Run:
                 self.workers.agree(0, False, False, False)
 
         try:
-            self.watchdog.run(meet)
+            self.watchdog.call(meet)
         except (Preempted, WorkerLostError):
-            if not (self.store.saved_step == self.step or self.stopped):
+            if not (self.outputs.saved_step == self.step or self.stopped):
                 raise
 
     # Steps.
 
     def begin(self) -> None:
         """Calls `on_start`, and evaluates the last step if a stop came before that."""
-        self._saved_at = self._summaries.written_at = self._clock()
+        self._saved_at = self._summaries.written_at = time.monotonic()
         options = dataclasses.asdict(self.config)
         self.callbacks.call("on_start", self.folder.path, options, self.step)
         if self.progress.open_record:
-            self.store.saved_step = -1  # its checkpoint lacks the evaluation
+            self.outputs.saved_step = -1  # its checkpoint lacks the evaluation
             self.evaluate_and_save()
 
     def train(self, num_steps: int) -> dict[str, Any]:
@@ -278,7 +277,7 @@ class Run:
         epoch = self._epoch_of_evaluation()
         named = [self._metric.name] * self._metric.is_recorded
         at = f"epoch {epoch:g}"
-        self.store.say(accuracy_line(at, evaluation, split, config, named))
+        self.outputs.say(accuracy_line(at, evaluation, split, config, named))
         self.callbacks.call("on_evaluation", self.step, as_lists(record))
         progress.accuracy = result["accuracy"]
         self.evaluated = self.step, evaluation
@@ -336,12 +335,12 @@ class Run:
         """Saves a snapshot in the background, unless the last checkpoint holds it; the
         chief does that for all workers. CheckpointError where the previous one could
         not be written, NumericError where a parameter is not finite."""
-        self.store.save(self._take_snapshot, self.watchdog.saving)
-        self._saved_at = self._clock()
+        self.outputs.save(self._take_snapshot, self.watchdog.saving)
+        self._saved_at = time.monotonic()
 
     def _take_snapshot(self):
         """The state and the progress, with its step set; None if they are saved."""
-        trainer, saved_step = self.trainer, self.store.saved_step
+        trainer, saved_step = self.trainer, self.outputs.saved_step
         if is_between_steps(trainer) and trainer.progress()[0] == saved_step:
             self.progress.step = saved_step
             return None
@@ -363,7 +362,7 @@ class Run:
         """Saves as `save`, and waits until the checkpoint is committed."""
         self.save()
         with self.watchdog.saving():
-            self.store.wait()
+            self.outputs.wait()
 
     def try_to_save(self, because: BaseException) -> None:
         """Saves before a run ends because of an error; says why where that fails for

@@ -171,7 +171,7 @@ def watched(
 
     try:
         with watchdog, data_errors_of_tensorflow():
-            result = watchdog.run(call)
+            result = watchdog.call(call)
             if watchdog.stop_requested:
                 raise Preempted
             return result

@@ -1,6 +1,7 @@
 """Histograms and pictures of a run for TensorBoard."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,9 @@ class Summaries:
         trainer: Trainer,
         reports: Reports,
         watchdog: Watchdog,
-        clock: Callable[[], float],
     ):
         self._parts, self._trainer = parts, trainer
-        self._reports, self._watchdog, self._clock = reports, watchdog, clock
+        self._reports, self._watchdog = reports, watchdog
         self._params: dict[str, np.ndarray] | None = None  # until the next step
         self.written_at = 0.0
 
@@ -56,7 +56,7 @@ class Summaries:
             board.picture(step, "training_batch", pixels, about)
 
         self._reports.on_board(write)
-        self.written_at, self._params = self._clock(), params
+        self.written_at, self._params = time.monotonic(), params
 
     def write_update(self, step: int) -> None:
         """Writes the norm of the update after a summary over the parameters' norm."""

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,11 +28,11 @@ from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.outputs import NoOutputs, Outputs
 from towers.run.peers import LOCK_SECS, cluster_of, join
 from towers.run.profile import Profile
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
-from towers.run.run_store import NoStore, RunStore
 from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner
 from towers.training.callback_list import CallbackError
@@ -67,8 +67,6 @@ def train(
     profile_steps: Sequence[int] = (),
     report: bool = True,
     callbacks: Callbacks = (),
-    after_call: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -104,8 +102,6 @@ def train(
             TensorBoard's profile plugin; a summary is printed.
         report: write a web page about the run at its end, `report/index.html`.
         callbacks: see `towers.callbacks`; only the chief calls them.
-        after_call: called after each compiled call, when everything due is done.
-        clock: returns seconds; decides what is due by the clock.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -122,18 +118,18 @@ def train(
     is_chief = cluster is None or cluster.index == 0
     if not is_chief:  # the chief alone uses the folder, and prints
         progress, profile_steps, callbacks, report = "off", (), (), False
-    folder, store, checkpoint = RunFolder(workdir), NoStore(), None
+    folder, outputs, checkpoint = RunFolder(workdir), NoOutputs(), None
     profile = Profile(profile_steps, folder.tensorboard)
     with contextlib.ExitStack() as stack:
         if is_chief:
-            store, checkpoint, overwrite = open_run(
+            outputs, checkpoint, overwrite = open_run(
                 stack, folder, config, cluster, overwrite, allow_change
             )
 
         # Build.
         config = with_resize_of_weights(config, checkpoint)
         devices = build_trainer.configure_devices(config)
-        store.describe(device=devices.kind)
+        outputs.describe(device=devices.kind)
         workers = join(cluster, config, devices)
         parts, trainer = build_run(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
@@ -146,20 +142,20 @@ def train(
             epochs_per_step=config.images_per_step / parts.num_examples,
         )
         display = create_display(progress, status)
-        run = Run(config, folder, parts, trainer, store, display, callbacks, clock)
+        run = Run(config, folder, parts, trainer, outputs, display, callbacks)
         stack.enter_context(run.watchdog)
-        stack.enter_context(store)
+        stack.enter_context(outputs)
 
         # Restore.
         if is_chief:
             restore(run, checkpoint, overwrite, architecture)
-        run.watchdog.run(run.start_from_chief)
+        run.watchdog.call(run.start_from_chief)
 
         # Train, write, evaluate and save.
         if run.is_at_end and not run.progress.open_record:
             say_finished(run)
         else:
-            run_steps(run, profile, overwrite, after_call)
+            run_steps(run, profile, overwrite)
             finish(run, report)
         return TrainResult(
             path=folder.path,
@@ -179,7 +175,7 @@ def open_run(
     cluster: Cluster | None,
     overwrite: bool,
     allow_change: tuple[str, ...],
-) -> tuple[RunStore, Checkpoint | None, bool]:
+) -> tuple[Outputs, Checkpoint | None, bool]:
     """Locks the folder of a run until `stack` ends, and reads its last checkpoint, None
     without one or with `overwrite`. Returns `overwrite`, False in a restarted job."""
     folder.validate_apart(config)
@@ -192,12 +188,12 @@ def open_run(
         folder, keep=config.keep_checkpoints, assert_same_folder=lock.assert_same_folder
     )
     checkpointer.recover()
-    checkpoint = None if overwrite else checkpointer.restore()
+    checkpoint = None if overwrite else checkpointer.read()
     validate_changes(config, folder, checkpoint, allow_change)
     lock.assert_same_folder()
     folder.remove_leftovers()
     checkpointer.remove_leftovers()
-    return RunStore(folder, lock, checkpointer), checkpoint, overwrite
+    return Outputs(folder, lock, checkpointer), checkpoint, overwrite
 
 
 def restore(
@@ -209,12 +205,12 @@ def restore(
     new = load_trainer(run.trainer, config, checkpoint)
     if checkpoint is not None:
         run.progress = Progress.from_json(checkpoint.trainer_state)
-        run.store.saved_step = checkpoint.step
+        run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
     activity = run.watchdog.activity
-    run.watchdog.run(fit_head, run.trainer, run.parts, config, new, activity)
+    run.watchdog.call(fit_head, run.trainer, run.parts, config, new, activity)
     if overwrite:  # only now that everything else is known to be in order
-        run.store.lock.assert_same_folder()
+        run.outputs.lock.assert_same_folder()
         for path in folder.clear():
             console.line(f"{path} stays: no run wrote it")
         folder.note_job()
@@ -226,12 +222,12 @@ def restore(
     reports.file(folder.dataset_info, run.dataset_info.to_json())
 
 
-def loop(run: Run, profile: Profile, after_call: Callable[[], None]) -> None:
+def loop(run: Run, profile: Profile) -> None:
     """Trains, writes, evaluates and saves, from the step that a run has reached to its
     last, or until a signal."""
     run.begin()
     while not run.is_at_end:
-        run.store.raise_error()
+        run.outputs.raise_error()
         run.callbacks.call_of_checkpoints()
         num_steps, save_due, summary_due = run.agree(profile.steps_to_border(run.step))
         if not num_steps:
@@ -245,12 +241,9 @@ def loop(run: Run, profile: Profile, after_call: Callable[[], None]) -> None:
         run.write(metrics, summary_due)
         run.evaluate_and_save(save_due)
         run.progress.stopwatch.add_pause(run.step - before, time.monotonic() - ended)
-        after_call()
 
 
-def run_steps(
-    run: Run, profile: Profile, overwrite: bool, after_call: Callable[[], None]
-) -> None:
+def run_steps(run: Run, profile: Profile, overwrite: bool) -> None:
     """`loop` in another thread, which this one watches. The run is saved and the
     callbacks are notified, however it ends."""
     config, reports, split = run.config, run.reports, run.parts.eval_split[0]
@@ -262,7 +255,7 @@ def run_steps(
     try:
         with callbacks_at_the_end(run), run.display, saved_at_the_end(run, overwrite):
             try:
-                run.watchdog.run(loop, run, profile, after_call)
+                run.watchdog.call(loop, run, profile)
             finally:
                 profile.end(run.step)
     except CallbackError as carrier:  # a generator cannot raise StopIteration
@@ -272,14 +265,14 @@ def run_steps(
 
 def finish(run: Run, report: bool) -> None:
     """Says what the run has reached, and writes its report."""
-    say = run.store.say
+    say = run.outputs.say
     say(f"done: {progress_text(run)} is saved in {run.folder.path}")
     if best := run.progress.best:
         message = "best: step {step}, validation accuracy {accuracy:.4f}, loss "
         loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
         say(message.format(**best) + loss)
     if report:
-        try_to_write(lambda: run.watchdog.run(report_run, run))
+        try_to_write(lambda: run.watchdog.call(report_run, run))
     result = result_of_records(run.reports.records())
     if name := result["reported"]:
         weights = name.replace("_ema", " of the moving averages").replace("_", " ")
@@ -297,7 +290,7 @@ def say_finished(run: Run) -> None:
     hint = how_to_continue(run.config, run.step, run.parts.total_steps)
     if run.is_out_of_patience and run.step < run.last_step:
         hint = "To continue raise --patience, or set it to 0"
-    run.store.say(
+    run.outputs.say(
         f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
         "--overwrite starts again"
     )

@@ -1,4 +1,4 @@
-"""The store of a run: its lock, checkpoints and reports, which the chief writes."""
+"""The outputs of a run: its lock, checkpoints and reports, which the chief writes."""
 
 import contextlib
 import pathlib
@@ -20,7 +20,7 @@ from towers.threads import Background
 _BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
 
 
-class RunStore:
+class Outputs:
     """Writes what a run leaves; a context manager that waits for the last checkpoint.
 
     Attributes:
@@ -36,7 +36,7 @@ class RunStore:
         self.committed: list[tuple[int, pathlib.Path]] = []
         self._background, self._stack = Background(), contextlib.ExitStack()
 
-    def __enter__(self) -> "RunStore":
+    def __enter__(self) -> "Outputs":
         self._stack.enter_context(self.reports)
         self._stack.enter_context(self._background)
         return self
@@ -84,8 +84,8 @@ class RunStore:
         self._background.raise_job_error()
 
 
-class NoStore(RunStore):
-    """The store of a worker that is not the chief, which writes and prints nothing."""
+class NoOutputs(Outputs):
+    """Of a worker that is not the chief: nothing is written or printed."""
 
     def __init__(self):
         self.reports, self.saved_step, self.committed = NoReports(), None, []
