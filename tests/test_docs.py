@@ -8,16 +8,16 @@ import shlex
 import pytest
 from absl import flags
 
+from docs import write_flags
 from towers.cli import train_flags
 from towers.cli.flags import define_config_flags, given_flags
 from towers.config import FIELDS, synonyms
-from towers.config.choices import CLOSED, STRATEGIES, TABLES
+from towers.config.choices import STRATEGIES
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
 from towers.exporting.export import TOLERANCES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FLAGS_PAGE = (ROOT / "docs/flags.md").read_text()
 DOCS = ROOT / "docs"
 TABLE = (DOCS / "strategies.md").read_text()
 COMING_FROM = DOCS / "coming_from.md"
@@ -211,42 +211,11 @@ def test_tests_that_are_named_exist():
             assert is_metric or name in known | set(tests), name
 
 
-# Tables.
-
-
-def tables_of(page):
-    """The rows of each table of a page, as lists of cells, by its headers."""
-    tables = {}
-    for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
-        head, _, *rows = (line.strip("|").split(" | ") for line in block.splitlines())
-        tables[tuple(cell.strip() for cell in head)] = [
-            [cell.strip() for cell in row] for row in rows
-        ]
-    return tables
-
-
-def test_every_flag_in_the_table_has_its_default():
-    for names, _, defaults in tables_of(FLAGS_PAGE)["flag", "meaning", "default"]:
-        flags_of_row = re.findall(r"`--(\w+)=", names)
-        if not set(flags_of_row) & set(FIELDS):
-            continue  # of run_train.py
-        expected = [str(FIELDS[name].default) for name in flags_of_row]
-        given = [d.strip("`").replace("empty", "") for d in defaults.split(", ")]
-        assert given == expected, names
-
-
-def test_every_name_that_a_flag_takes_is_listed_and_the_default_is_bold():
-    listed = {}
-    for flag, names in tables_of(FLAGS_PAGE)["flag", "names"]:
-        listed[re.fullmatch(r"`--(\w+)=`", flag)[1]] = names.split()
-    choices = {n: f for n, f in FIELDS.items() if f.metadata["choices"]}
-    assert set(listed) == set(choices)
-    for name, field in choices.items():
-        assert [n.strip("*`") for n in listed[name]] == [*field.metadata["choices"]]
-        assert f"**`{field.default}`**" in listed[name]
-        assert sum("*" in n for n in listed[name]) == 1
-    open_tables = set(TABLES) - set(CLOSED)
-    assert set(list(listed)[:8]) == open_tables and "first eight flags" in FLAGS_PAGE
+def test_the_tables_of_flags_are_written_by_their_program():
+    """python -m docs.write_flags writes them anew."""
+    text = write_flags.PAGE.read_text()
+    assert text.partition(write_flags.BEGIN)[2] == write_flags.tables()
+    assert write_flags.LINKS.keys() <= FLAGS["run_train.py"]
 
 
 def test_the_tree_lists_the_package():
