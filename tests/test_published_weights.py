@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.config import Config
 from towers.config.choices import MODELS
 from towers.config.pretrained import weights_at_hand
 from towers.models.create import create_model
@@ -89,7 +88,7 @@ def test_efficientnet_lite0_knows_a_daisy_and_a_palace():
     facts = MODELS[name].pretrained
     side = facts.size
     trainer, model = trainer_of(name, side)
-    start_from(trainer, Config(model=name, init_from="imagenet"))
+    start_from(trainer, "imagenet", name)
     images = []
     for photo in ("flower.jpg", "china.jpg"):
         image = datasets.load_sample_image(photo).astype(np.float32)

@@ -1,6 +1,5 @@
 """--init_from: weights in files that Keras and TensorFlow have written."""
 
-import dataclasses
 import functools
 import shutil
 import types
@@ -224,8 +223,8 @@ def saved_later(path, offset, **options):
 
 
 def fill_of_keras(path, automatic):
-    config = dataclasses.replace(automatic.config, init_from=str(path))
-    with initial._source(config, automatic.state, None) as weights:
+    model, state = automatic.config.model, automatic.state
+    with initial._source(str(path), model, state, None) as weights:
         return initial._fill(automatic.state, weights)
 
 

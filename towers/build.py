@@ -247,7 +247,7 @@ def load_data_set(
     """The data set, with the moments of the run that is evaluated, or its own; with
     `test_only` without training images, where it can do without. DataError where it is
     missing or invalid."""
-    weights = published_weights(config)
+    weights = published_weights(config.model, config.init_from)
     data_set = data.load(
         config.dataset,
         **config.options_of("dataset"),

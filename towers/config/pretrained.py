@@ -3,14 +3,10 @@
 import glob
 import importlib.util
 import os
-from typing import TYPE_CHECKING
 
 from towers.config.choices import find
 from towers.config.preprocessing import Preprocessing
 from towers.errors import ConfigError
-
-if TYPE_CHECKING:
-    from towers.config.config import Config
 
 IMAGENET = "imagenet"
 # Endings of files of PyTorch, and of all weights that timm and torchvision publish.
@@ -18,10 +14,10 @@ OF_PYTORCH = (".pth", ".pt", ".bin", ".pth.tar")
 PUBLISHED = (".safetensors", *OF_PYTORCH)
 
 
-def published_weights(config: "Config") -> Preprocessing | None:
+def published_weights(model: str, init_from: str) -> Preprocessing | None:
     """The preprocessing of published weights that a run starts from; else None."""
-    is_published = config.init_from == IMAGENET or config.init_from.endswith(PUBLISHED)
-    return config.choice_of("model").pretrained if is_published else None
+    is_published = init_from == IMAGENET or init_from.endswith(PUBLISHED)
+    return find("model", model).pretrained if is_published else None
 
 
 def weights_at_hand(model: str) -> str | None:

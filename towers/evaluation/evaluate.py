@@ -123,7 +123,7 @@ def evaluate(
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
-            console.line(accuracy_line(at, evaluation, "test", config))
+            console.line(accuracy_line(at, evaluation, "test", config.tta))
             if _is_last(result, progress, config, parts):
                 break
     for line in table(evaluation):

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from towers.config import Config
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
 from towers.evaluation.figures import (
@@ -90,7 +89,7 @@ def accuracy_line(
     at: str,
     evaluation: Evaluation[Figures],
     split: str,
-    config: Config,
+    tta: str,
     metrics: Sequence[str] = (),
 ) -> str:
     """A line that begins with `at`: the reported accuracy, and further metrics."""
@@ -105,7 +104,7 @@ def accuracy_line(
     for other in metrics:
         line += f", {other} {figures[other]:.4f}"
     if "accuracy_tta" in figures:
-        line += f", {figures['accuracy_tta']:.4f} with tta={config.tta}"
+        line += f", {figures['accuracy_tta']:.4f} with tta={tta}"
     return line
 
 

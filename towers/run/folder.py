@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from towers import console, store
-from towers.config import Config, parse_json
+from towers.config import parse_json
 from towers.config.options import check_path
 from towers.data.files.paths import data_folder
 from towers.data.files.reading import is_url
@@ -130,17 +130,16 @@ class RunFolder:
             "--workdir"
         )
 
-    def validate_apart(self, config: Config) -> None:
+    def validate_apart(self, teacher: str, dataset: str, data_dir: str) -> None:
         """Raises ConfigError where the run would be its own teacher, or the folder is,
         or is in, a folder of classes: it would be a class."""
         path = pathlib.Path(os.path.realpath(self.path))
-        teacher = os.path.expanduser(config.teacher)
-        if teacher and os.path.realpath(teacher) == str(path):
+        if teacher and os.path.realpath(os.path.expanduser(teacher)) == str(path):
             raise ConfigError(
-                f"teacher={config.teacher} is the run itself; choose another --workdir"
+                f"teacher={teacher} is the run itself; choose another --workdir"
             )
-        if config.dataset == "image_folder" and not is_url(config.data_dir):
-            data_dir = data_folder(config.data_dir)
+        if dataset == "image_folder" and not is_url(data_dir):
+            data_dir = data_folder(data_dir)
             if path.is_relative_to(os.path.realpath(data_dir)):
                 raise ConfigError(
                     f"workdir={self.path} is in data_dir={data_dir}, where folders are "

@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers as keras_layers
 
 from towers import console
-from towers.config import Config
+from towers.config import choices
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.data.files.paths import reason
@@ -34,15 +34,15 @@ KINDS = ("params", "state")
 _BEFORE_WORD = re.compile("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
-def start_from(trainer: Trainer, config: Config) -> set[str]:
+def start_from(trainer: Trainer, init_from: str, model: str) -> set[str]:
     """Loads parameters and model state where name and shape match, and lists the rest.
     Moving averages start at the parameters.
 
     Returns the variables of `Trainer.state` that have no value there. CheckpointError
     where the source cannot be read, or nothing in it fits.
     """
-    state, choice = trainer.state(), config.choice_of("model")
-    with _source(config, state, trainer) as weights:
+    state, choice = trainer.state(), choices.find("model", model)
+    with _source(init_from, model, state, trainer) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x.name for x in weights.all() if x.name not in used]
@@ -50,7 +50,7 @@ def start_from(trainer: Trainer, config: Config) -> set[str]:
         first = drawn[0][0] if drawn else missing[0]
         there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
         raise CheckpointError(
-            f"init_from={config.init_from}: nothing in {weights.path} fits; "
+            f"init_from={init_from}: nothing in {weights.path} fits; "
             f"{first} {list(state[first].shape)} {there} there{_other_names(weights)}"
         )
     if choice.own_moments:
@@ -240,28 +240,27 @@ def _split_number(name):
 
 
 @contextlib.contextmanager
-def _source(config, state, trainer) -> Iterator[Weights]:
-    """The weights that `init_from` names."""
-    path = config.init_from
-    if path == IMAGENET and config.choice_of("model").own_moments:
+def _source(path, model, state, trainer) -> Iterator[Weights]:
+    """The weights that the option init_from, `path`, names."""
+    choice = choices.find("model", model)
+    if path == IMAGENET and choice.own_moments:
         try:
-            arrays = pretrained(config.model)
+            arrays = pretrained(model)
         except OSError as error:
             raise CheckpointError(str(error)) from error
-        yield weights_in_memory(f"{config.model}, trained on ImageNet", arrays)
+        yield weights_in_memory(f"{model}, trained on ImageNet", arrays)
         return
     try:
         path = local_copy(os.path.expanduser(path))
     except (OSError, DataError) as error:
         raise CheckpointError(f"init_from={path}: {reason(error)}") from error
     if path == IMAGENET:
-        path = find_weights(config.model)
+        path = find_weights(model)
     with open_weights(path) as weights:
         if weights is not None:
-            model = config.choice_of("model")
             if weights.is_of_torch:
-                weights = _with_our_names(weights, config.model, trainer.model)
-            elif model.own_moments or model.is_in_a_file or model.is_given:
+                weights = _with_our_names(weights, model, trainer.model)
+            elif choice.own_moments or choice.is_in_a_file or choice.is_given:
                 weights = _with_automatic_names(weights, state)
             yield weights
             return

@@ -148,7 +148,7 @@ def load_trainer(
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
     elif config.init_from:
-        return start_from(trainer, config)
+        return start_from(trainer, config.init_from, config.model)
     return set()
 
 

@@ -31,7 +31,8 @@ def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Con
     """The config with the interpolation and center_crop of the weights that a run
     starts from, or of the checkpoint from which it goes on, where it leaves them open
     and the run reads image files."""
-    path, weights = os.path.expanduser(config.init_from), published_weights(config)
+    path = os.path.expanduser(config.init_from)
+    weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:
         source = from_values(checkpoint.trainer_state["config"])
     elif os.path.isdir(path) and config_to_continue(path):
@@ -94,7 +95,7 @@ def _moments(config, channels, model, continued):
             info = stored_dataset_info(RunFolder(path), "best")
         if info is not None and len(info.mean) == channels:
             return (info.mean, info.std), f"as init_from={config.init_from}"
-        trained = published_weights(config)
+        trained = published_weights(config.model, config.init_from)
         if trained and len(trained.mean) == channels:
             moments = in_pixels((trained.mean, trained.std), channels)
             return moments, f"as {config.model} was trained"

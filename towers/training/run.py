@@ -277,7 +277,7 @@ class Run:
         epoch = self._epoch_of_evaluation()
         named = [self._metric.name] * self._metric.is_recorded
         at = f"epoch {epoch:g}"
-        self.outputs.say(accuracy_line(at, evaluation, split, config, named))
+        self.outputs.say(accuracy_line(at, evaluation, split, config.tta, named))
         self.callbacks.call("on_evaluation", self.step, as_lists(record))
         progress.accuracy = result["accuracy"]
         self.evaluated = self.step, evaluation

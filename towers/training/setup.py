@@ -145,7 +145,7 @@ def folder_of_trial(
             "process: call it without them, with the --batch_size of one worker"
         )
     folder = RunFolder(workdir)
-    folder.validate_apart(config)
+    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
     folder.validate()
     return folder
 

@@ -178,7 +178,7 @@ def open_run(
 ) -> tuple[Outputs, Checkpoint | None, bool]:
     """Locks the folder of a run until `stack` ends, and reads its last checkpoint, None
     without one or with `overwrite`. Returns `overwrite`, False in a restarted job."""
-    folder.validate_apart(config)
+    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
     if overwrite and folder.is_restarted():
