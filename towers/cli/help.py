@@ -32,18 +32,6 @@ SECTIONS = {
 }
 
 _WIDTH, _INDENT = 80, 28
-_TITLES = {
-    "dataset": "Data sets",
-    "model": "Networks, with their parameters for 10 classes",
-    "augment": "Augmentations",
-    "policy": "Policies of operations on pixels",
-    "optimizer": "Optimizers",
-    "loss": "Losses",
-    "schedule": "Schedules of the learning rate",
-    "strategy": "Strategies",
-    "best_by": "Figures that make a step the best",
-    "tta": "Test-time augmentation",
-}
 
 
 def help_text(module: types.ModuleType, section: str = "") -> str:
@@ -119,11 +107,13 @@ def _columns(head, text):
 def list_text(recipes: pathlib.Path) -> str:
     """Text of `--list`: every choice by name, and the recipes of a folder."""
     lines = []
-    for option, title in _TITLES.items():
+    for option, table in choices.TABLES.items():
+        title = re.split("[,:]", FIELDS[option].metadata["help"])[0]
+        title += ", number of parameters for 10 classes" * (option == "model")
         lines += [f"{title} (--{option}):", ""]
-        for name, row in choices.TABLES[option].items():
-            is_sized = option == "model" and row.num_params
-            size = f"{row.num_params / 1e6:5.2f} M  " if is_sized else ""
+        for name, row in table.items():
+            num_params = getattr(row, "num_params", 0)
+            size = f"{num_params / 1e6:5.2f} M  " if num_params else ""
             lines += _columns(name, f"{size}{row.help}")
         lines.append("")
     lines += ["Recipes (--config), with published accuracies, and measured ones:", ""]

@@ -65,9 +65,10 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_bool("allow_public_address", False, about, flag_values=values)
 
 
-def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+def arguments_of_flags() -> dict[str, Any]:
     """The keyword arguments of the function that is called: `towers.train`, `dry_run`
     or `lr_range_test`. ConfigError where the flags do not fit each other."""
+    values = flags.FLAGS
     if values.dry_run and values.lr_range_test:
         raise ConfigError("--dry_run with --lr_range_test: give one of the two")
     profiled = values.profile_steps

@@ -8,6 +8,7 @@ trainer_state.json              `Progress`, config, dataset_info and teacher of 
 MANIFEST.json                   name, size and sha256 of each of the above
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -95,28 +96,33 @@ def write(path: Path, snapshot: Snapshot) -> None:
             )
 
 
+@contextlib.contextmanager
+def _damage_named(path):
+    """Converts errors of reading a checkpoint."""
+    try:
+        yield
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {error_reason(error)}") from error
+
+
 def read(path: Path) -> Checkpoint:
     """Reads and verifies a folder; CheckpointError with the reason."""
-    try:
+    with _damage_named(path):
         for name, entry in _manifest(path).items():
             _validate_file(path / name, entry)
         state = _json(path / _STATE)
         names = [name for name, *_ in state.pop("architecture")]
         tensors = _read_tensors(path, names)
         return Checkpoint(_step(state), tensors, state, path)
-    except _READ_ERRORS as error:
-        raise CheckpointError(f"{path}: {error_reason(error)}") from error
 
 
 def read_trainer_state(path: Path) -> dict[str, Any]:
     """The trainer state alone, verified; CheckpointError with the reason."""
-    try:
+    with _damage_named(path):
         _validate_file(path / _STATE, _manifest(path)[_STATE])
         state = _json(path / _STATE)
         _step(state)
         return state
-    except _READ_ERRORS as error:
-        raise CheckpointError(f"{path}: {error_reason(error)}") from error
 
 
 def validate_sizes(path: Path, step: int) -> None:
@@ -124,11 +130,9 @@ def validate_sizes(path: Path, step: int) -> None:
     step; the tensors are not read."""
     if read_trainer_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
-    try:
+    with _damage_named(path):
         for name, entry in _manifest(path).items():
             _validate_size(path / name, entry)
-    except _READ_ERRORS as error:
-        raise CheckpointError(f"{path}: {error_reason(error)}") from error
 
 
 def error_reason(error: Exception) -> str:
