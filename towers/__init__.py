@@ -72,11 +72,14 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 
 def _public(function):
-    """The function, which checks the types of its arguments and collects garbage."""
+    """The function, which checks the environment and the types of its arguments, and
+    collects garbage."""
+    from towers.config.checks import check_environment
     from towers.config.options import bind_arguments
 
     @functools.wraps(function)
     def call(*args, **kwargs):
+        check_environment()
         bound = bind_arguments(function, args, kwargs)
         try:
             return function(*bound.args, **bound.kwargs)

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from towers.config import factories
@@ -194,14 +194,14 @@ def ignored_options(config: "Config") -> list[str]:
     return lines
 
 
-def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+def check_environment() -> None:
     """Refuses settings of Keras under which the networks would not be TensorFlow's, and
     a machine without a folder for temporary files, as under `ulimit -f 0`."""
-    backend = environ.get("KERAS_BACKEND", "tensorflow")
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         message = f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset it, "
         raise ConfigError(f"{message}or set it to tensorflow")
-    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise ConfigError("TF_USE_LEGACY_KERAS is set: towers needs Keras 3; unset it")
     try:
         tempfile.gettempdir()

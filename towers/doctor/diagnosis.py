@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from towers import build, build_trainer, console
 from towers.config import Config
-from towers.config.checks import check_environment
 from towers.doctor.measure import MEASURE_SECS, Measured, measure, without_learning
 from towers.errors import ConfigError, RunFolderError, data_errors_of_tensorflow
 from towers.run.folder import RunFolder, nearest_existing
@@ -67,7 +66,6 @@ def diagnose(
 ) -> Verdict:
     """Prints why a run is not faster. Nothing is written into its folder. Of several
     workers one is measured, with its share of the images."""
-    check_environment()
     folder, timed = RunFolder(workdir), without_learning(config)
     devices = build_trainer.configure_devices(config)
     has_workers = config.choice_of("strategy").processes

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from towers import build, build_trainer, console
-from towers.config import Config, checks
+from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
@@ -77,7 +77,6 @@ def evaluate(
     Raises:
         TowersError: such as a CheckpointError where no checkpoint is valid and fits.
     """
-    checks.check_environment()
     _validate_arguments(data, step, eval_interval_secs)
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step

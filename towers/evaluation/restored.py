@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer, console
-from towers.config import Config, checks, parse_json
+from towers.config import Config, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.errors import CheckpointError, ConfigError, one_line
@@ -210,7 +210,6 @@ def read_run(
     """The trained network of a run, on devices that were chosen before. ConfigError
     where the temperature in `calibration.json` is asked for and missing. `log` takes a
     line for each checkpoint that is rejected."""
-    checks.check_environment()
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers import build, build_trainer, console
-from towers.config import Config, checks, to_json
+from towers.config import Config, to_json
 from towers.data.batches import EvalBatches
 from towers.data.files.paths import shown
 from towers.data.sources import Source, place_of
@@ -101,7 +101,6 @@ def predict_split(
     Raises:
         ConfigError: the run has no such images.
     """
-    checks.check_environment()
     if split not in SPLITS:
         raise ConfigError(f"split={split}: must be one of {', '.join(SPLITS)}")
     folder = RunFolder(workdir)

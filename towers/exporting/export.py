@@ -6,7 +6,6 @@ import os
 import pathlib
 
 from towers import console, quiet_imports, store
-from towers.config import checks
 from towers.config.options import check_path
 from towers.data.files.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
@@ -81,7 +80,6 @@ def export(
     _validate_format(format, precision)
     if calibrated and format in ("keras", "safetensors"):
         raise ConfigError(f"calibrated with format={format}: it has no probabilities")
-    checks.check_environment()
     suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
     if output is None:
         name = "model" if precision == "float32" else f"model-{precision}"

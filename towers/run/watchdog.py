@@ -81,14 +81,13 @@ class Watchdog:
         trainer: Trainer,
         interruptible: Container[str] = (),
         *,
-        starting: Container[str] = STARTING_ACTIVITIES,
         stuck_after_secs: float = 0.0,
         clock: Callable[[], float] | None = None,
         tick: Callable[[int, str], None] = lambda step, activity: None,
     ):
         self._trainer, self._tick = trainer, tick
         self._interruptible = interruptible
-        self._starting, self._stuck_after_secs = starting, stuck_after_secs
+        self._stuck_after_secs = stuck_after_secs
         self._clock = AwakeClock() if clock is None else clock
         self._handlers, self._threads = {}, []
         self.stopped_by: str | None = None
@@ -171,7 +170,7 @@ class Watchdog:
                 if may_abandon and stopping_secs > _GRACE_SECS:
                     worker.abandon()
                     raise Preempted(f"stopped by {self.stopped_by} while {activity}")
-                factor = _STARTING_FACTOR if activity in self._starting else 1
+                factor = _STARTING_FACTOR if activity in STARTING_ACTIVITIES else 1
                 limit = factor * self._stuck_after_secs
                 if limit and now - since > limit:
                     worker.abandon()

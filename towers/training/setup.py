@@ -137,7 +137,6 @@ def folder_of_trial(
 ) -> RunFolder:
     """The folder of a run that `flag` tries, in this process alone; ConfigError where
     there are several workers, or the folder is none for this run."""
-    checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     if cluster is not None:
         raise ConfigError(

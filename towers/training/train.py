@@ -19,7 +19,7 @@ from towers import build_trainer, console
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
-from towers.config import FIELDS, Config, checks, non_defaults, to_json
+from towers.config import FIELDS, Config, non_defaults, to_json
 from towers.config.installation import command_of, program
 from towers.data.sets.arrays import Data
 from towers.evaluation.restored import RestoredRun
@@ -111,7 +111,6 @@ def train(
     Raises:
         TowersError: see `towers.errors`; what was saved stays.
     """
-    checks.check_environment()
     callbacks = validate_callbacks(callbacks)
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
