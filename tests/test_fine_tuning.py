@@ -188,7 +188,9 @@ def test_the_time_of_a_probe_is_estimated_for_all_images(is_new, monkeypatch):
     clock = types.SimpleNamespace(monotonic=lambda: secs)
     monkeypatch.setattr(linear_probe, "time", clock)
     new = {"params/logits/kernel", "params/logits/bias"} if is_new else {"params/a"}
-    estimated = linear_probe.probe_secs(trainer, parts, config, new, lambda: None)
+    estimated = linear_probe.probe_secs(
+        trainer, parts, config.batch_size, new, lambda: None
+    )
     assert estimated == pytest.approx(parts.num_examples * is_new)
     assert 0 < secs < parts.num_examples or not is_new
 
@@ -200,5 +202,5 @@ def test_the_time_of_a_run_counts_its_images(ema_decay, num_weights, monkeypatch
     evaluations = 3  # by steps 3, 5 and 8 of five an epoch
     trained, evaluated = 8 * config.batch_size, evaluations * num_weights * NUM_TEST
     images = NUM_TRAIN + linear_probe.PASSES * trained + evaluated
-    secs = linear_probe.run_secs(config, build.build(config), 0.5)
+    secs = linear_probe.run_secs(build.build(config), 0.5, num_weights)
     assert secs == pytest.approx(0.5 * images)

@@ -108,7 +108,9 @@ def _try(config, parts, trainer, new, heartbeat):
     _print_network(config, trainer)
     _print_memory(trainer)
     if trainer.step < parts.last_step:
-        head_secs = probe_secs(trainer, parts, config, new, heartbeat)
+        head_secs = 0.0
+        if config.linear_probe:
+            head_secs = probe_secs(trainer, parts, config.batch_size, new, heartbeat)
         _time(config, parts, trainer, head_secs, heartbeat)
     else:
         hint = how_to_continue(config, trainer.step, parts.total_steps)

@@ -16,11 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
-from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sources import Subset
 from towers.errors import ConfigError
-from towers.evaluation.restored import evaluated_weights
 from towers.keras_internals import last_operation
 from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
@@ -43,35 +41,36 @@ PASSES = 3.0
 def fit_head(
     trainer: Trainer,
     parts: build.Parts,
-    config: Config,
+    batch_size: int,
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
-    """Sets a head without trained values to the linear probe of the other layers, where
-    the option linear_probe asks for it, and says how long the run takes.
+    """Sets a head without trained values to the linear probe of the other layers, and
+    says how long the run takes.
 
     `new` are the variables of `trainer.state()` without trained values, `activity` is a
     `Watchdog`'s. ConfigError where the last layer is not a Dense layer with a bias.
     """
-    if not config.linear_probe or not new:
+    if not new:
         return
     kernel, bias = names = _head_names(parts.model)
     if kernel not in new:
         console.line(f"linear probe: none, as {kernel} has trained values")
         return
     state, examples, count = trainer.state(), [], _source(parts).num_examples
-    num_timed = min(TIMED_BATCHES, math.ceil(count / config.batch_size) - 1)
+    num_timed = min(TIMED_BATCHES, math.ceil(count / batch_size) - 1)
+    num_weights = 1 + any(name.startswith("averages/") for name in state)
     on_cpus = not any("GPU" in device for device in trainer.devices)
     with activity("fitting the head") as heartbeat:
-        for batch in _features(parts, state, config.batch_size):
+        for batch in _features(parts, state, batch_size):
             examples.append(batch)
             heartbeat()
             if len(examples) == 1:
                 started = time.monotonic()  # it was compiled with the first one
             elif len(examples) == 1 + num_timed and on_cpus:
-                secs = (time.monotonic() - started) / (num_timed * config.batch_size)
+                secs = (time.monotonic() - started) / (num_timed * batch_size)
                 secs /= len(trainer.devices)  # a core for each
-                minutes = max(1, round(run_secs(config, parts, secs) / 60))
+                minutes = max(1, round(run_secs(parts, secs, num_weights) / 60))
                 console.line(f"this run takes about {minutes} min on this machine")
         *values, correct = logistic_regression(
             *map(np.concatenate, zip(*examples, strict=True)),
@@ -88,16 +87,16 @@ def fit_head(
 def probe_secs(
     trainer: Trainer,
     parts: build.Parts,
-    config: Config,
+    batch_size: int,
     new: set[str],
     heartbeat: Callable[[], None],
 ) -> float:
     """Seconds of `fit_head`, estimated from some batches."""
-    if not config.linear_probe or _head_names(parts.model)[0] not in new:
+    if not new or _head_names(parts.model)[0] not in new:
         return 0.0
     state = trainer.state()
     started, times, examples = time.monotonic(), [], []
-    batches = _features(parts, state, config.batch_size)
+    batches = _features(parts, state, batch_size)
     for batch in itertools.islice(batches, 1 + TIMED_BATCHES):
         examples.append(batch)
         times.append(time.monotonic() - started)
@@ -111,12 +110,12 @@ def probe_secs(
     return times[-1] + fit_secs + rest * (per_images + fit_secs)
 
 
-def run_secs(config: Config, parts: build.Parts, secs_per_image: float) -> float:
-    """Seconds of a run from the start, with its probe, steps and evaluations;
-    `secs_per_image` are of an inference."""
+def run_secs(parts: build.Parts, secs_per_image: float, num_weights: int) -> float:
+    """Seconds of a run from the start, with its probe, steps and evaluations of raw and
+    averaged weights; `secs_per_image` are of an inference."""
     count = parts.periods.num_evaluations(0, parts.last_step)
-    count *= parts.eval_split[1].num_examples * len(evaluated_weights(config))
-    trained = PASSES * parts.last_step * config.images_per_step
+    count *= parts.eval_split[1].num_examples * num_weights
+    trained = PASSES * parts.last_step * parts.periods.images_per_step
     return secs_per_image * (_source(parts).num_examples + trained + count)
 
 

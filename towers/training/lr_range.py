@@ -161,7 +161,8 @@ def lr_range_test(
     parts, trainer = build_run(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, None)
-    fit_head(trainer, parts, config, new)
+    if config.linear_probe:
+        fit_head(trainer, parts, config.batch_size, new)
     count = num_steps(config, parts.num_examples)
     per_step = config.images_per_step / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)

@@ -206,8 +206,9 @@ def restore(
         run.progress = Progress.from_json(checkpoint.trainer_state)
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
-    activity = run.watchdog.activity
-    run.watchdog.call(fit_head, run.trainer, run.parts, config, new, activity)
+    if config.linear_probe:
+        options = config.batch_size, new, run.watchdog.activity
+        run.watchdog.call(fit_head, run.trainer, run.parts, *options)
     if overwrite:  # only now that everything else is known to be in order
         run.outputs.lock.assert_same_folder()
         for path in folder.clear():
