@@ -143,16 +143,17 @@ def launch(
 
 def define_flags() -> None:
     """The flags before `--`."""
-    for name, default, least, help_text in (
-        ("num_workers", None, 1, "Number of worker processes."),
-        ("max_restarts", 0, 0, "How often all workers are started anew when one was "
-         "killed, was stuck, met a defect, or lost its node."),
-        ("cpus_per_worker", 1, 1, "CPUs that Ray reserves for each worker."),
-        ("gpus_per_worker", 0, 0, "GPUs that Ray reserves for each worker, which sees "
-         "no others."),
-    ):  # fmt: skip
-        flags.DEFINE_integer(name, default, help_text, least, MOST)
-    flags.mark_flag_as_required("num_workers")
+    about = "Number of worker processes."
+    flags.DEFINE_integer("num_workers", None, about, 1, MOST, required=True)
+    about = (
+        "Maximum number of restarts of all workers after one was killed, was stuck, "
+    )
+    about += "stuck, met a defect, or lost its node."
+    flags.DEFINE_integer("max_restarts", 0, about, 0, MOST)
+    about = "CPUs that Ray reserves for each worker."
+    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, MOST)
+    about = "GPUs that Ray reserves for each worker, which sees no others."
+    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, MOST)
 
 
 def main(argv: Sequence[str]) -> int:

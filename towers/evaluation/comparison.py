@@ -31,7 +31,7 @@ _PERIODS = {
 _QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
 
 
-class Run(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run in a comparison."""
 
     name: str  # of its folder
@@ -61,7 +61,9 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
         raise ConfigError(f"compare={names}: give two runs or more")
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
-        Run(name, stored_config(folder), _result(folder, records), curves_of(records))
+        ComparedRun(
+            name, stored_config(folder), _result(folder, records), curves_of(records)
+        )
         for name, folder in zip(_names(folders), folders, strict=True)
         for records in [read_metrics(folder.metrics)[0]]
     ]
@@ -77,7 +79,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     return path
 
 
-def paired_difference(runs: Sequence[Run]) -> str:
+def paired_difference(runs: Sequence[ComparedRun]) -> str:
     """The mean difference in accuracy of two groups of runs with the same options but
     for the seed, over pairs of the same seed; empty where there are no such groups."""
     groups, options = {}, []

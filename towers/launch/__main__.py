@@ -43,29 +43,17 @@ def train_command(arguments: Sequence[str]) -> list[str]:
 
 def define_flags() -> None:
     """The flags before `--`."""
-    flags.DEFINE_integer(
-        "num_workers",
-        None,
-        "Number of worker processes.",
-        1,
-        MOST_WORKERS,
-        required=True,
-    )
-    flags.DEFINE_integer(
-        "max_restarts",
-        0,
+    about = "Number of worker processes."
+    flags.DEFINE_integer("num_workers", None, about, 1, MOST_WORKERS, required=True)
+    about = (
         "Maximum number of restarts of all workers after one was killed, was stuck, "
-        "met a defect, or stopped without a signal to the launcher.",
-        0,
     )
-    flags.DEFINE_float(
-        "grace_secs",
-        GRACE_SECS,
-        "Seconds for the other workers to notice a failed one and end, at most "
-        f"{NOTICE_SECS:g}, and again after SIGTERM; then they are killed. After a "
-        f"stop they have {SAVE_FACTOR} times as long: one may be saving.",
-        0.0,
-    )
+    about += "stuck, met a defect, or stopped without a signal to the launcher."
+    flags.DEFINE_integer("max_restarts", 0, about, 0)
+    about = "Seconds for the other workers to notice a failed one and end, at most "
+    about += f"{NOTICE_SECS:g}, and again after SIGTERM; then they are killed. After a "
+    about += f"stop they have {SAVE_FACTOR} times as long: one may be saving."
+    flags.DEFINE_float("grace_secs", GRACE_SECS, about, 0.0)
 
 
 def parse(argv: Sequence[str]) -> list[str]:
