@@ -64,11 +64,9 @@ def tables() -> str:
 
 
 def _meaning(name, field):
-    """The help of an option, with the names of its choices in place of their help."""
+    """The help of an option, and the names of its choices."""
     table, choices = field.metadata["table"], field.metadata["choices"]
     text = field.metadata["help"]
-    if table:
-        text = text.partition(":")[0] + "."
     if choices:
         names = " ".join(f"`{x}`" for x in choices)
         file = f", or a function of your own as `{IN_A_FILE}`"

@@ -18,6 +18,7 @@ from absl import app, flags, logging
 from towers.cli.help import help_text, list_text
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
+from towers.config.choices import listed
 from towers.config.factories import foreseen
 from towers.config.installation import RECIPES, version_line
 from towers.errors import ConfigError, end_process, one_line
@@ -46,8 +47,9 @@ def define_config_flags(
         field = FIELDS[name]
         default = defaults.get(name, field.default)
         about, choices = field.metadata["help"], field.metadata["choices"]
-        if choices and not field.metadata["table"]:
-            about += f" One of {', '.join(choices)}."
+        if choices:
+            names = listed(name) if field.metadata["table"] else ", ".join(choices)
+            about += f" One of {names}."
         if field.type == int | str:
             default = str(default)
         _DEFINE[field.type](name, default, about, flag_values=values)

@@ -81,10 +81,7 @@ def _flag_lines(flag):
     else:
         head = f"--{flag.name}={'' if default is None else default}"
     text = re.sub("^<.*?>: ", "", flag.help)  # by absl
-    if flag.name in FIELDS and (table := FIELDS[flag.name].metadata["table"]):
-        subject, *_ = text.partition(":")
-        text = f"{subject}: {choices.listed(table)}."
-    elif isinstance(flag.parser, flags.EnumParser):
+    if isinstance(flag.parser, flags.EnumParser):
         text += f" One of {', '.join(flag.parser.enum_values)}."
     if flag.boolean and default:
         text += " On by default."
@@ -108,7 +105,7 @@ def list_text(recipes: pathlib.Path) -> str:
     """Text of `--list`: every choice by name, and the recipes of a folder."""
     lines = []
     for option, table in choices.TABLES.items():
-        title = re.split("[,:]", FIELDS[option].metadata["help"])[0]
+        title = re.split("[,:.]", FIELDS[option].metadata["help"])[0]
         title += ", number of parameters for 10 classes" * (option == "model")
         lines += [f"{title} (--{option}):", ""]
         for name, row in table.items():

@@ -272,9 +272,3 @@ def listed(option: str) -> str:
     """The names of an option's choices, for a message."""
     names = ", ".join(TABLES[option])
     return names if option in CLOSED else f"{names} or {IN_A_FILE}"
-
-
-def explained(option: str) -> str:
-    """Each name of an option's choices with its help, for --help."""
-    rows = ", ".join(f"{name} ({row.help})" for name, row in TABLES[option].items())
-    return rows if option in CLOSED else f"{rows}, or {IN_A_FILE} for one of your own"

@@ -65,7 +65,7 @@ class Config:
     """
 
     # Data set, input and augmentation.
-    dataset: str = option("cifar10", "Data set", table="dataset")
+    dataset: str = option("cifar10", "Data set.", table="dataset")
     data_dir: str = dataset_option(
         "",
         "Folder of the data set; if empty, data/ and TFDS' folder are searched.",
@@ -166,7 +166,7 @@ class Config:
     best_by: str = resumable_option(
         "auto",
         "Metric on held-out images that selects the best step, and that --patience "
-        "and schedule plateau monitor; ties are broken by the loss",
+        "and schedule plateau monitor; ties are broken by the loss.",
         table="best_by",
     )
     min_delta: float = resumable_option(
@@ -184,14 +184,14 @@ class Config:
         "other random numbers; an epoch has as many images.",
         Range(at_least=1, at_most=1_000_000),
     )
-    augment: str = option("auto", "Augmentation", table="augment")
+    augment: str = option("auto", "Augmentation.", table="augment")
     crop_scale: str = option(
         "0.08,1",
         "Area of the crops of random_resized_crop and rand_augment, as fractions.",
         read_by="augment",
     )
     policy: str = option(
-        "none", "Augmentation policy, applied after --augment", table="policy"
+        "none", "Augmentation policy, applied after --augment.", table="policy"
     )
     rand_augment: str = option(
         "2,9",
@@ -231,7 +231,7 @@ class Config:
     )
 
     # Network, its arithmetic and compiler.
-    model: str = option("cnn", "Network", table="model")
+    model: str = option("cnn", "Network.", table="model")
     width: float = model_option(
         1.0, "Factor on the number of channels per layer.", Range(above=0, at_most=1000)
     )
@@ -263,7 +263,7 @@ class Config:
     )
 
     # Optimizer, learning rate, weight decay and moving averages.
-    optimizer: str = option("nesterov", "Optimizer", table="optimizer")
+    optimizer: str = option("nesterov", "Optimizer.", table="optimizer")
     learning_rate: float = option(0.1, "Initial or peak learning rate.", POSITIVE)
     momentum: float = optimizer_option(0.9, "Momentum of the optimizer.", BELOW_1)
     beta1: float = optimizer_option(
@@ -299,7 +299,7 @@ class Config:
         "lamb, lion and muon (but for convolutions) apply decoupled weight decay.",
         NOT_NEGATIVE,
     )
-    loss: str = option("cross_entropy", "Loss function", table="loss")
+    loss: str = option("cross_entropy", "Loss function.", table="loss")
     label_smoothing: float = loss_option(
         0.0, "Label smoothing: probability spread evenly over all classes.", BELOW_1
     )
@@ -357,7 +357,7 @@ class Config:
         "frozen uses its moving averages and does not update them.",
     )
     schedule: str = option(
-        "cosine", "Learning rate schedule over the training images", table="schedule"
+        "cosine", "Learning rate schedule over the training images.", table="schedule"
     )
     decay_factor: float = schedule_option(
         0.1, "Learning rate factor of a stair (exponential) and a plateau.", POSITIVE
@@ -410,7 +410,7 @@ class Config:
 
     # Strategy, devices, all-reduce and the size of a batch.
     strategy: str = resumable_option(
-        "auto", "Placement of variables and averaging of gradients", table="strategy"
+        "auto", "Placement of variables and averaging of gradients.", table="strategy"
     )
     num_towers: int = resumable_option(
         0,
@@ -552,7 +552,7 @@ class Config:
     tta: str = resumable_option(
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "
-        "logits over several transformed copies of an image",
+        "logits over several transformed copies of an image.",
         table="tta",
     )
     checkpoint_every_secs: float = resumable_option(

@@ -57,7 +57,7 @@ def option(
     """A field of Config.
 
     Args:
-        help: one sentence, with the unit; of one with a table how it begins.
+        help: what it is, with the unit.
         choices: the values of a text; empty where it takes any.
         table: in place of `choices`, the name of its table in `towers.config.choices`.
         read_by: the option, such as "optimizer", whose choice gets this one as a
@@ -66,7 +66,6 @@ def option(
     """
     if table:
         choices = tuple(tables.TABLES[table])
-        help = f"{help}: {tables.explained(table)}."
     metadata = {"help": help, "range": range, "choices": choices, "table": table}
     metadata |= {"read_by": read_by, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
