@@ -24,6 +24,9 @@ NUM_DEVICES = 8
 
 
 def pytest_configure(config):
+    is_controller = getattr(config.option, "numprocesses", None)
+    if is_controller and not hasattr(config, "workerinput"):
+        return  # of pytest-xdist, which runs no test
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
