@@ -16,6 +16,21 @@ class Lap(NamedTuple):
 
 
 @dataclasses.dataclass
+class _Total:
+    """The number of steps, or of evaluations, and their seconds."""
+
+    count: int = 0
+    secs: float = 0.0
+
+    def add(self, count: int, secs: float) -> None:
+        self.count += count
+        self.secs += secs
+
+    def mean(self) -> float:
+        return self.secs / max(self.count, 1)
+
+
+@dataclasses.dataclass
 class Stopwatch:
     """Time spent in training steps, over every start of the run.
 
@@ -30,78 +45,72 @@ class Stopwatch:
 
     def __post_init__(self):
         self._is_warm = False
-        self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this phase
-        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
-        self._lap: Lap | None = None
+        self._phase = _Total()  # of its timed steps
+        self._since_lap, self._wait_secs_since_lap = _Total(), 0.0
+        self._last_lap: Lap | None = None
         # Of this start; for the time left.
-        self._num_evaluations, self._evaluation_secs = 0, 0.0
-        self._paused_steps, self._paused_secs = 0, 0.0
+        self._evaluations, self._pauses = _Total(), _Total()
         self._evaluation_secs_since_add = 0.0
 
     def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
         """Adds a call, whose time includes the wait for batches."""
         self.train_secs += secs
         self._evaluation_secs_since_add = 0.0
-        if self._is_warm and num_steps:
-            self.timed_steps += num_steps
-            self.timed_secs += secs
-            self._recent_steps += num_steps
-            self._recent_secs += secs
-            self._lap_steps += num_steps
-            self._lap_secs += secs
-            self._lap_wait_secs += input_wait_secs
         if not self._is_warm:
             self.start_secs += secs
+        elif num_steps:
+            self.timed_steps += num_steps
+            self.timed_secs += secs
+            self._phase.add(num_steps, secs)
+            self._since_lap.add(num_steps, secs)
+            self._wait_secs_since_lap += input_wait_secs
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
         """Adds the time from the end of a call of `num_steps` to the next call;
         evaluations in it are counted apart."""
-        self._paused_steps += num_steps
-        self._paused_secs += secs - self._evaluation_secs_since_add
+        self._pauses.add(num_steps, secs - self._evaluation_secs_since_add)
 
     def add_evaluation(self, secs: float) -> None:
         """Adds the time of an evaluation."""
-        self._num_evaluations += 1
-        self._evaluation_secs += secs
+        self._evaluations.add(1, secs)
         self._evaluation_secs_since_add += secs
 
     def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
         """Estimated seconds of the remaining steps, what is written between them, and
         evaluations, once there was one; None until the speed of this start and phase is
         known."""
-        if not self._recent_secs:
+        if not self._phase.secs:
             return None
-        secs_per_step = self._recent_secs / self._recent_steps
-        secs_per_step += self._paused_secs / max(self._paused_steps, 1)
-        secs_per_evaluation = self._evaluation_secs / max(self._num_evaluations, 1)
-        return num_steps * secs_per_step + num_evaluations * secs_per_evaluation
+        secs_per_step = self._phase.mean() + self._pauses.mean()
+        return num_steps * secs_per_step + num_evaluations * self._evaluations.mean()
 
     def begin_phase(self) -> None:
         """The next steps are compiled apart and have another speed."""
         self._is_warm = False
-        self._recent_steps, self._recent_secs = 0, 0.0
+        self._phase = _Total()
 
     def lap(self) -> Lap | None:
         """The speed since the last lap; None until a step was timed."""
-        self._lap = self.speed()
-        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
-        return self._lap
+        self._last_lap = self.speed()
+        self._since_lap, self._wait_secs_since_lap = _Total(), 0.0
+        return self._last_lap
 
     def speed(self) -> Lap | None:
         """As `lap`, without ending the lap."""
-        if not self._lap_secs:
-            return self._lap
+        lap = self._since_lap
+        if not lap.secs:
+            return self._last_lap
         # The wait is measured by another clock, which may be adjusted meanwhile.
-        waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
-        return Lap(self._lap_steps / self._lap_secs, 100 * waited)
+        waited = min(max(self._wait_secs_since_lap / lap.secs, 0.0), 1.0)
+        return Lap(lap.count / lap.secs, 100 * waited)
 
     def steps_in(self, secs: float) -> int:
         """The number of steps that take `secs`, at least 1; 1 until the speed of this
         start and phase is known."""
-        if not (self._recent_secs and self._is_warm):
+        if not (self._phase.secs and self._is_warm):
             return 1
-        return max(1, int(secs * self._recent_steps / self._recent_secs))
+        return max(1, int(secs * self._phase.count / self._phase.secs))
 
 
 @dataclasses.dataclass
