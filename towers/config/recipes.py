@@ -44,11 +44,11 @@ def config_of_flags(
 ) -> CommandLine:
     """The Config of a command line.
 
-    The flags stand on the recipe; without --config on the config of the run in the
-    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, with a folder
-    of images on FINETUNE_RECIPE where its network has trained weights on this machine,
-    else on PHOTO_RECIPE, or with another data set on the defaults. Where no data set is
-    named, what is in --data_dir decides.
+    The flags override the recipe; without --config the config of the run in the run's
+    folder, or, where there is none, the recipe DEFAULT_RECIPE, for a folder of images
+    FINETUNE_RECIPE where its network has trained weights on this machine, else
+    PHOTO_RECIPE, or for another data set the defaults. Where no data set is named, what
+    is in --data_dir decides.
 
     Args:
         recipe, workdir: the values of --config and --workdir, or None.
@@ -64,37 +64,27 @@ def config_of_flags(
     if workdir == "":
         raise ConfigError("--workdir is empty; give a folder, or leave it away")
     check_path("workdir", workdir or "")
-    dataset, data_dir = given.get("dataset"), given.get("data_dir")
-    stored = stored_config(pathlib.Path(workdir)) if workdir and not recipe else None
-    default, chosen = None, {}
-    if dataset is None and data_dir is None:
-        default = DEFAULT_RECIPE
-    elif not (recipe or stored) and dataset in (None, *PHOTO_SETS):
-        for_photos = photo_recipe(folder, given)
-        chosen = {"dataset": dataset}
-        if dataset in (None, "image_folder"):
-            chosen = photo_options(data_dir or "", for_photos == FINETUNE_RECIPE)
-        if dataset in PHOTO_SETS or chosen.get("dataset") in PHOTO_SETS:
-            default = for_photos
-    name = recipe or default
-    stem = pathlib.Path(name).stem if name else "default"
     if recipe and not workdir and _options_file(recipe, folder).name == CONFIG_JSON:
         why = f"--config={recipe} is a run, whose options a new one takes"
         way = "give the folder of the new run as --workdir; without --config, "
         raise ConfigError(f"{why}: {way}--workdir={recipe} continues that run")
+    stored = stored_config(pathlib.Path(workdir)) if workdir and not recipe else None
+    name, chosen, remark = recipe, {}, ""
+    if not (recipe or stored):
+        name, chosen = _default_recipe(folder, given, photo_options)
+    stem = pathlib.Path(name).stem if name else "default"
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
     if not (recipe or workdir):
         stored = stored_config(path)
-    remark = ""
     if stored is not None:
         base, layer = stored, "run folder"
     elif name:
         base, layer = load_recipe(name, folder), f"recipe {stem}"
-        if "model" in given and name == default == PHOTO_RECIPE:
-            chosen |= {"width": Config.width}  # the recipe's is for its own network
-        base = dataclasses.replace(base, **chosen)
         if not recipe:
             remark = _remark(name, folder)
+            if "model" in given and name == PHOTO_RECIPE:
+                chosen |= {"width": Config.width}  # the recipe's is for its own network
+        base = dataclasses.replace(base, **chosen)
     else:
         base, layer = Config(**chosen), "chosen by data_dir"
     origins = dict.fromkeys(non_defaults(base), layer)
@@ -103,6 +93,21 @@ def config_of_flags(
         origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+
+
+def _default_recipe(folder, given, photo_options):
+    """The recipe of a command that names none and continues no run, None for the
+    defaults; and the options for its images. Arguments as of `config_of_flags`."""
+    dataset, data_dir = given.get("dataset"), given.get("data_dir")
+    if dataset is None and data_dir is None:
+        return DEFAULT_RECIPE, {}
+    if dataset not in (None, *PHOTO_SETS):
+        return None, {}
+    recipe, chosen = photo_recipe(folder, given), {"dataset": dataset}
+    if dataset in (None, "image_folder"):
+        chosen = photo_options(data_dir or "", recipe == FINETUNE_RECIPE)
+    is_of_photos = dataset in PHOTO_SETS or chosen.get("dataset") in PHOTO_SETS
+    return recipe if is_of_photos else None, chosen
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
