@@ -139,17 +139,15 @@ class NoReports(Reports):
     """The reports of a worker that is not the chief, which writes nothing."""
 
     def __init__(self):
-        self._writer, self._board = "", lambda writer: None
-        self._num_failed, self.metrics = {}, None
+        self._writer = ""
 
-    def record(self, record):
-        pass
+    def _do_nothing(self, *args, **kwargs):
+        return False
+
+    record = on_board = attempt = __exit__ = _do_nothing
 
     def records(self):
         return []
-
-    def attempt(self, name, write, errors=OSError):
-        return False
 
 
 class MetricsFile:
