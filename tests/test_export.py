@@ -20,15 +20,19 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data.files.image import read_image
 from towers.data.sets import synthetic
 from towers.errors import ConfigError, DataError, ExportError
-from towers.exporting import comparison, load_in_new_process, staging
+from towers.exporting import comparison, load_in_new_process, staging, writers
 from towers.exporting.comparison import images_of
 from towers.exporting.export import FORMATS, export
-from towers.exporting.stock import stock_network, with_preprocessing
+from towers.exporting.stock import (
+    fold_normalizations,
+    stock_network,
+    with_preprocessing,
+)
 from towers.exporting.writers import (
-    WRITERS,
     decode_image,
     write_keras,
     write_safetensors,
+    write_saved_model,
 )
 from towers.models.create import without_noise
 from towers.models.variables import keras_settings
@@ -37,7 +41,7 @@ from towers.run import initial
 from towers.training.train import train
 
 DEPENDABLE = [
-    name for name, row in FORMATS.items() if not row.packages and row.is_runnable
+    name for name, row in FORMATS.items() if not row.packages and row.has_network
 ]
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
 NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
@@ -167,6 +171,52 @@ def test_stock_layers_compute_what_ours_do(name):
     assert np.abs(expected).max() > 0.01
 
 
+def normalizations(network):
+    kind = keras.layers.BatchNormalization
+    return [layer.name for layer in network.layers if isinstance(layer, kind)]
+
+
+@pytest.mark.parametrize("name", ["resnet20", "efficientnet_lite0"])
+def test_no_normalization_is_left_for_inference(name):
+    network = stock_network(random_run(name).network())
+    folded = fold_normalizations(network)
+    assert len(normalizations(network)) >= 19 and not normalizations(folded)
+    inputs = np.random.default_rng(1).normal(0, 1, (3, 32, 32, 3)).astype(np.float32)
+    expected = network(inputs, training=False).numpy()
+    logits = folded(inputs, training=False).numpy()
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_only_normalizations_with_moving_moments_of_one_layer_are_folded():
+    layers, rng = keras.layers, np.random.default_rng(0)
+    inputs = keras.Input((8, 8, 4))
+
+    def normalized(x, name, training=None, **options):
+        return layers.BatchNormalization(name=name, **options)(x, training=training)
+
+    x = normalized(layers.Conv2D(6, 3, use_bias=False)(inputs), "no_bias")
+    depthwise = layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same")
+    x = normalized(depthwise(x), "no_scale", scale=False)
+    x = normalized(layers.SeparableConv2D(6, 3)(x), "no_center", center=False)
+    read_twice = layers.Conv2D(6, 1)(x)
+    x = normalized(read_twice, "read_twice") + read_twice
+    x = normalized(layers.Conv2D(6, 1)(x), "moments_of_batch", training=True)
+    x = normalized(layers.Conv2D(6, 1, activation="relu")(x), "activated")
+    x = normalized(layers.Conv2D(6, 1)(x), "rows", axis=1)
+    shared = layers.Conv2D(6, 1)
+    x = shared(normalized(shared(x), "shared"))
+    x = normalized(x, "shared_too")
+    x = layers.Dense(5)(layers.Flatten()(x))
+    network = keras.Model(inputs, normalized(x, "of_dense"))
+    for variable in network.variables:
+        variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    folded = fold_normalizations(network)
+    kept = ["read_twice", "moments_of_batch", "activated", "rows"]
+    assert normalizations(folded) == [*kept, "shared", "shared_too"]
+    images = rng.normal(size=(3, 8, 8, 4)).astype(np.float32)
+    np.testing.assert_allclose(folded(images), network(images), rtol=1e-4)
+
+
 def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
     options = MODELS["deit_tiny"].options | {"channels": 8, "depth": 1, "heads": 2}
     with keras_settings():
@@ -252,7 +302,7 @@ def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsy
 
 def test_a_saved_model_takes_files_of_images(tmp_path):
     run = random_run("lenet", image_size=32, center_crop=0.83, interpolation="bicubic")
-    WRITERS["saved_model"](tmp_path / "model", stock_network(run.network()), run)
+    write_saved_model(tmp_path / "model", stock_network(run.network()), run)
     signatures = tf.saved_model.load(tmp_path / "model").signatures
     rng, contents, images = np.random.default_rng(0), [], []
     for *size, kind in (32, 32, "BMP"), (50, 90, "PNG"), (31, 20, "JPEG"):
@@ -296,7 +346,7 @@ def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch)
         """Not the moving averages."""
         write_keras(path, stock_network(run.network()), run)
 
-    monkeypatch.setitem(WRITERS, "keras", write_parameters)
+    monkeypatch.setattr(writers, "write_keras", write_parameters)
     words = "differ from the run's by 0.* of the largest"
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
@@ -325,7 +375,8 @@ def test_what_stands_there_is_not_touched(tmp_path, name, make, words):
     make(output)
     before = small_runs.snapshot(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        staging.validate_output(output, ".keras" if "." in name else "", True)
+        format = FORMATS["keras" if "." in name else "saved_model"]
+        staging.validate_output(output, format, True)
     assert small_runs.snapshot(tmp_path) == before
 
 

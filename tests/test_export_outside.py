@@ -8,20 +8,23 @@ import subprocess
 import sys
 import textwrap
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from exported import CLASS_NAMES, random_images, random_run, trained
 
 from towers import load_run
 from towers.config.choices import FAMILY, MODELS
-from towers.exporting import comparison
-from towers.exporting.export import FORMATS, TOLERANCES
-from towers.exporting.stock import stock_network
-from towers.exporting.writers import WRITERS
+from towers.exporting import comparison, writers
+from towers.exporting.export import FORMATS, TOLERANCES, export
+from towers.exporting.stock import fold_normalizations, stock_network
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"
 pytestmark = pytest.mark.slow
+
+RUNNABLE = [name for name, row in FORMATS.items() if row.has_network]
 
 # The first of each family.
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
@@ -44,7 +47,7 @@ def outside(script, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", RUNNABLE)
 @pytest.mark.parametrize("name", FAMILIES.values())
 def test_every_network_in_every_format(tmp_path, name, format):
     need(format)
@@ -55,11 +58,23 @@ def test_every_network_in_every_format(tmp_path, name, format):
         if precision == "int8" and name.startswith(("vit", "deit")):
             continue  # which that does not hold: see docs/export.md
         path, network = tmp_path / f"{precision}.{format}", stock_network(trained)
-        WRITERS[format](path, network, run, precision, random_images(run, 30))
+        if not FORMATS[format].is_trainable:
+            network = fold_normalizations(network)
+        write = getattr(writers, f"write_{format}")
+        write(path, network, run, precision, random_images(run, 30))
         logits, names = comparison.predict_in_new_process(format, path, images)
         most = TOLERANCES[precision] * np.abs(expected).max()
         np.testing.assert_allclose(logits, expected, rtol=0, atol=most)
         assert len(names) == len(CLASS_NAMES) and names[2] == "größer als"
+
+
+def test_normalizations_are_folded_but_in_formats_that_train(tmp_path):
+    trained(tmp_path, model="resnet20", width=0.1, max_steps=1)
+    model = keras.saving.load_model(export(tmp_path, "keras"))
+    assert str([v.path for v in model.variables]).count("moving_mean") == 19
+    archive = tf.saved_model.load(export(tmp_path, "saved_model"))
+    variables = archive.signatures["serving_default"].variables
+    assert len(variables) == 2 * 20  # a kernel and a bias of each layer
 
 
 # The lines of the page, and the command.
@@ -92,7 +107,7 @@ def run_export(folder, format, output):
     return subprocess.Popen(command, cwd=folder, **pipes)
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", RUNNABLE)
 def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     need(format)
     suffix = FORMATS[format].suffix

@@ -14,22 +14,36 @@ from towers.run.folder import RunFolder
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A row of FORMATS."""
+    """A row of FORMATS. `writers` has a function write_NAME of each format, and
+    `load_in_new_process` a function NAME of each that has the network.
 
-    suffix: str  # of the file's name; empty for a folder
+    Attributes:
+        suffix: of the file's name; empty for a folder.
+        marks: texts in the file, in a folder in `saved_model.pb`, by which an earlier
+            export is recognized.
+        precisions: choices of `precision`.
+        packages: needed to write it; installed by the extra of towers with its name.
+        has_network: whether it has the network, not its parameters alone.
+        is_trainable: whether it can be trained further; otherwise normalizations are
+            folded.
+    """
+
+    suffix: str
+    marks: tuple[bytes, ...]
     precisions: tuple[str, ...] = ("float32",)
-    packages: tuple[str, ...] = ()  # of the extra of towers with the format's name
-    is_runnable: bool = True  # has the network, not its parameters alone
+    packages: tuple[str, ...] = ()
+    has_network: bool = True
+    is_trainable: bool = False
 
 
-# A format also has a writer in `writers.WRITERS`, a function of its name in
-# `load_in_new_process` if it is runnable, and its mark in `staging._is_export`.
 FORMATS = {
-    "saved_model": Format(""),
-    "keras": Format(".keras"),
-    "tflite": Format(".tflite", ("float32", "float16", "int8")),
-    "onnx": Format(".onnx", packages=("tf2onnx", "onnxruntime")),
-    "safetensors": Format(".safetensors", is_runnable=False),
+    "saved_model": Format("", (b"class_names", b"probabilities")),
+    "keras": Format(".keras", (b"class_names.json",), is_trainable=True),
+    "tflite": Format(".tflite", (b"labels.txt",), ("float32", "float16", "int8")),
+    "onnx": Format(
+        ".onnx", (b"class_names", b"probabilities"), packages=("tf2onnx", "onnxruntime")
+    ),
+    "safetensors": Format(".safetensors", (b"class_names",), has_network=False),
 }
 
 # Largest difference of a logit from the trainer's network, as a fraction of the largest
@@ -80,21 +94,19 @@ def export(
     _validate_format(format, precision)
     if calibrated and format in ("keras", "safetensors"):
         raise ConfigError(f"calibrated with format={format}: it has no probabilities")
-    suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
+    row, tolerance = FORMATS[format], TOLERANCES[precision]
     if output is None:
         name = "model" if precision == "float32" else f"model-{precision}"
-        name = name + suffix if suffix else format
+        name = name + row.suffix if row.suffix else format
         output = RunFolder(workdir).path / "export" / name
     check_path("output", output)
     output = pathlib.Path(os.path.expanduser(output))
     with quiet_imports():
         from towers.evaluation.restored import read_run
-        from towers.exporting import comparison, staging
-        from towers.exporting.stock import stock_network
-        from towers.exporting.writers import WRITERS
+        from towers.exporting import comparison, staging, stock, writers
         from towers.parallel.devices import show_gpus
     staging.recover(output)
-    staging.validate_output(output, suffix, overwrite)
+    staging.validate_output(output, row, overwrite)
 
     show_gpus()  # none: they may be training
     run = read_run(workdir, step=step, calibrated=calibrated)
@@ -109,14 +121,17 @@ def export(
         raise ConfigError(f"{why}; name it with --data_dir, or files with --images")
     expected = comparison.logits_of(run, trained, compared)
 
-    with staging.staged(output, suffix, overwrite) as path:
-        if FORMATS[format].is_runnable:
-            network, where = stock_network(trained), "Loaded in a new process"
-            WRITERS[format](path, network, run, precision, calibration)
+    write = getattr(writers, f"write_{format}")
+    with staging.staged(output, row, overwrite) as path:
+        if row.has_network:
+            network, where = stock.stock_network(trained), "Loaded in a new process"
+            if not row.is_trainable:
+                network = stock.fold_normalizations(network)
+            write(path, network, run, precision, calibration)
             results = comparison.predict_in_new_process(format, path, compared)
         else:
             where = "Read into a new network"
-            WRITERS[format](path, trained, run)
+            write(path, trained, run)
             results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
         removed = f"the {format} export is removed: its"

@@ -5,13 +5,13 @@ import glob
 import os
 import pathlib
 import re
-import zipfile
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from towers import console, store
 from towers.errors import ConfigError, ExportError, one_line, out_of_memory
+from towers.exporting.export import Format
 
 
 def recover(output: pathlib.Path) -> None:
@@ -22,9 +22,10 @@ def recover(output: pathlib.Path) -> None:
         store.remove_leftovers(store.leftovers(output), "export", console.line)
 
 
-def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
+def validate_output(output: pathlib.Path, format: Format, overwrite: bool) -> None:
     """Raises a ConfigError where an export may not be written: its name lacks the
     suffix, or something stands there that may not be replaced."""
+    suffix = format.suffix
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
     if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
@@ -33,7 +34,7 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     if os.path.isfile(output.parent):
         why = f"{output.parent} is a file; choose another --output"
         raise ConfigError(f"output={output}: {why}")
-    is_export = not os.path.islink(output) and _is_export(output, suffix)
+    is_export = not os.path.islink(output) and _is_export(output, format)
     if is_export and not overwrite:
         way = "--overwrite replaces it, --output names another"
         raise ConfigError(f"{output} exists; {way}")
@@ -42,26 +43,17 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
         raise ConfigError(f"{output} is no such export; {way}")
 
 
-def _is_export(output, suffix):
-    """True if the file or folder has the class names as `writers` write them."""
-    file = output if suffix else output / "saved_model.pb"
+def _is_export(output, format):
+    file = output if format.suffix else output / "saved_model.pb"
     if not os.path.isfile(file):
         return False
-    member = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
-    if member is None:
-        content = file.read_bytes()
-        if suffix == ".safetensors":
-            return b"class_names" in content
-        return b"class_names" in content and b"probabilities" in content
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return member in archive.namelist()
+    content = file.read_bytes()
+    return all(mark in content for mark in format.marks)
 
 
 @contextlib.contextmanager
 def staged(
-    output: pathlib.Path, suffix: str, overwrite: bool
+    output: pathlib.Path, format: Format, overwrite: bool
 ) -> Iterator[pathlib.Path]:
     """A temporary path next to the output, which gets its name at the end, if there was
     no error and it still may. Of a folder that it replaces, what no export wrote stays,
@@ -74,7 +66,7 @@ def staged(
     try:
         with store.aside(output) as path:
             yield path
-            validate_output(output, suffix, overwrite)  # minutes later
+            validate_output(output, format, overwrite)  # minutes later
             kept = store.keep_others(output, path) if output.is_dir() else []
         for part in kept:
             console.line(f"{part} stays: no export wrote it")

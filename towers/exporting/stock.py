@@ -1,5 +1,6 @@
 """Networks of stock Keras layers that compute what the layers of towers do."""
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from towers.config import choices
 from towers.data.augment.augmentation import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
-from towers.keras_internals import layers_of
+from towers.keras_internals import calls_of, layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES
 from towers.models.keras.noise import WithNoise
@@ -40,20 +41,74 @@ def stock_network(model: keras.Model) -> keras.Model:
             return lambda inputs, **_: layer.call_of(inner, inputs)
         return _replacement(layer)
 
-    def call(layer, *args, **kwargs):
-        if isinstance(layer, layers.Layer):
-            layer = replacement(layer)
-        return layer(*args, **kwargs)
+    def replace(operation):
+        is_layer = isinstance(operation, layers.Layer)
+        return replacement(operation) if is_layer else operation
 
     with keras_settings():
-        clone = keras.models.clone_model(
-            model,
-            input_tensors=model.input,
-            clone_function=lambda layer: layer,
-            call_function=call,
-        )
-        [images] = (x for x in clone.inputs if x.name == IMAGES)
-        return keras.Model(images, clone.outputs[0], name=model.name)
+        logits = run_through_graph(model, model.input, replace)
+        [images] = (x for x in model.inputs if x.name == IMAGES)
+        return keras.Model(images, logits, name=model.name)
+
+
+def fold_normalizations(network: keras.Model) -> keras.Model:
+    """A `stock_network` for inference alone: a batch normalization becomes part of the
+    kernel and bias of the convolution or dense layer before it, if nothing else reads
+    the output of that layer (Jacob et al. 2018, arXiv:1712.05877, section 3.2)."""
+    calls = calls_of(network)
+    num_calls = collections.Counter(id(call.operation) for call in calls)
+    read = [x for call in calls for x in call.input_tensors] + network.outputs
+    num_readers = collections.Counter(map(id, read))
+    layer_of = {id(x): call.operation for call in calls for x in call.outputs}
+    replaced = {}  # id of a layer -> what is called in its place
+    for call in calls:
+        x, norm = call.input_tensors[0], call.operation
+        layer = layer_of.get(id(x))
+        is_one_path = num_readers[id(x)] == num_calls[id(layer)] == 1
+        if is_one_path and _is_linear(layer) and _uses_moving_moments(call):
+            replaced[id(layer)] = _folded(layer, norm)
+            replaced[id(norm)] = lambda x, **_: x
+
+    def replace(operation):
+        return replaced.get(id(operation), operation)
+
+    with keras_settings():
+        logits = run_through_graph(network, network.input, replace)
+        return keras.Model(network.input, logits, name=network.name)
+
+
+def _is_linear(layer):
+    kinds = layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D, layers.Dense
+    return type(layer) in kinds and layer.activation is keras.activations.linear
+
+
+def _uses_moving_moments(call):
+    """True for a call of a batch normalization of channels, not by the moments of the
+    batch, as with `training=True`."""
+    if type(norm := call.operation) is not layers.BatchNormalization:
+        return False
+    arguments = *call.arguments.args[1:], *call.arguments.kwargs.values()
+    is_of_channels = norm.axis in (-1, len(call.input_tensors[0].shape) - 1)
+    return is_of_channels and not any(x is True for x in arguments)
+
+
+def _folded(layer, norm):
+    """A layer that computes the normalized outputs of another one."""
+    *kernels, kernel = layer.get_weights()
+    bias = 0.0
+    if layer.use_bias:
+        *kernels, kernel, bias = layer.get_weights()
+    mean, variance = norm.moving_mean.numpy(), norm.moving_variance.numpy()
+    factor = 1 / np.sqrt(variance.astype(np.float64) + norm.epsilon)
+    if norm.scale:
+        factor *= norm.gamma.numpy()
+    bias = (bias - mean) * factor + (norm.beta.numpy() if norm.center else 0)
+    if isinstance(layer, layers.DepthwiseConv2D):  # [..., channels, multiplier]
+        kernel = kernel * factor.reshape(kernel.shape[2:])
+    else:
+        kernel = kernel * factor
+    settings = layer.get_config() | {"use_bias": True}
+    return _with_values(type(layer).from_config(settings), [*kernels, kernel, bias])
 
 
 def _replacement(layer: layers.Layer) -> Callable:

@@ -215,12 +215,3 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     metadata = {name: json.dumps(x) for name, x in metadata.items()}
     tensors = torch_names.state_dict(trained, tables[0])
     save_file(tensors, path, {"format": "pt"} | metadata)
-
-
-WRITERS = {
-    "saved_model": write_saved_model,
-    "keras": write_keras,
-    "tflite": write_tflite,
-    "onnx": write_onnx,
-    "safetensors": write_safetensors,
-}
