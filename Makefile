@@ -47,8 +47,8 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
 FAILED := { echo "make: the installation failed; the next make starts it anew" >&2; \
     exit 1; }
 
-.PHONY: help setup setup-dev train test test-all test-onnx test-ray test-torch test-track test-types \
-    notebook dist lock clean
+.PHONY: help setup setup-dev train test test-all test-onnx test-ray test-torch \
+    test-track test-types notebook dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -80,9 +80,10 @@ test-all: setup-dev
 	$(PYTEST) -m "not product"
 
 # .venv/.installed is a copy of the lock that is installed whole, .venv/.installed-dev of
-# that of the tests. They go first and come back last: where .installed is missing, an
-# installation was cut short, and pip may take its leftovers for whole packages. So .venv is made anew, as it is when its Python no longer
-# runs. (venv refuses a symbolic link, which .venv may be: hence pwd -P.)
+# the lock of the tests. They are removed first and written last: without .installed, an
+# installation was interrupted, and pip may take its remains for whole packages. Then
+# .venv is made anew, also when its Python no longer runs. (venv refuses a symbolic link,
+# which .venv may be: hence pwd -P.)
 setup:
 	@runs() { $(PY) -c '$(IN_RANGE)' 2>/dev/null; }; \
 	if cmp -s $(LOCK) .venv/.installed && runs; then exit 0; fi; \

@@ -38,7 +38,7 @@ RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
 
-_WEIGHTS = {Weights.RAW: "parameters", Weights.EMA: "moving averages"}
+_WEIGHTS = {Weights.RAW: "raw weights", Weights.EMA: "EMA weights"}
 TITLES = {
     "map": "mean AP",
     "map_micro": "AP of all pairs",
@@ -114,7 +114,7 @@ def table(evaluation: Evaluation[Figures]) -> list[str]:
     titles = {weights: _WEIGHTS[weights] for weights in by_weights}
     class_lines = _class_lines(reported, titles[evaluation.reported_weights])
     if len(titles) > 1:
-        titles[evaluation.reported_weights] += ", reported"
+        titles[evaluation.reported_weights] += " (reported)"
     rows = [["", *titles.values()]]
     names = dict(TITLES)
     if "map" in reported:

@@ -129,7 +129,7 @@ def _print_network(config, trainer):
         return
     print_entry(
         "operations",
-        f"{flops / 1e6:,.1f} MFLOP an image forward; a step about "
+        f"{flops / 1e6:,.1f} MFLOP for one image forward; a step about "
         f"{3 * flops * config.images_per_step / 1e9:,.1f} GFLOP, three times "
         f"the forward pass of {config.images_per_step} images",
     )
