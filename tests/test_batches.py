@@ -161,11 +161,11 @@ def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     assert len(batches) == -(-10 // batch_size)
     for batch in batches:
         assert batch["images"].shape == (batch_size, 8, 8, 3)
-        assert batch["weights"].dtype == np.float32
+        assert batch["mask"].dtype == np.float32
     joined = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
-    counts = joined["weights"] == 1
+    counts = joined["mask"] == 1
     np.testing.assert_array_equal(joined["labels"][counts], np.arange(10))
-    np.testing.assert_array_equal(joined["weights"][~counts], 0)
+    np.testing.assert_array_equal(joined["mask"][~counts], 0)
     images, _ = examples.read(tf.range(10, dtype=tf.int64))
     np.testing.assert_array_equal(joined["images"][counts], augment.evaluate(images))
     assert np.all(np.isfinite(joined["images"]))
@@ -284,7 +284,9 @@ def test_what_is_held_out_goes_by_the_names_wherever_the_folder_is(tmp_path):
         files = index_of(*zip(*paths, strict=True))
         source = CachedSource(files, (8, 6, 3), ImageOptions())
         _, chosen = hold_out(source, 0.25)
-        return {chosen.place(i)[len(str(folder)) :] for i in range(chosen.num_examples)}
+        return {
+            chosen.location(i)[len(str(folder)) :] for i in range(chosen.num_examples)
+        }
 
     names = [f"{number:03}.png" for number in range(40)]
     first = held_out(tmp_path, names)

@@ -46,7 +46,7 @@ class Files:
             raise self.contents[index]
         return self.contents[index], self.labels[index]
 
-    def place(self, index):
+    def location(self, index):
         return f"folder/{index}.png"
 
 

@@ -254,7 +254,7 @@ def test_folders_inside_a_class_are_read_and_flat_ones_keep_their_order(tmp_path
     (tmp_path / "train/dog/more").symlink_to(tmp_path / "train/cat/wild")
     write_folder(tmp_path, "test", {"cat/any": 1, "dog/train": 1})
     data_set = load(tmp_path)
-    places = [data_set.train.place(i) for i in range(data_set.train.num_examples)]
+    places = [data_set.train.location(i) for i in range(data_set.train.num_examples)]
     names = ["cat/00", "cat/01", "cat/wild/big/00", "cat/wild/big/01", "dog/00"]
     names += ["dog/01", "dog/02", "dog/more/big/00", "dog/more/big/01"]
     assert places == [f"{tmp_path}/train/{name}.png" for name in names]
@@ -278,7 +278,7 @@ def test_folders_without_images_of_their_own_group_classes(tmp_path, splits):
     label_of = Labels(data_set.class_names, [str(root)])
     for source in data_set.sources.values():
         for index, label in enumerate(source.labels):
-            place = source.place(index)
+            place = source.location(index)
             assert f"/{data_set.class_names[label]}/" in place
             assert label_of(place) == label
     # A network that was trained on them names the classes of other folders.
@@ -315,7 +315,7 @@ def test_names_of_classes_differ_where_their_folders_do(tmp_path):
     assert len(set(data_set.class_names)) == 4
     label_of = Labels(data_set.class_names, [str(tmp_path)])
     for index, label in enumerate(data_set.train.labels):
-        assert label_of(data_set.train.place(index)) == label
+        assert label_of(data_set.train.location(index)) == label
     # The same letters in two forms of Unicode are one name, of one folder.
     write_folder(tmp_path, "train", {"e\u0301": 3}, seed=1)
     write_folder(tmp_path, "test", {"\u00e9": 2})

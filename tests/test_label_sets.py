@@ -473,7 +473,7 @@ def test_tables_of_sets_are_read(tmp_path, name):
     for source in (data_set.train, data_set.test):
         pixels, sets = source.read(tf.range(source.num_examples, dtype=tf.int64))
         for place, (image, row) in enumerate(zip(pixels, sets, strict=True)):
-            number = int(source.place(place).rpartition("/")[2].removesuffix(".png"))
+            number = int(source.location(place).rpartition("/")[2].removesuffix(".png"))
             np.testing.assert_array_equal(image, images[number])
             np.testing.assert_array_equal(row, labels[number][order])
             counted += 1

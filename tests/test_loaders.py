@@ -36,7 +36,7 @@ from towers.data.sources import (
     DeviceSource,
     Subset,
     channel_moments,
-    place_of,
+    location_of,
 )
 from towers.errors import DataError, data_errors_of_tensorflow
 
@@ -380,8 +380,8 @@ def test_what_is_known_without_reading_is_what_is_read(source_of, name):
     source, (_, labels) = source_of(name)
     if name not in UNLISTED:
         np.testing.assert_array_equal(labels_for(source, "sampler"), labels)
-    place = place_of(source, 1)
-    assert place == "" or place != place_of(source, 0)
+    place = location_of(source, 1)
+    assert place == "" or place != location_of(source, 0)
     if "cached" in name or "tfds" in name or name == "image_folder":
         assert place
 

@@ -16,7 +16,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix
 from towers.build import load_data_set
 
 test = load_data_set(best.config, best.dataset_info).test
-held_out = predict("runs/shapes", [test.place(i) for i in range(test.num_examples)])
+held_out = predict("runs/shapes", [test.location(i) for i in range(test.num_examples)])
 
 
 def best_of(predicted):

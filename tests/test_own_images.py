@@ -150,7 +150,7 @@ def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
     test = load_data_set(restored.config, restored.dataset_info).test
     images, _ = test.read(tf.range(test.num_examples, dtype=tf.int64))
     expected = tf.nn.softmax(restored.model_ema(restored.preprocess(images)))
-    paths = [test.place(index) for index in range(test.num_examples)]
+    paths = [test.location(index) for index in range(test.num_examples)]
     towers.write_predictions(
         run, paths, form="json", output=tmp_path / "predicted.jsonl"
     )
@@ -177,7 +177,7 @@ def test_a_prediction_for_training_images_says_so(
     run = tmp_path / "run"
     towers.train(run, config)
     source = build(config).train_batches.source
-    trained = {source.place(index) for index in range(source.num_examples)}
+    trained = {source.location(index) for index in range(source.num_examples)}
     every = set(map(str, photos.rglob("*.png")))
     assert len(trained) < len(every)
 

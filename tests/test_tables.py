@@ -50,7 +50,7 @@ def splits_of(data_set):
     """Split -> the names of its files, sorted."""
     return {
         split: sorted(
-            "/".join(source.place(i).split("/")[-2:])
+            "/".join(source.location(i).split("/")[-2:])
             for i in range(source.num_examples)
         )
         for split, source in data_set.sources.items()
@@ -80,7 +80,7 @@ def test_integers_are_classes_by_their_value_and_ids_are_files(root):
     assert data_set.class_names == ("9", "10", "100")
     for source in data_set.sources.values():
         for index, label in enumerate(all_of(source)[1].tolist()):
-            name = source.place(index).split("/")[-2]
+            name = source.location(index).split("/")[-2]
             assert name == ["cat", "ant", "dog"][label]
 
 
@@ -116,7 +116,7 @@ def test_weights_are_factors_on_the_losses(root):
     batch = next(batches.stream(0).as_numpy_iterator())
     by_file = dict(zip(FILES, weights, strict=True))
     for index, weight in enumerate(source.sample_weights):
-        assert by_file["/".join(source.place(index).split("/")[-2:])] == weight
+        assert by_file["/".join(source.location(index).split("/")[-2:])] == weight
     indices = batches.indices(np.int64(0)).numpy()
     np.testing.assert_array_equal(
         batch["sample_weights"], source.sample_weights[indices]

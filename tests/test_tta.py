@@ -81,9 +81,9 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
     network = linear_network()
     batches = networks.random_batches(2, 13)
     for number, batch in enumerate(batches):
-        batch["weights"] = np.ones(13, np.float32)
+        batch["mask"] = np.ones(13, np.float32)
         batch["positions"] = 13 * number + np.arange(13)
-    batches[1]["weights"][5:] = 0
+    batches[1]["mask"][5:] = 0
     trainer = create_trainer(
         cls, network, Recipe(), batches, num_devices, tta=create_tta(name), **options
     )

@@ -1,6 +1,6 @@
 """A batch is a pure function of (seed, step).
 
-The stream of examples is endless: position p is place p mod N of epoch p div N, and the
+The stream of examples is endless: position p is entry p mod N of epoch p div N, and the
 order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G), or
 with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is at
 position s*K + j mod K. So there is no iterator whose state would have to be saved, and
@@ -26,7 +26,7 @@ from towers.data.sources import (
     Subset,
     known_labels,
     label_shape,
-    place_of,
+    location_of,
     strata,
 )
 from towers.errors import ConfigError, data_errors_of_tensorflow
@@ -248,13 +248,13 @@ class TrainBatches:
         )
 
     def _positions(self, step):
-        """int64: places in the endless stream of the images that are read."""
+        """int64: positions in the endless stream of the images that are read."""
         offsets = tf.constant(_numbers(self._read_rows) % self._num_drawn)
         return step * self._num_drawn + offsets
 
     @property
     def _num_drawn(self):
-        """The different places of the stream from which the images of a step come."""
+        """The different positions of the stream that a step reads."""
         return -(-self.images_per_step // self.repeats)
 
 
@@ -278,7 +278,7 @@ class EvalBatches:
     order.
 
     All have one shape: "images" and "labels" as of `TrainBatches`, not mixed. The last
-    one is filled up with example 0; "weights", float32 [batch], is 1 for an example
+    one is filled up with example 0; "mask", float32 [batch], is 1 for an example
     that counts and 0 for one that fills, and "positions", int64 [batch], are the
     numbers of the examples.
     """
@@ -333,7 +333,7 @@ class EvalBatches:
         return {
             "images": self.augment.evaluate(images),
             "labels": tf.ensure_shape(labels, [size, *label_shape(self.source)]),
-            "weights": tf.cast(counts, tf.float32),
+            "mask": tf.cast(counts, tf.float32),
             "positions": positions,
         }
 
@@ -342,11 +342,11 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
     """Images at equal distances in the source, augmented as in an evaluation, in arrays
     of at most 100; DataError where one cannot be read."""
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
-    places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
-    batches = EvalBatches(Subset(source, places), augment, batch_size=100)
+    indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    batches = EvalBatches(Subset(source, indices), augment, batch_size=100)
     with data_errors_of_tensorflow():
         for batch in batches.stream().as_numpy_iterator():
-            yield batch["images"][batch["weights"] > 0]
+            yield batch["images"][batch["mask"] > 0]
 
 
 def hold_out(
@@ -371,7 +371,7 @@ def hold_out(
         )
     hashes = np.empty(num_examples, np.uint64)
     for index in range(num_examples):
-        name = "/".join(place_of(source, index).split("/")[-2:]) or str(index)
+        name = "/".join(location_of(source, index).split("/")[-2:]) or str(index)
         name = name.encode(errors="surrogateescape")
         digest = hashlib.blake2b(name, digest_size=8).digest()
         hashes[index] = int.from_bytes(digest, "little")
@@ -379,7 +379,7 @@ def hold_out(
     labels = np.zeros(num_examples, int) if labels is None else strata(labels)
     by_class = np.lexsort([hashes, labels])
     _, counts = np.unique(labels, return_counts=True)
-    ranks = np.empty(num_examples)  # places in the classes, from 0 to 1
+    ranks = np.empty(num_examples)  # ranks in the classes, from 0 to 1
     ranks[by_class] = np.concatenate([(np.arange(n) + 0.5) / n for n in counts])
     order = np.lexsort([hashes, ranks])
     held_out, rest = np.sort(order[:count]), np.sort(order[count:])

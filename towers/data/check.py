@@ -19,7 +19,7 @@ from towers import console, data, store
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
 from towers.data.files.paths import shown
-from towers.data.sources import DataSet, Source, channel_counts, moments, place_of
+from towers.data.sources import DataSet, Source, channel_counts, location_of, moments
 from towers.errors import ConfigError, DataError, refuse_url
 
 # The picture: most classes, most images per class, and pixels of their longer side;
@@ -116,11 +116,11 @@ def check(
     for line in report(data_set, statistics, survey):
         say(line)
 
-    def place(split, index):
-        return shown(place_of(sources[split], index)) or f"{split} image {index}"
+    def location(split, index):
+        return shown(location_of(sources[split], index)) or f"{split} image {index}"
 
     prints = {name: x.prints for name, x in statistics.items()}
-    for heading, text in duplicates(prints, place):
+    for heading, text in duplicates(prints, location):
         say(f"{heading:11} {text}")
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
     count = len(survey.faults) + len(survey.misplaced)
@@ -163,8 +163,8 @@ def read_through(
             missing = GRID_IMAGES - len(examples)
             # Copies: a view would keep its whole batch in memory.
             chosen = labels[:, label] if is_set else labels == label
-            for place in np.flatnonzero(chosen)[:missing]:
-                examples.append(images[place, ::step, ::step].copy())
+            for index in np.flatnonzero(chosen)[:missing]:
+                examples.append(images[index, ::step, ::step].copy())
     joined = map(np.concatenate, zip(*prints, strict=True))
     return Statistics(counts, values, samples, Prints(*joined))
 
@@ -191,7 +191,7 @@ def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
 
 
 def duplicates(
-    prints: dict[str, Prints], place: Callable[[str, int], str]
+    prints: dict[str, Prints], location: Callable[[str, int], str]
 ) -> Iterator[tuple[str, str]]:
     """(heading, text) on images that are in two splits, or in two classes of one, from
     the fingerprints of each split and a function (split, index) -> location."""
@@ -215,7 +215,7 @@ def duplicates(
             chosen = chosen[np.unique(chosen[:, 1], return_index=True)[1]]
             if len(chosen):
                 examples = ", ".join(
-                    f"{place(names[b], j)} is {place(names[a], i)}"
+                    f"{location(names[b], j)} is {location(names[a], i)}"
                     for i, j in (chosen[:MOST_NAMED] - begins[[a, b]]).tolist()
                 )
                 where = names[a] if a != b else "another class"
@@ -271,7 +271,9 @@ def report(
         counts = (f"{x.labels[label]:8,}" for x in statistics.values())
         lines.append(("", f"{name:{longest}} {' '.join(counts)}"))
     faults = survey.bad_images
-    lines += [("fault", f"{shown(place)}: {text}") for place, text in faults.items()]
+    lines += [
+        ("fault", f"{shown(location)}: {text}") for location, text in faults.items()
+    ]
     return [f"{name:11} {text}" for name, text in lines]
 
 

@@ -8,7 +8,7 @@ from towers.data.sources import Source, blocks_of
 
 
 class BalancedOrder:
-    """Orders of an epoch in which all classes are equally likely: every place has a
+    """Orders of an epoch in which all classes are equally likely: every position has a
     class drawn at random, and an example of it, with replacement. Images without a
     label in label sets are one more class; a class without any image is left out."""
 
@@ -30,8 +30,8 @@ class BalancedOrder:
         shape = [self._num_examples, 2]
         bits = tf.cast(random_bits(seed, "balanced order", epoch, shape), tf.int64)
         classes = bits[:, 0] % len(self._counts)
-        places = bits[:, 1] % tf.gather(self._counts, classes)
-        return tf.gather(self._by_class, tf.gather(self._firsts, classes) + places)
+        positions = bits[:, 1] % tf.gather(self._counts, classes)
+        return tf.gather(self._by_class, tf.gather(self._firsts, classes) + positions)
 
 
 class BlockOrder:
@@ -50,9 +50,9 @@ class BlockOrder:
         num_examples = len(self._blocks)
         examples = permutation(seed, "order", epoch, num_examples)
         ranks = permutation(seed, "order of blocks", epoch, self._num_blocks)
-        places = tf.gather(ranks, tf.gather(self._blocks, examples))
+        positions = tf.gather(ranks, tf.gather(self._blocks, examples))
         moves = tf.range(num_examples, dtype=tf.float64) * (self._window / num_examples)
-        keys = tf.cast(places, tf.float64) + moves
+        keys = tf.cast(positions, tf.float64) + moves
         return tf.gather(examples, tf.argsort(keys, stable=True))
 
 

@@ -97,7 +97,7 @@ def hashed(
     seed: int, purpose: str, counters: Sequence[tf.Tensor], count: int
 ) -> tf.Tensor:
     """float32 [n, count]: numbers that depend on each example's own counters, int64 [n]
-    each, below 2**32, and not on its place in a batch; uniform over the multiples of
+    each, below 2**32, and not on its position in a batch; uniform over the multiples of
     2**-23 in [0, 1). The seed is below 2**63.
 
     The counters go one after the other through the finalizer of MurmurHash3 (Appleby

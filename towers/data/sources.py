@@ -31,7 +31,7 @@ class Source(Protocol):
         sample_weights: float32 [num_examples], factors on the losses; or None.
         reads_crops: True if `read` takes `crop_numbers`. Its images are then center
             crops of the images in files.
-        place: index -> the location of an example, for messages.
+        location: index -> the location of an example, for messages.
         num_bytes, checksum, blocks: see the functions `num_bytes`, `checksum` and
             `blocks_of`; with blocks also `block_bytes`, their mean size.
     """
@@ -59,7 +59,10 @@ class ArraySource:
     and sample weights float32 [num_examples]."""
 
     def __init__(
-        self, images: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        sample_weights: np.ndarray | None = None,
     ):
         if images.dtype != np.uint8 or images.ndim != 4:
             raise ValueError(
@@ -73,7 +76,7 @@ class ArraySource:
             raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
-        self.sample_weights = weights
+        self.sample_weights = sample_weights
         with tf.device("CPU:0"):
             self._images = tf.constant(images)
             dtype = tf.int32 if labels.ndim == 1 else tf.uint8
@@ -130,16 +133,16 @@ class DeviceSource:
 
 
 class Subset:
-    """Examples of another source; `places`, int64 [num_examples], are their indices."""
+    """Examples of another source; `indices`, int64 [num_examples], are theirs."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
         self._source = source
-        self.places = indices
+        self._indices = indices
         with tf.device("CPU:0"):
-            self._indices = tf.constant(indices, tf.int64)
+            self._index_tensor = tf.constant(indices, tf.int64)
         weights = getattr(source, "sample_weights", None)
         self.sample_weights = None if weights is None else weights[indices]
 
@@ -147,7 +150,7 @@ class Subset:
     def blocks(self) -> np.ndarray | None:
         """As `blocks_of`."""
         blocks = blocks_of(self._source)
-        return None if blocks is None else blocks[self.places]
+        return None if blocks is None else blocks[self._indices]
 
     @property
     def block_bytes(self) -> int:
@@ -165,29 +168,29 @@ class Subset:
     def labels(self) -> np.ndarray | None:
         """Labels, see `Source`; None where they are not known before they are read."""
         labels = self._source.labels
-        return None if labels is None else labels[self.places]
+        return None if labels is None else labels[self._indices]
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Integers [n], where `labels` is None."""
-        return self._source.read_labels(self.places[indices])
+        return self._source.read_labels(self._indices[indices])
 
     @property
     def checksum(self) -> int | None:
         """As `checksum`."""
         whole = checksum(self._source)
-        return None if whole is None else zlib.crc32(self.places.astype("<i8"), whole)
+        return None if whole is None else zlib.crc32(self._indices.astype("<i8"), whole)
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        indices = tf.gather(self._indices, indices)
+        indices = tf.gather(self._index_tensor, indices)
         if crop_numbers is None:
             return self._source.read(indices)
         return self._source.read(indices, crop_numbers)
 
-    def place(self, index: int) -> str:
-        """As `place_of`, for an example of the subset."""
-        return place_of(self._source, int(self.places[index]))
+    def location(self, index: int) -> str:
+        """As `location_of`, for an example of the subset."""
+        return location_of(self._source, int(self._indices[index]))
 
 
 def num_bytes(source: Source) -> int | None:
@@ -227,9 +230,9 @@ def strata(labels: np.ndarray) -> np.ndarray:
     return np.where(labels.any(1), counts.argmin(1), labels.shape[1])
 
 
-def place_of(source: Source, index: int) -> str:
+def location_of(source: Source, index: int) -> str:
     """The location of an example that is read from a file; empty where it is not."""
-    return source.place(index) if hasattr(source, "place") else ""
+    return source.location(index) if hasattr(source, "location") else ""
 
 
 class Trained(Protocol):
@@ -251,9 +254,9 @@ class DataSet:
 
     `train` is None where only the test images were loaded, to evaluate a trained
     network. `mean` and `std` are mean and standard deviation of the training
-    images, per channel, in units of 0..255. `origin` is the place of the data, for the
-    start banner. `validation` is for the evaluations during training, which use `test`
-    where the data set has no such images.
+    images, per channel, in units of 0..255. `origin` is the location of the data, for
+    the start banner. `validation` is for the evaluations during training, which use
+    `test` where the data set has no such images.
     """
 
     name: str
@@ -285,7 +288,7 @@ class DataSet:
 
 
 def split_off_test(
-    source: Source, labels: np.ndarray, place: str
+    source: Source, labels: np.ndarray, location: str
 ) -> tuple[Subset, Subset]:
     """Splits a source that has no images for testing, the same way every time: what is
     left for training, and TEST_FRACTION of each class, at least one image of it where
@@ -299,12 +302,12 @@ def split_off_test(
     # Of each class, from one sort: a pass for each would take seconds of a million.
     _, counts = np.unique(labels, return_counts=True)
     classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    for places in map(rng.permutation, classes):
-        count = max(round(TEST_FRACTION * len(places)), int(len(places) > 1))
-        is_test[places[:count]] = True
+    for indices in map(rng.permutation, classes):
+        count = max(round(TEST_FRACTION * len(indices)), int(len(indices) > 1))
+        is_test[indices[:count]] = True
     if not is_test.any():
         raise DataError(
-            f"{place}: no class has two images, one of which could be held out for "
+            f"{location}: no class has two images, one of which could be held out for "
             "testing"
         )
     return tuple(Subset(source, np.flatnonzero(x)) for x in (~is_test, is_test))

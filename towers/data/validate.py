@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.files.paths import shown
-from towers.data.sources import DataSet, known_labels, label_shape, place_of
+from towers.data.sources import DataSet, known_labels, label_shape, location_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
 
@@ -110,10 +110,10 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
         if wrong.size:
             index, label = int(indices[wrong[0]]), labels[wrong[0]]
-            place = place_of(source, index)
+            location = location_of(source, index)
             raise DataError(
                 f"{data_set.name}: {split} image {index} (counted from 0"
-                f"{f', {shown(place)}' if place else ''}) has the label {label}, "
+                f"{f', {shown(location)}' if location else ''}) has the label {label}, "
                 f"expected 0 to {num_classes - 1}"
                 + ("" if label_shape(source) else f" for {num_classes} classes")
                 + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")

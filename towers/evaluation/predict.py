@@ -22,7 +22,7 @@ from towers.data.files import paths as image_paths
 from towers.data.files.paths import shown
 from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
-from towers.data.sources import checksum, place_of
+from towers.data.sources import checksum, location_of
 from towers.errors import ConfigError, DataError
 from towers.evaluation.restored import (
     RestoredRun,
@@ -255,8 +255,8 @@ class _Prediction:
         images = np.zeros((size, *run.image_shape), np.uint8)
         images[: len(batch)] = [file.image for file in batch]
         with tf.device("CPU:0"):
-            weights = tf.constant(np.arange(size) < len(batch), tf.float32)
-            inputs = {"images": run.preprocess(images), "weights": weights}
+            mask = tf.constant(np.arange(size) < len(batch), tf.float32)
+            inputs = {"images": run.preprocess(images), "mask": mask}
         outputs = next(self._predictor.predictions([inputs]))[Weights.RAW]
         result = outputs.get("logits_tta", outputs["logits"])
         # NumPy has no bfloat16.
@@ -307,7 +307,7 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
         if config.holds_out:
             fraction, fold = config.validation_fraction, config.fold_of_images
             train, _ = hold_out(train, fraction, fold)
-        return {place(place_of(train, i)) for i in range(train.num_examples)}
+        return {place(location_of(train, i)) for i in range(train.num_examples)}
 
     return lambda path: place(path)[0].startswith(root) and place(path) in trained()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from towers.data.files.paths import shown
-from towers.data.sources import Source, place_of
+from towers.data.sources import Source, location_of
 from towers.evaluation.figures import (
     Figures,
     frequent_mistakes,
@@ -236,7 +236,7 @@ def image_rows(
     rows, confidences = [], predictions.confidences.tolist()
     for index in indices.tolist():
         label, prediction = predictions.texts(index, class_names)
-        row = {"index": index, "path": shown(place_of(source, index), most=4096)}
+        row = {"index": index, "path": shown(location_of(source, index), most=4096)}
         row |= {"label": label, "prediction": prediction}
         row["probability"] = confidences[index]
         row["loss"] = float(predictions.losses[index])

@@ -15,7 +15,7 @@ from towers import build, build_trainer, console
 from towers.config import Config, to_json
 from towers.data.batches import EvalBatches
 from towers.data.files.paths import shown
-from towers.data.sources import Source, place_of
+from towers.data.sources import Source, location_of
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import calibration_error, figures, fit_temperature
 from towers.evaluation.predictions import (
@@ -219,7 +219,7 @@ def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
         else:
             label, suggestion = names[labels[index]], names[other]
             own = float(probabilities[index, labels[index]])
-        path = shown(place_of(predicted.source, int(index)), most=4096)
+        path = shown(location_of(predicted.source, int(index)), most=4096)
         cells = path, label, suggestion, round(own, 6), round(suggested, 6)
         rows.append(dict(zip(SUSPECT_COLUMNS, (int(index), *cells), strict=True)))
     return rows

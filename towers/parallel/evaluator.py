@@ -93,7 +93,7 @@ class Evaluator:
     ) -> Evaluation[Counts]:
         """Sums of `tower_counts` over batches, with all weights in one pass.
 
-        The feed gives each tower its part of every batch, with "weights" and
+        The feed gives each tower its part of every batch, with "mask" and
         "positions"; it is the same object for every evaluation of the same images, as
         each is compiled for. `heartbeat` is called after each compiled call.
 
@@ -167,7 +167,7 @@ class Evaluator:
                     counts[-1]["correct_tta"] = correct
                 predicted += self._predictions(logits, pieces)
             with tf.device(HOST):
-                names = ["positions", "weights", "labels"]
+                names = ["positions", "mask", "labels"]
                 columns = [tf.concat([p[k] for p in pieces], 0) for k in names]
                 if self._multi_label:
                     columns.insert(2, tf.zeros_like(columns[1]))
@@ -227,15 +227,15 @@ class Evaluator:
         batches: Iterable[Mapping[str, tf.Tensor]],
         weights: Sequence[Weights] = (Weights.RAW,),
     ) -> Iterator[dict[Weights, dict[str, np.ndarray]]]:
-        """Computes batches with "weights" of the images in one process.
+        """Computes batches with the "mask" of the images in one process.
 
         Yields:
-            Per batch and kind of weights, for its n images of weight 1: "logits"
+            Per batch and kind of weights, for its n images whose mask is 1: "logits"
             [n, num_classes]; where it has labels, "labels" and "loss" [n]; with
             test-time augmentation "logits_tta", float64 [n, num_classes].
         """
         for batch in batches:
-            counts = np.asarray(batch["weights"]) > 0
+            counts = np.asarray(batch["mask"]) > 0
             outputs = self._predict_batch(dict(batch), tuple(weights))
             yield {
                 kind: {name: value.numpy()[counts] for name, value in output.items()}
@@ -244,7 +244,7 @@ class Evaluator:
 
     def _predict(self, batch, weights):
         """The outputs for one batch with each kind of weights, in the graph."""
-        size = batch["weights"].shape[0]
+        size = batch["mask"].shape[0]
         with tf.device(HOST):
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
         outputs = []

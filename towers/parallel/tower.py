@@ -133,15 +133,15 @@ def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """The float64 scalars "correct", "images" and "loss", the sum over the images of
-    one tower's share; images of weight 0 do not count."""
-    weights = tf.cast(batch["weights"], tf.float64)
+    one tower's share; images whose mask is 0 do not count."""
+    mask = tf.cast(batch["mask"], tf.float64)
 
     def count(values):
-        return tf.reduce_sum(weights * tf.cast(values, tf.float64))
+        return tf.reduce_sum(mask * tf.cast(values, tf.float64))
 
     return {
         "correct": count(_is_correct(loss_fn, logits, batch["labels"])),
-        "images": tf.reduce_sum(weights),
+        "images": tf.reduce_sum(mask),
         "loss": count(loss_fn(logits, batch["labels"])),
     }
 

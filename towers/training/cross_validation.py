@@ -14,7 +14,7 @@ import numpy as np
 from towers import console, store
 from towers.config import Config
 from towers.data.sets.arrays import Data
-from towers.data.sources import place_of
+from towers.data.sources import location_of
 from towers.errors import ConfigError
 from towers.evaluation.figures import figures
 from towers.evaluation.predictions import to_probabilities
@@ -99,6 +99,6 @@ def _rows(predicted, fold):
     for index, row in enumerate(probabilities):
         label = predicted.labels[index]
         label = ";".join(names[label]) if multi_label else names[label]
-        place = place_of(source, index)
+        place = location_of(source, index)
         number = int(source.places[index])
         yield [number, place, fold, label, *(f"{p:.6g}" for p in row)]

@@ -159,7 +159,7 @@ def _features(parts, state, batch_size):
         return tf.cast(features, tf.float32)
 
     for batch in EvalBatches(_source(parts), parts.augment, batch_size).stream():
-        counts = batch["weights"].numpy() > 0
+        counts = batch["mask"].numpy() > 0
         features = features_of({"images": batch["images"]}).numpy()
         yield features[counts], batch["labels"].numpy()[counts].astype(np.int64)
 

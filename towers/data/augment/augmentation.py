@@ -91,7 +91,7 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 
 def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
+    """A random crop of the image padded by 4 pixels of the mean, and a flip
     (He et al. 2015, section 4.2)."""
     height, width, _ = image_shape
     evaluate = functools.partial(standardize, mean=mean, std=std)
@@ -120,8 +120,8 @@ def translate_flip(
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
-        places = tf.fill([2], 2.0 * pixels + 1)
-        corners = tf.cast(choose(draw.per_view("translation", 2), places), tf.int64)
+        counts = tf.fill([2], 2.0 * pixels + 1)
+        corners = tf.cast(choose(draw.per_view("translation", 2), counts), tf.int64)
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
         is_flipped = (draw.per_example("flip", 1) < 0.5) != odd
         images = tf.cast(images, tf.float32)
@@ -262,11 +262,11 @@ def flat_rows(images: tf.Tensor) -> tf.Tensor:
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
-    """A window [n, height, width, channels] at a random place of each image, every
+    """A window [n, height, width, channels] at a random position of each image, every
     other one mirrored. Draws "crop" [n, 2] and "flip" [n, 1]."""
     n, full_height, full_width, _ = images.shape
-    places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
-    corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int64)
+    counts = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
+    corners = tf.cast(choose(draw("crop", [n, 2]), counts), tf.int64)
     return windows(images, corners, draw("flip", [n, 1]) >= 0.5, height, width)
 
 
@@ -295,12 +295,12 @@ def windows(
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 
 
-def mirrored(places: tf.Tensor, count: int) -> tf.Tensor:
-    """-1 -> 1, count -> count - 2: the place that lies there in a mirror."""
-    return count - 1 - tf.abs(count - 1 - tf.abs(places))
+def mirrored(positions: tf.Tensor, count: int) -> tf.Tensor:
+    """-1 -> 1, count -> count - 2: the position that lies there in a mirror."""
+    return count - 1 - tf.abs(count - 1 - tf.abs(positions))
 
 
 def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Whole numbers, as floats, below `counts`, from numbers uniform in [0, 1)."""
-    # Rounding may take a product up to the count itself; the last place is then meant.
+    # Rounding may give the count itself; the last number is then meant.
     return tf.minimum(tf.floor(numbers * counts), counts - 1)

@@ -98,7 +98,7 @@ def draw_numbers(
 ) -> tf.Tensor:
     """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. An
     attempt has two: the fraction of the area, uniform in `crop_scale`, and one for the
-    aspect; the last two are for the place; these are uniform in [0, 1). They are
+    aspect; the last two are for the position; these are uniform in [0, 1). They are
     "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2]."""
     low, high = crop_scale
     shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
@@ -128,7 +128,7 @@ def _middle_box(height, width):
 
 def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     """`random_box` of a batch, in TensorFlow; the numbers are [n, ATTEMPTS + 1, 2]."""
-    sizes, places = numbers[:, :-1], numbers[:, -1]
+    sizes, positions = numbers[:, :-1], numbers[:, -1]
     area_share, aspect = tf.unstack(sizes, axis=2)
     areas = height * width * area_share
     low, high = map(math.log, RATIO)
@@ -141,7 +141,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
     heights = tf.reduce_sum(heights * is_first, 1)
     widths = tf.reduce_sum(widths * is_first, 1)
-    rows, columns = tf.unstack(places, axis=1)
+    rows, columns = tf.unstack(positions, axis=1)
     tops = choose(rows, height - heights + 1)
     lefts = choose(columns, width - widths + 1)
     drawn = tops, lefts, heights, widths
@@ -177,12 +177,12 @@ def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor
     return first + across[:, None, :, None] * (second - first)
 
 
-def _between(places, lengths, size):
-    """The places in a part of the image between which places of the result lie, int64
-    [n, size] of the first and of the second, and float32 [n, size], the share of the
-    second. The places are float32 [n or 1, size], the lengths of the parts [n]."""
+def _between(positions, lengths, size):
+    """The positions in a part of the image between which positions of the result lie,
+    int64 [n, size] of the first and of the second, and float32 [n, size], the share of
+    the second. The positions are float32 [n or 1, size], the lengths [n]."""
     # Not a division: see `augment.standardize`.
-    centers = (places + 0.5) * (lengths * (1 / size))[:, None] - 0.5
+    centers = (positions + 0.5) * (lengths * (1 / size))[:, None] - 0.5
     last = lengths[:, None] - 1
     centers = tf.clip_by_value(centers, 0.0, last)
     first = tf.floor(centers)

@@ -140,8 +140,8 @@ def rectangles(
     rectangles, whole numbers, float32 [n], may reach beyond the image."""
 
     def inside(first, length, count):
-        places = tf.range(count, dtype=tf.float32)
-        return (places >= first[:, None]) & (places < (first + length)[:, None])
+        positions = tf.range(count, dtype=tf.float32)
+        return (positions >= first[:, None]) & (positions < (first + length)[:, None])
 
     rows, columns = inside(tops, heights, height), inside(lefts, widths, width)
     return tf.cast(rows[:, :, None, None] & columns[:, None, :, None], tf.float32)

@@ -119,8 +119,8 @@ def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     numbers uniform in [0, 1). The distribution function of the draws differs from the
     true one by less than 1 / NUM_QUANTILES, wherever float32 tells a share from 0 and
     from 1 at all."""
-    places = numbers * NUM_QUANTILES
-    below = tf.floor(places)
+    positions = numbers * NUM_QUANTILES
+    below = tf.floor(positions)
     index = tf.cast(below, tf.int64)
     first, second = tf.gather(quantiles, index), tf.gather(quantiles, index + 1)
-    return first + (places - below) * (second - first)
+    return first + (positions - below) * (second - first)

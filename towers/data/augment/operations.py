@@ -51,7 +51,7 @@ def apply(
     """One operation on each image, float32 [n, height, width, 1 or 3] of whole numbers
     in 0..255.
 
-    Operations are places in OPERATIONS, int64 [n], values float64 [n]; those that are
+    Operations are indices of OPERATIONS, int64 [n], values float64 [n]; those that are
     not `possible` are not computed. Moved pixels are `bilinear`, else the nearest ones.
     With `on_gpu` every operation is computed of all images: for a shape that depends on
     values the host would wait. The result is the same.
@@ -89,8 +89,8 @@ def _only(is_concerned, function, images, *columns):
     rows = tf.where(is_concerned)[:, 0]
     changed = _whole(function(*(tf.gather(x, rows) for x in (images, *columns))))
     ranks = tf.cumsum(tf.cast(is_concerned, tf.int64)) - 1
-    places = tf.where(is_concerned, n + ranks, np.arange(n))
-    return tf.gather(tf.concat([images, changed], 0), places)
+    positions = tf.where(is_concerned, n + ranks, np.arange(n))
+    return tf.gather(tf.concat([images, changed], 0), positions)
 
 
 def _whole(images):
@@ -110,7 +110,7 @@ def _moved(images, operations, values, bilinear):
     def value(name):
         return tf.where(_is(name, operations), values, 0.0)[..., 0]
 
-    # From a table, because cosines of TensorFlow depend on their place in a tensor.
+    # From a table, because cosines of TensorFlow depend on their position in a tensor.
     angles = np.arange(-MOST_DEGREES * PARTS, MOST_DEGREES * PARTS + 1) / PARTS
     row = tf.cast(tf.round(value("rotate") * PARTS), tf.int64) + len(angles) // 2
     cos, sin = (tf.gather(f(np.radians(angles)), row) for f in (np.cos, np.sin))
@@ -129,8 +129,8 @@ def _moved(images, operations, values, bilinear):
     def pixels(column, row):
         column = tf.clip_by_value(column, 0, width - 1)
         row = tf.clip_by_value(row, 0, height - 1)
-        places = tf.cast(row * width + column, tf.int64)
-        return tf.gather(flat, firsts + places)
+        positions = tf.cast(row * width + column, tf.int64)
+        return tf.gather(flat, firsts + positions)
 
     if bilinear:
         left, top = tf.floor(columns - 0.5), tf.floor(rows - 0.5)
@@ -172,11 +172,11 @@ def _mapped(images, operations, values):
     table = levels
     for name, values in tables.items():
         table = tf.where(_is(name, operations), values, table)
-    return tf.gather(tf.reshape(_whole(table), [-1]), _places(images))
+    return tf.gather(tf.reshape(_whole(table), [-1]), _table_indices(images))
 
 
-def _places(images):
-    """int64 as the images: the places of their values in tables [n, 256, channels]."""
+def _table_indices(images):
+    """int64 as the images: the indices of their values in tables [n, 256, channels]."""
     channels = images.shape[3]
     firsts = 256 * channels * _count(images)[:, None, None, None]
     return firsts + channels * tf.cast(images, tf.int64) + np.arange(channels)
@@ -216,8 +216,8 @@ def _smooth(images):
 def _equalized(images, operations, values):
     """Equalizes with a lookup table per channel: all values then occur about equally
     often."""
-    channels, places = images.shape[3], _places(images)
-    flat = tf.reshape(places, [-1])
+    channels, positions = images.shape[3], _table_indices(images)
+    flat = tf.reshape(positions, [-1])
     counts = tf.math.unsorted_segment_sum(
         tf.ones_like(flat, tf.float32), flat, 256 * channels * tf.shape(images)[0]
     )
@@ -229,7 +229,7 @@ def _equalized(images, operations, values):
     step = tf.floor((others + 0.5) / 255)
     below = tf.floor(step / 2) + tf.cumsum(counts, axis=1, exclusive=True)
     table = tf.where(step > 0, tf.floor(below / tf.maximum(step, 1)), levels)
-    return tf.gather(tf.reshape(_whole(table), [-1]), places)
+    return tf.gather(tf.reshape(_whole(table), [-1]), positions)
 
 
 def _blurred(images, operations, values):
@@ -247,8 +247,8 @@ def _blurred(images, operations, values):
     blurred = tf.cast(images, tf.float64)
     for axis in (2, 2, 2, 1, 1, 1):
         count = images.shape[axis]
-        places = np.clip(np.arange(-2, count + 2), 0, count - 1)
-        wide = tf.gather(blurred, places, axis=axis)
+        positions = np.clip(np.arange(-2, count + 2), 0, count - 1)
+        wide = tf.gather(blurred, positions, axis=axis)
         a, b, c, d, e = (
             wide[:, k : k + count] if axis == 1 else wide[:, :, k : k + count]
             for k in range(5)

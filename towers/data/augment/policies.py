@@ -161,8 +161,8 @@ def rand_augment(
     count, magnitude = rand_augment
     table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
     numbers = draw("rand_augment", [n, count, 2])
-    for place in range(count):
-        operations, signs = _chosen(numbers[:, place], table.shape)
+    for position in range(count):
+        operations, signs = _chosen(numbers[:, position], table.shape)
         values = _look_up(table, operations, signs)
         images = apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
     return images
@@ -174,8 +174,8 @@ def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.T
     operation, magnitude and sign."""
     n, height, width, _ = images.shape
     table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
-    operations, *place = _chosen(draw("trivial_augment", [n, 3]), table.shape)
-    values = _look_up(table, operations, *place)
+    operations, *position = _chosen(draw("trivial_augment", [n, 3]), table.shape)
+    values = _look_up(table, operations, *position)
     return apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
 
 
@@ -190,8 +190,8 @@ def auto_augment(
     pairs = SUB_POLICIES[learned_on]
     numbers = draw("auto_augment", [n, 5])
     [pair] = _chosen(numbers[:, :1], [len(pairs)])
-    for place, (chance, sign) in enumerate(((1, 2), (3, 4))):
-        names, chances, magnitudes = zip(*(p[place] for p in pairs), strict=True)
+    for position, (chance, sign) in enumerate(((1, 2), (3, 4))):
+        names, chances, magnitudes = zip(*(p[position] for p in pairs), strict=True)
         # All values are inverted from 0 on.
         is_inverted = [name == "invert" for name in names]
         names = ["solarize" if x == "invert" else x for x in names]
@@ -223,7 +223,7 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
     depths = 1 + choose(draw("augmix_depth", [n, WIDTH]), float(DEPTH))
     # The lengths of pieces of a line cut at random have a Dirichlet distribution with
-    # parameters 1. Not by logarithms: TensorFlow's depend on the place in a tensor.
+    # parameters 1. Not by logarithms: TensorFlow's depend on the position in a tensor.
     # Beta(1, 1) is uniform.
     first, second, share = tf.unstack(draw("augmix_weights", [n, 3]), axis=1)
     low, high = tf.minimum(first, second), tf.maximum(first, second)
@@ -231,14 +231,14 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     operate = functools.partial(apply, possible=MIXED, bilinear=True, on_gpu=on_gpu)
     for chain in range(WIDTH):
         changed = images
-        for place in range(DEPTH):
-            chosen, level, sign = tf.unstack(numbers[:, chain, place], axis=1)
+        for position in range(DEPTH):
+            chosen, level, sign = tf.unstack(numbers[:, chain, position], axis=1)
             [row] = _chosen(chosen[:, None], [len(MIXED)])
             values = tf.gather(
                 _mixed_values(level, sign, height, width), row, axis=1, batch_dims=1
             )
             operations = _look_up(_numbers_of(MIXED), row)
-            operations = tf.where(place < depths[:, chain], operations, 0)
+            operations = tf.where(position < depths[:, chain], operations, 0)
             changed = operate(changed, operations, values)
         chains.append(weights[chain][:, None, None, None] * changed)
     share = share[:, None, None, None]
@@ -280,8 +280,8 @@ def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Ten
     images = apply(images, operations, values, three, on_gpu=on_gpu)
     factors = 1 - JITTER + 2 * JITTER * tf.cast(numbers[:, 3:], tf.float64)
     orders = np.array([*itertools.permutations(range(len(JITTERED)))])
-    for place in range(len(JITTERED)):
-        row = _look_up(orders[:, place], order)
+    for position in range(len(JITTERED)):
+        row = _look_up(orders[:, position], order)
         values = tf.gather(factors, row, axis=1, batch_dims=1)
         operations = _look_up(_numbers_of(JITTERED), row)
         images = apply(images, operations, values, JITTERED, on_gpu=on_gpu)
@@ -311,18 +311,18 @@ def crop_rand_augment(
 
 def _chosen(numbers, counts):
     """int64 [n] each: whole numbers below the counts, from numbers [n, counts]."""
-    places = tf.cast(choose(numbers, tf.constant([*counts], tf.float32)), tf.int64)
+    positions = tf.cast(choose(numbers, tf.constant([*counts], tf.float32)), tf.int64)
     # On a GPU the host computes Unpack of int64.
-    return [places[:, number] for number in range(len(counts))]
+    return [positions[:, number] for number in range(len(counts))]
 
 
 def _numbers_of(names):
     return np.array([OPERATIONS.index(name) for name in names])
 
 
-def _look_up(table, *places):
-    """[n]: the entries of an array at some places, int64 [n] for each axis."""
-    flat = places[0]
-    for size, place in zip(table.shape[1:], places[1:], strict=True):
-        flat = flat * size + place
+def _look_up(table, *positions):
+    """[n]: the entries of an array at some positions, int64 [n] for each axis."""
+    flat = positions[0]
+    for size, position in zip(table.shape[1:], positions[1:], strict=True):
+        flat = flat * size + position
     return tf.gather(tf.constant(table.ravel()), flat)

@@ -143,11 +143,11 @@ class CachedSource:
         read."""
         labels = np.empty(len(indices), np.int32)
 
-        def read(place):
+        def read(position):
             try:
-                labels[place] = self._files.read(int(indices[place]))[1]
+                labels[position] = self._files.read(int(indices[position]))[1]
             except (OSError, ValueError, MemoryError) as error:
-                refuse(self._files, int(indices[place]), error, None)
+                refuse(self._files, int(indices[position]), error, None)
 
         streams.call_in_readers(read, len(indices))
         return labels
@@ -155,7 +155,7 @@ class CachedSource:
     @property
     def sample_weights(self) -> np.ndarray | None:
         """float32 [num_examples]; None without."""
-        return getattr(self._files, "weights", None)
+        return getattr(self._files, "sample_weights", None)
 
     @property
     def blocks(self) -> np.ndarray | None:
@@ -172,9 +172,9 @@ class CachedSource:
         """As `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """The location of an image, such as its path."""
-        return self._files.place(index)
+        return self._files.location(index)
 
     def _read(self, indices, crop_numbers=None):
         if crop_numbers is not None:
@@ -193,14 +193,14 @@ class CachedSource:
             labels[is_kept] = kept_labels[slots[is_kept]]
 
             def read(number):
-                place = missing[number]
+                position = missing[number]
                 crop = None
                 if crop_numbers is not None:
-                    crop = functools.partial(random_box, crop_numbers[place])
-                index = int(indices[place])
-                images[place], labels[place] = self._read_file(index, crop)
-                if crop is None and labels[place] >= 0:
-                    self._keep(index, images[place], labels[place])
+                    crop = functools.partial(random_box, crop_numbers[position])
+                index = int(indices[position])
+                images[position], labels[position] = self._read_file(index, crop)
+                if crop is None and labels[position] >= 0:
+                    self._keep(index, images[position], labels[position])
 
             streams.call_in_readers(read, len(missing))
         return images, labels
@@ -284,7 +284,7 @@ def settle_size(
                 refuse(files, index, error, None)
     if not sizes:
         raise DataError(
-            f"{shown(files.place(0))} and all that follow: no image can be decoded"
+            f"{shown(files.location(0))} and all that follow: no image can be decoded"
         )
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
@@ -296,8 +296,10 @@ def settle_size(
 def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
     """About `count` of all indices, in NUM_BLOCKS blocks at equal distances."""
     chosen = np.unique(blocks)
-    places = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(int)
-    indices = np.flatnonzero(np.isin(blocks, chosen[places]))
+    positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(
+        int
+    )
+    indices = np.flatnonzero(np.isin(blocks, chosen[positions]))
     return indices[:: -(-len(indices) // count)]
 
 
@@ -335,13 +337,14 @@ def leave_out_bad_images(
         for _, labels in read_in_batches(source, 100):
             all_labels.append(labels)
             count_read(len(labels))
-        places = np.flatnonzero(_are_read(np.concatenate(all_labels)))
-        is_all = len(places) == source.num_examples
-        good[source] = source if is_all else Subset(source, places)
+        positions = np.flatnonzero(_are_read(np.concatenate(all_labels)))
+        is_all = len(positions) == source.num_examples
+        good[source] = source if is_all else Subset(source, positions)
     survey.close()
     bad = survey.bad_images
     named = [
-        f"{shown(place)} ({fault})" for place, fault in list(bad.items())[:MOST_NAMED]
+        f"{shown(location)} ({fault})"
+        for location, fault in list(bad.items())[:MOST_NAMED]
     ]
     more = ", ..." if len(bad) > MOST_NAMED else ""
     note = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"

@@ -72,7 +72,7 @@ def data_set(
 def _with_classes(opener, location, class_names, where) -> Index:
     index = opener()
     for unlabeled in (index.labels < 0).nonzero()[0][:1]:
-        raise DataError(f"{shown(index.place(unlabeled))}: has no label")
+        raise DataError(f"{shown(index.location(unlabeled))}: has no label")
     if class_names is not None:
         return index.with_classes(class_names, where)
     if len(index.class_names) < 2:

@@ -146,16 +146,16 @@ def _plain_jpeg_size(content):
     pixels need: no orientation, profile or other images. None of all others."""
     if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
         return None
-    place = 2
-    while place + 9 < len(content) and content[place] == 0xFF:
-        kind = content[place + 1]
+    offset = 2
+    while offset + 9 < len(content) and content[offset] == 0xFF:
+        kind = content[offset + 1]
         if kind in (0xC0, 0xC1, 0xC2):  # baseline, extended, progressive
-            is_plain = content[place + 4] == 8 and content[place + 9] == 3
-            size = struct.unpack_from(">HH", content, place + 5)
+            is_plain = content[offset + 4] == 8 and content[offset + 9] == 3
+            size = struct.unpack_from(">HH", content, offset + 5)
             return size if is_plain else None
         if kind not in (0xC4, 0xDB, 0xDD, 0xE0, 0xFE):  # tables, JFIF, a comment
             return None
-        place += 2 + int.from_bytes(content[place + 2 : place + 4])
+        offset += 2 + int.from_bytes(content[offset + 2 : offset + 4])
     return None
 
 

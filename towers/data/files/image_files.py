@@ -15,8 +15,8 @@ DEFAULT_IMAGE_SIZE = 64
 
 
 class ImageFiles(Protocol):
-    """Image files with their labels. They may have `labels`, `class_names`, `weights`,
-    `blocks`, `block_bytes` and `checksum`, see `index.Index`."""
+    """Image files with their labels. They may have `labels`, `class_names`,
+    `sample_weights`, `blocks`, `block_bytes` and `checksum`, see `index.Index`."""
 
     def __len__(self) -> int: ...
 
@@ -25,14 +25,14 @@ class ImageFiles(Protocol):
         reason."""
         ...
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Its location, for messages."""
         ...
 
 
 @dataclasses.dataclass
 class Survey:
-    """Faults and sizes of all images of a data set: `faults`, place -> what is wrong
+    """Faults and sizes of all images of a data set: `faults`, location -> what is wrong
     there; `misplaced`, path -> why it is none of the images; `sizes`, (height, width)
     -> how often it was decoded."""
 
@@ -44,16 +44,16 @@ class Survey:
 
     @property
     def bad_images(self) -> dict[str, str]:
-        """place -> what is wrong there, of all, in the order of the places."""
+        """location -> what is wrong there, of all, in the order of the locations."""
         return dict(sorted((self.misplaced | self.faults).items()))
 
     def close(self) -> None:
         """Ends the survey: from now on faults are raised."""
         self.is_closed = True
 
-    def add_fault(self, place: str, message: str) -> None:
+    def add_fault(self, location: str, message: str) -> None:
         with self.lock:
-            self.faults[place] = message
+            self.faults[location] = message
 
     def add_size(self, height: int, width: int) -> None:
         with self.lock:
@@ -104,10 +104,10 @@ def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Records a fault in an open survey, else raises it as a DataError."""
-    place, message = files.place(index), reason(error)
+    location, message = files.location(index), reason(error)
     if survey is None or survey.is_closed:
         raise DataError(
-            f"{shown(place)}: {message}; --bad_images=skip leaves bad images out, "
+            f"{shown(location)}: {message}; --bad_images=skip leaves bad images out, "
             "`python -m towers.data` finds them all"
         )
-    survey.add_fault(place, message)
+    survey.add_fault(location, message)

@@ -48,9 +48,9 @@ class Index:
 
     Image i is in `files[numbers[i]]`, at `offsets` and of `lengths`, int64 [n]; None
     where a file is one image. `labels` are int32 [n], or of label sets uint8 [n,
-    classes]; `weights`, float32 [n], are factors on the losses. `rows`, int64 [n], of
-    images inside of files, are indices of `names`, or numbers in the file where there
-    are no names. `max_pixels` bounds the size of a file that is one image.
+    classes]; `sample_weights`, float32 [n], are factors on the losses. `rows`, int64
+    [n], of images inside of files, are indices of `names`, or numbers in the file where
+    there are no names. `max_pixels` bounds the size of a file that is one image.
     """
 
     files: Sequence[str]
@@ -59,7 +59,7 @@ class Index:
     class_names: tuple[str, ...]
     offsets: np.ndarray | None = None
     lengths: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    sample_weights: np.ndarray | None = None
     names: Sequence[str] | None = None
     rows: np.ndarray | None = None
     max_pixels: int = MAX_IMAGE_PIXELS
@@ -76,7 +76,7 @@ class Index:
         span = int(self.offsets[index]), int(self.lengths[index])
         return reading.read_range(file, *span), label
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         file = self.files[self.numbers[index]]
         if self.rows is None:
             return file
@@ -85,13 +85,13 @@ class Index:
         return f"{file}: image {self.rows[index]} (counted from 0)"
 
     def checksum(self) -> int:
-        """Checksum of the labels and names of the files, and of the places in them."""
+        """Checksum of the labels and names of the files, and the positions in them."""
         is_set = self.labels.ndim == 2
         crc = zlib.crc32(np.ascontiguousarray(self.labels, "u1" if is_set else "<i4"))
         numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
         names = "\0".join(os.path.basename(self.files[x]) for x in numbers)
         crc = zlib.crc32(names.encode(errors="surrogateescape"), crc)
-        for values in (self.offsets, self.rows, self.weights):
+        for values in (self.offsets, self.rows, self.sample_weights):
             if values is not None:
                 crc = zlib.crc32(np.ascontiguousarray(values), crc)
         return crc
@@ -110,12 +110,12 @@ class Index:
         """Mean size of a block in memory, or on the disk."""
         return reading.BLOCK_BYTES
 
-    def take(self, places: np.ndarray) -> Self:
-        """The images at some places."""
-        per_image = "numbers", "labels", "offsets", "lengths", "weights", "rows"
+    def take(self, indices: np.ndarray) -> Self:
+        """The images with some indices."""
+        per_image = "numbers", "labels", "offsets", "lengths", "sample_weights", "rows"
         values = {name: getattr(self, name) for name in per_image}
         return dataclasses.replace(
-            self, **{k: x[places] for k, x in values.items() if x is not None}
+            self, **{k: x[indices] for k, x in values.items() if x is not None}
         )
 
     def without_empty_classes(self) -> Self:
@@ -144,7 +144,7 @@ class Index:
             number = own if own.ndim == 0 else (own * ~is_known).argmax()
             name = self.class_names[number]
             raise DataError(
-                f"{shown(self.place(index))}: has the class {shown(name, 40)}, and "
+                f"{shown(self.location(index))}: has the class {shown(name, 40)}, and "
                 f"there is no such class in {where}; {nearest(name, class_names)}"
                 f"it has {shown(', '.join(class_names[:20]), 100)}"
             )
@@ -166,7 +166,7 @@ def find_column(
     patterns: Sequence[str] = (),
     taken: Iterable[int] = (),
 ) -> int | None:
-    """The place of a column by its name, or of the only one that is not taken and fits
+    """The index of a column by its name, or of the only one that is not taken and fits
     the first of the patterns that any fits; None without. Patterns are compared with
     lower case, and underscores for spaces. ValueError where it is missing or
     ambiguous."""

@@ -189,8 +189,8 @@ def _find_columns(schema, columns):
         about = {x: y for x, y in features.items() if isinstance(y, dict)}
         typed = [x for x, y in about.items() if y.get("_type") == kind]
         name = columns.get(role) or (typed[0] if len(typed) == 1 else None)
-        place = find_column(role, schema.names, name, [_NAMES[role]])
-        names[role] = None if place is None else schema.names[place]
+        index = find_column(role, schema.names, name, [_NAMES[role]])
+        names[role] = None if index is None else schema.names[index]
     if names["image"] is None:
         raise ValueError(
             f"no column is named like an image, only {', '.join(schema.names)}; "
@@ -247,8 +247,8 @@ def _label_numbers(values, columns, numbers):
         -1 if x in (None, "", -1) else numbers.setdefault(str(x), len(numbers))
         for x in encoded.dictionary.to_pylist()
     ]
-    places = encoded.indices.fill_null(len(new)).to_numpy()
-    return np.array([*new, -1], np.int32)[places]
+    indices = encoded.indices.fill_null(len(new)).to_numpy()
+    return np.array([*new, -1], np.int32)[indices]
 
 
 def _opened(path):

@@ -35,7 +35,7 @@ OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
 
 def data_set(
     name: str,
-    place: str,
+    location: str,
     splits: Mapping[str, OpenSplit],
     options: ImageOptions,
     trained: Trained | None = None,
@@ -61,10 +61,10 @@ def data_set(
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)
     if not testing and "train" in splits and trained:
-        if not _was_trained_on(trained, splits, options, place):
+        if not _was_trained_on(trained, splits, options, location):
             console.warn(
-                f"{shown(place)} is not the data that the run was trained on, so all "
-                "images in it are for testing"
+                f"{shown(location)} is not the data that the run was trained on, so "
+                "all images in it are for testing"
             )
             testing = "train"
     train = validation = None
@@ -90,7 +90,7 @@ def data_set(
     else:
         per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))
-        train, test = split_off_test(train, labels, place)
+        train, test = split_off_test(train, labels, location)
         use = f"{TEST_FRACTION:.0%}{per_class} held out for testing"
     (train, validation, test), bad_images = leave_out_bad_images(
         (train, validation, test), options
@@ -105,12 +105,12 @@ def data_set(
         class_names=tuple(classes),
         mean=mean,
         std=std,
-        origin=f"{place} ({about}{note()}{bad_images})",
+        origin=f"{location} ({about}{note()}{bad_images})",
         validation=validation,
     )
 
 
-def _was_trained_on(trained, splits, options, place):
+def _was_trained_on(trained, splits, options, location):
     """True if a network was trained on the images of a data set without images for
     testing; True with bad_images=skip, as the images left out are not known."""
     if options.bad_images == "skip":
@@ -120,7 +120,7 @@ def _was_trained_on(trained, splits, options, place):
         source = CachedSource(
             files, trained.image_shape, ImageOptions(image_cache_mb=0)
         )
-        train, _ = split_off_test(source, files.labels, place)
+        train, _ = split_off_test(source, files.labels, location)
     except DataError:  # such as a class of one image
         return False
     return checksum(train) == trained.checksum

@@ -89,7 +89,7 @@ def read(
     is missing, or may be one of two.
     """
     files, labels, splits, weights = [], [], [], []
-    places, unlabeled, are_sets, classes = {}, "", False, ()
+    first_rows, unlabeled, are_sets, classes = {}, "", False, ()
     for table in paths:
         rows = _rows(table)
         header = next(rows, None)
@@ -107,9 +107,9 @@ def read(
                 raise DataError(
                     f"{where} has {len(row)} values, and the first row {len(header)}"
                 )
-            values = {role: row[place] for role, place in used.items()}
+            values = {role: row[index] for role, index in used.items()}
             file = resolve(values["path"], where)
-            before = places.setdefault(file, where)
+            before = first_rows.setdefault(file, where)
             if before is not where:
                 raise DataError(f"{where}: {shown(file)} is also in {before}")
             files.append(file)
@@ -146,7 +146,7 @@ def read(
 def index_of(
     files: Sequence[str],
     labels: Sequence[str | None],
-    weights: Sequence[float] | None = None,
+    sample_weights: Sequence[float] | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
     settle: Callable[[np.ndarray, Iterable[str]], dict] = settle_classes,
 ) -> Index:
@@ -157,7 +157,7 @@ def index_of(
     return Index(
         Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
         np.arange(len(files), dtype=np.int32),
-        weights=None if weights is None else np.array(weights, np.float32),
+        sample_weights=sample_weights and np.array(sample_weights, np.float32),
         max_pixels=max_pixels,
         **settle(labels, names),
     )
@@ -239,25 +239,25 @@ def _rows_of_parquet(path):
 
 def _label_set(row, header, class_columns, where):
     """The names of the columns of classes that have a 1."""
-    values = [str(row[place]) for place in class_columns]
-    for place, value in zip(class_columns, values, strict=True):
+    values = [str(row[index]) for index in class_columns]
+    for index, value in zip(class_columns, values, strict=True):
         if value not in _ANSWERS:
             raise DataError(
-                f"{where}: the column {shown(str(header[place]), 40)} of a class has "
+                f"{where}: the column {shown(str(header[index]), 40)} of a class has "
                 f"{shown(value, 40)!r}, and not 0 or 1; --columns=label:NAME names a "
                 "column of labels"
             )
     chosen = zip(class_columns, values, strict=True)
-    return [header[place] for place, value in chosen if _ANSWERS[value]]
+    return [header[index] for index, value in chosen if _ANSWERS[value]]
 
 
 def _columns(header, columns, fold):
-    """Role -> place of its column, and the places of columns of classes."""
+    """Role -> index of its column, and the indices of columns of classes."""
     used = {x: find_column(x, header, name) for x, name in columns.items()}
     for role, patterns in _ROLES.items():
         if role not in used:
-            place = find_column(role, header, None, patterns, used.values())
-            used |= {} if place is None else {role: place}
+            index = find_column(role, header, None, patterns, used.values())
+            used |= {} if index is None else {role: index}
     rest = [i for i in range(len(header)) if i not in used.values()]
     if "label" not in used and "path" in used and len(rest) == 1:
         used["label"] = rest[0]

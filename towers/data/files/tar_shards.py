@@ -86,21 +86,21 @@ def _reader(path: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
 def _members(read_at, size):
     """(name, first byte, number of bytes) of each regular file: of the formats of POSIX
     (ustar, pax) and of GNU tar."""
-    place, extended = 0, {}
-    while place < size:
-        header = read_at(place, _BLOCK)
+    offset, extended = 0, {}
+    while offset < size:
+        header = read_at(offset, _BLOCK)
         if header.count(0) == _BLOCK:
             return
         name = header[:100].split(b"\0", 1)[0]
         if len(header) < _BLOCK or header[257:262] != b"ustar":
-            fault = f"breaks off at byte {place:,}" if place else "is no tar file"
+            fault = f"breaks off at byte {offset:,}" if offset else "is no tar file"
             raise ValueError(fault)
         if header[257:263] == b"ustar\0" and header[345]:
             name = header[345:500].split(b"\0", 1)[0] + b"/" + name
-        kind, begin = header[156:157], place + _BLOCK
+        kind, begin = header[156:157], offset + _BLOCK
         length = int(extended.get(b"size") or _number(header[124:136]))
-        place = begin + length + -length % _BLOCK
-        if place > size:
+        offset = begin + length + -length % _BLOCK
+        if offset > size:
             raise ValueError(f"breaks off in {shown(os.fsdecode(name), 60)}")
         if kind == b"L":  # a long name, of GNU tar
             extended[b"path"] = read_at(begin, length).rstrip(b"\0")
@@ -148,8 +148,8 @@ def _label(members, wanted, read_at):
     for ending in (kind,) if kind else _LABELS:
         if ending not in members:
             continue
-        name, *place = members[ending]
-        content = read_at(*place).decode()
+        name, *span = members[ending]
+        content = read_at(*span).decode()
         if ending != "json" and not ending.endswith(".json"):
             return content.strip()
         values = json.loads(content)

@@ -60,7 +60,7 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
         numbers = tf.strings.as_string(tf.sparse.to_dense(label, -1)[:, :1])
         return records, examples[keys["image"]], texts, numbers
 
-    offsets, lengths, labels, place = [], [], [], 0
+    offsets, lengths, labels, offset = [], [], [], 0
     dataset = tf.data.TFRecordDataset(reading.local_copy(path), buffer_size=2**20)
     dataset = without_tuning(dataset.batch(_BATCH).map(parse))
     try:
@@ -71,10 +71,10 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
                         f"record {len(offsets)} (counted from 0) has no bytes in "
                         f"{keys['image']}; --columns=image:KEY names the feature"
                     )
-                offsets.append(place + _BEFORE + record.find(image))
+                offsets.append(offset + _BEFORE + record.find(image))
                 lengths.append(len(image))
                 labels.append(_label(texts[row], numbers[row]))
-                place += _BEFORE + len(record) + _AFTER
+                offset += _BEFORE + len(record) + _AFTER
     except tf.errors.OpError as error:
         where = f"record {len(offsets)} or one of the next {_BATCH} (counted from 0)"
         raise ValueError(f"{where}: {cause(error)}") from error
@@ -110,17 +110,17 @@ def open_records(paths: Sequence[str]) -> Index:
 
 def _spans(path):
     """int64 [2, n]: the offset and the length of each record."""
-    place, spans = 0, []
+    offset, spans = 0, []
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        while place < size:
-            header = os.pread(file.fileno(), 8, place).ljust(8, b"\xff")
+        while offset < size:
+            header = os.pread(file.fileno(), 8, offset).ljust(8, b"\xff")
             [length] = struct.unpack("<Q", header)
-            if place + _BEFORE + length + _AFTER > size:
+            if offset + _BEFORE + length + _AFTER > size:
                 raise ValueError(
                     f"{path}: record {len(spans)} (counted from 0) breaks off, or it "
                     "is no TFRecord file"
                 )
-            spans.append((place + _BEFORE, length))
-            place += _BEFORE + length + _AFTER
+            spans.append((offset + _BEFORE, length))
+            offset += _BEFORE + length + _AFTER
     return np.array(spans, np.int64).reshape(-1, 2).T

@@ -147,10 +147,10 @@ def _reading(path):
         raise DataError(f"{path}: cannot be read: {reason(error)}") from error
 
 
-def _compare_names(published, place, names):
+def _compare_names(published, location, names):
     if names != published.class_names:
         raise DataError(
-            f"{place}: these are not the classes of {published.title}: expected "
+            f"{location}: these are not the classes of {published.title}: expected "
             f"{shown(' '.join(published.class_names), 100)}, got "
             f"{shown(' '.join(names[:20]), 100) or 'none'}"
         )
@@ -269,11 +269,11 @@ def _read_archive(published, path, files):
 
 
 def read_records(
-    wanted: RecordFile, file: BinaryIO, place: str, label_counts: Mapping[str, int]
+    wanted: RecordFile, file: BinaryIO, location: str, label_counts: Mapping[str, int]
 ) -> np.ndarray:
     """The records [num_records] of a file that is open for reading; DataError, which
-    begins with the place, where it has another header or size, or a label is too high.
-    """
+    begins with the location, where it has another header or size, or a label is too
+    high."""
     header = file.read(len(wanted.header))
     record = wanted.dtype.itemsize
     size = wanted.num_records * record
@@ -281,14 +281,15 @@ def read_records(
     content = file.read(size + 1)
     if header != wanted.header:
         raise DataError(
-            f"{place}: begins with 0x{header.hex()}, expected 0x{wanted.header.hex()}: "
-            "magic number of IDX files, number of records, height and width"
+            f"{location}: begins with 0x{header.hex()}, expected "
+            f"0x{wanted.header.hex()}: magic number of IDX files, number of records, "
+            "height and width"
         )
     if len(content) != size:
         actual = "more" if len(content) > size else len(content)
         raise DataError(
-            f"{place}: expected {size} bytes ({wanted.num_records} records of {record})"
-            f", got {actual}"
+            f"{location}: expected {size} bytes ({wanted.num_records} records of "
+            f"{record}), got {actual}"
         )
     records = np.frombuffer(content, wanted.dtype)
     for kind in (x for x in label_counts if x in wanted.dtype.names):
@@ -296,7 +297,7 @@ def read_records(
         wrong = np.flatnonzero(labels > most)
         if wrong.size:
             raise DataError(
-                f"{place}: record {wrong[0]} (counted from 0) has the {kind} "
+                f"{location}: record {wrong[0]} (counted from 0) has the {kind} "
                 f"{labels[wrong[0]]}, expected 0 to {most}; {wrong.size} such records"
             )
     return records
@@ -326,7 +327,7 @@ def download(published: Published, folder: str) -> None:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
                     fetch(published.url(name), sha256, path)
     except OSError as error:
-        place = error.filename or folder
-        raise DataError(f"{place}: cannot be written: {error.strerror}") from error
+        location = error.filename or folder
+        raise DataError(f"{location}: cannot be written: {error.strerror}") from error
     except DataError as error:
         raise DataError(f"{error}; {published.how_to_get_it}") from error

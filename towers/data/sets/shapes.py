@@ -1,6 +1,6 @@
 """Ten classes of small color images that are drawn, so that no file is needed.
 
-Each image shows one shape, of random place, size, tilt and color, on a shaded ground
+Each image shows one shape, of random position, size, tilt and color, on a shaded ground
 with two blots, under noise. The shapes stay near the middle, so that a 24x24 crop keeps
 them, and none becomes another when it is mirrored. For their size all cover the same
 area, so neither the colors nor the brightness of an image tells its class.
@@ -112,9 +112,9 @@ def _draw_all(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
     labels = np.arange(count, dtype=np.int32) % len(SHAPES)
     images = np.empty((count, SIZE, SIZE, 3), np.uint8)
     for label, shape in enumerate(SHAPES.values()):
-        places = np.flatnonzero(labels == label)
-        for first in range(0, len(places), CHUNK):
-            chunk = places[first : first + CHUNK]
+        indices = np.flatnonzero(labels == label)
+        for first in range(0, len(indices), CHUNK):
+            chunk = indices[first : first + CHUNK]
             images[chunk] = _draw(shape, len(chunk), rng)
     return images, labels
 

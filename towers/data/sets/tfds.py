@@ -176,15 +176,15 @@ def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
 def _find(name: str, data_dir: str) -> str:
     """The prepared folder, in `data_dir` or in the default one."""
     root, shared = data_folder(data_dir), default_dir()
-    for place in (root, shared):
-        prepared = find_prepared(name, place)
+    for folder in (root, shared):
+        prepared = find_prepared(name, folder)
         if prepared:
             return prepared
     configs = [
         f"{name}/{entry}"
-        for place in (root, shared)
-        for entry in _entries(os.path.join(place, name))
-        if find_prepared(f"{name}/{entry}", place)
+        for folder in (root, shared)
+        for entry in _entries(os.path.join(folder, name))
+        if find_prepared(f"{name}/{entry}", folder)
     ]
     if configs:
         raise DataError(
@@ -230,18 +230,18 @@ class Split:
         if split not in splits:
             names = shown(", ".join(splits))
             raise DataError(f"{folder}: has no split '{split}', only {names}")
-        self._place = f"{folder}: split '{split}'"
+        self._location = f"{folder}: split '{split}'"
         self._num_classes = info.features[keys[1]].num_classes
         try:
             self._length, self._values = _open_split(folder, builder, split, keys)
         except (OSError, ValueError) as error:
             path = getattr(error, "filename", None)
             file = f"{path}: " if path else ""
-            raise DataError(f"{self._place}: {file}{reason(error)}") from error
+            raise DataError(f"{self._location}: {file}{reason(error)}") from error
         expected = splits[split].num_examples
         if self._length != expected or not expected:
             raise DataError(
-                f"{self._place} should have {expected} examples, has {self._length}"
+                f"{self._location} should have {expected} examples, has {self._length}"
             )
 
     def __len__(self) -> int:
@@ -266,8 +266,8 @@ class Split:
         except (OSError, ValueError):
             return True
 
-    def place(self, index: int) -> str:
-        return f"{self._place}, image {index} (counted from 0)"
+    def location(self, index: int) -> str:
+        return f"{self._location}, image {index} (counted from 0)"
 
 
 def _open_split(folder, builder, split, keys):
@@ -350,7 +350,7 @@ def _read_split(split, image_shape):
             content, labels[index], *ids[index] = split.values(index)
             images[index] = read_image(content, image_shape, resize=False)
         except (OSError, ValueError, MemoryError) as error:
-            raise DataError(f"{split.place(index)}: {reason(error)}") from error
+            raise DataError(f"{split.location(index)}: {reason(error)}") from error
 
     streams.call_in_readers(read, len(split))
     order = sorted(range(len(split)), key=ids.__getitem__)
