@@ -237,17 +237,6 @@ def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
         )
 
 
-def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
-    """A copy of a tensor on a device."""
-    with tf.device(device):
-        return tf.identity(tensor)
-
-
-def share_memory(device: str, other: str) -> bool:
-    """True if a tensor on one device can be read on the other without a copy."""
-    return device == other or ("CPU" in device and "CPU" in other)
-
-
 def normalize_in_nhwc(model: keras.Model) -> None:
     """Lets the GPU kernels of batch normalization in 16 bits compute in NHWC.
 

@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from towers.data.share import shares
 from towers.errors import ConfigError
-from towers.parallel.devices import to_device
 
 
 def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
@@ -311,6 +310,17 @@ def _add(a, b, device, dtype):
     """a + b on a device, in the wider type that the tensors came in."""
     with tf.device(device):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
+
+
+def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
+    """A copy of a tensor on a device."""
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
+def share_memory(device: str, other: str) -> bool:
+    """True if a tensor on one device can be read on the other without a copy."""
+    return device == other or ("CPU" in device and "CPU" in other)
 
 
 def on_each(function: Callable, devices: Sequence[str], *lists: Sequence) -> list:

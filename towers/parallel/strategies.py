@@ -16,18 +16,10 @@ import tensorflow as tf
 from towers.cluster.workers import ALONE, COMMUNICATIONS, Workers
 from towers.errors import ConfigError
 from towers.optim.update import Update
+from towers.parallel import reduce
 from towers.parallel.compilation import compute_in_order
 from towers.parallel.copies import Copy, Initial, Values, Weights
-from towers.parallel.devices import HOST, share_memory, to_device
-from towers.parallel.reduce import (
-    all_reduce,
-    average_gradients,
-    average_states,
-    check_algorithm,
-    scaled,
-    shares,
-    tower_weights,
-)
+from towers.parallel.devices import HOST
 from towers.parallel.sharding.split import channel_slice
 from towers.parallel.tower import TowerResult
 
@@ -68,7 +60,7 @@ class Strategy:
             is_ema = weights is Weights.EMA
             copy = self.copies[reader % self.num_shards if is_ema else reader]
             values = copy.fetch(weights)
-            near = share_memory(device, copy.device)
+            near = reduce.share_memory(device, copy.device)
             fetched.append(values if near else values.copied_to(device))
         return fetched
 
@@ -139,13 +131,14 @@ def towers(
     automatic = devices[0] if len(devices) == 1 else HOST
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
     home = named.get(parameter_device, parameter_device)
-    sizes = shares(micro_batch_size, len(devices))
-    weights = tower_weights(sizes)
+    sizes = reduce.shares(micro_batch_size, len(devices))
+    weights = reduce.tower_weights(sizes)
 
     def mean(results):
         """On the parameter device."""
         with tf.device(home):
-            gradients = average_gradients([x.gradients for x in results], weights)
+            per_tower = [x.gradients for x in results]
+            gradients = reduce.average_gradients(per_tower, weights)
         return _mean(results, [gradients], weights, [home])
 
     return Strategy(
@@ -180,9 +173,9 @@ def replicated(
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
     dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
-    check_algorithm(algorithm, devices, dtype)
-    sizes = shares(micro_batch_size, len(devices))
-    weights = tower_weights(sizes)
+    reduce.check_algorithm(algorithm, devices, dtype)
+    sizes = reduce.shares(micro_batch_size, len(devices))
+    weights = reduce.tower_weights(sizes)
 
     def mean(results):
         """On every device."""
@@ -225,12 +218,12 @@ def model_parallel(
             f"group_size={group_size}: the optimizer's update needs whole "
             "parameters, which no device holds"
         )
-    sizes = shares(micro_batch_size, len(devices) // group_size)
+    sizes = reduce.shares(micro_batch_size, len(devices) // group_size)
     copies = _copies(initial, update_fn, devices, group_size)
 
     def mean(results):
         """Over the groups, shard by shard."""
-        means, weights = [], tower_weights(sizes)
+        means, weights = [], reduce.tower_weights(sizes)
         for shard in range(group_size):
             peers = devices[shard::group_size]
             means.append(_mean_on_each(results[shard::group_size], peers, weights))
@@ -292,7 +285,7 @@ def multi_worker(
             "all-reduce between workers have no effect"
         )
         return dataclasses.replace(strategy, description=[description])
-    all_sizes = shares(micro_batch_size, size * count)
+    all_sizes = reduce.shares(micro_batch_size, size * count)
     first = workers.index * count
     sizes = all_sizes[first : first + count]
     copies = _copies(initial, update_fn, devices)
@@ -335,13 +328,13 @@ def _copies(initial, update_fn, devices, group_size=1):
 def _mean_on_each(results, devices, weights, algorithm="star", dtype=None):
     """The mean over the towers of this process, on each of their devices."""
     vectors = [result.gradients for result in results]
-    gradients = all_reduce(vectors, devices, weights, algorithm, dtype)
+    gradients = reduce.all_reduce(vectors, devices, weights, algorithm, dtype)
     return _mean(results, gradients, weights, devices)
 
 
 def _mean(results, gradients, weights, targets):
     """The mean gradients on each of the targets, with the means of all else there."""
-    states = average_states([result.state for result in results], weights, targets)
+    states = reduce.average_states([x.state for x in results], weights, targets)
     with tf.device(targets[0]):
         losses = tf.stack([result.loss for result in results])
         correct = tf.add_n([result.correct for result in results])
@@ -366,15 +359,15 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
         some, target = results[index : index + towers_per_device], copies[index].device
         first = workers.index * count + index
         sizes = all_sizes[first : first + towers_per_device]
-        weights, share = tower_weights(sizes), sum(sizes) / sum(all_sizes)
-        [states] = average_states([x.state for x in some], weights, [target])
+        weights, share = reduce.tower_weights(sizes), sum(sizes) / sum(all_sizes)
+        [states] = reduce.average_states([x.state for x in some], weights, [target])
         with tf.device(target):
-            gradients = average_gradients([x.gradients for x in some], weights)
-            gradients = [scaled(x, share) for x in gradients]
+            gradients = reduce.average_gradients([x.gradients for x in some], weights)
+            gradients = [reduce.scaled(x, share) for x in gradients]
             if dtype is not None:
                 gradients = [tf.cast(x, dtype) for x in gradients]
             changes = [
-                scaled(new - to_device(before, target), share)
+                reduce.scaled(new - reduce.to_device(before, target), share)
                 for new, before in zip(states, old[index], strict=True)
             ]
             losses = tf.pad(

@@ -7,7 +7,7 @@ It creates no variable and knows no other tower. Call `tower_gradients` inside t
 import collections
 import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -185,8 +185,7 @@ def _is_correct(loss_fn, logits, labels):
 class WholeNetwork:
     """A whole network on every tower's device; needs of it `stateless_call` alone.
 
-    `sharding.network.ShardedNetwork` has the same functions and attribute. `teach` is
-    (batch, tower) -> the batch that the tower is trained on, see `Teacher`. With
+    `sharding.network.ShardedNetwork` has the same functions and attribute. With
     `recompute` activations are computed again in the backward pass.
     """
 
@@ -199,10 +198,10 @@ class WholeNetwork:
         layout: NetworkLayout,
         devices: Sequence[str],
         compilation: Compilation,
-        teach: Callable = lambda batch, tower: batch,
+        teacher: "Teacher | None" = None,
         recompute: bool = False,
     ):
-        self._devices, self._teach = devices, teach
+        self._devices, self._teacher = devices, teacher
         networks = {phase.model: phase.model for phase in phases}
         if recompute:
             networks = {x: RecomputedNetwork(x, compilation.xla) for x in networks}
@@ -242,7 +241,9 @@ class WholeNetwork:
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                batch = resize_to_phase(self._teach(batch, tower), phase.model)
+                if self._teacher:
+                    batch = self._teacher(batch, tower)
+                batch = resize_to_phase(batch, phase.model)
                 results.append(
                     self._tower_gradients(
                         phase, values, batch, loss_scale, name=f"tower_{tower}"

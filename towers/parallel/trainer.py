@@ -336,14 +336,13 @@ def assemble_trainer(
         remarks = [f"XLA does not compile the towers: {not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
     teacher_fn = teacher and Teacher(teacher, lead_devices)
-    teach = teacher_fn or (lambda batch, tower: batch)
     network = whole_network = WholeNetwork(
         phases,
         loss_fn,
         layouts[0],
         lead_devices,
         compiled,
-        teach,
+        teacher_fn,
         recompute and not inspects,
     )
     if inspects:
@@ -355,7 +354,7 @@ def assemble_trainer(
             sync_batch_norm,
             workers,
             micro_batch_size,
-            teach,
+            teacher_fn,
             recompute,
         )
     evaluator = Evaluator(

@@ -7,16 +7,13 @@ with its slice of one network. A tower on one device is a group of one.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from towers.cluster.workers import ALONE, Workers
-from towers.models.layers.normalization import (
-    is_frozen,
-    ramping,
-)
+from towers.models.layers.normalization import is_frozen, ramping
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
@@ -27,6 +24,7 @@ from towers.parallel.sharding.device_tape import DeviceTape
 from towers.parallel.sharding.split import Shards
 from towers.parallel.sharding.walk import Walk
 from towers.parallel.tower import (
+    Teacher,
     TowerResult,
     check_complete,
     count_correct,
@@ -51,10 +49,10 @@ class ShardedNetwork:
         sync_batch_norm: bool = False,
         workers: Workers = ALONE,
         batch_size: int = 0,
-        teach: Callable = lambda batch, tower: batch,
+        teacher: Teacher | None = None,
         recompute: bool = False,
     ):
-        self._phases, self._loss_fn, self._teach = phases, loss_fn, teach
+        self._phases, self._loss_fn, self._teacher = phases, loss_fn, teacher
         self._layouts, self._grid = layouts, grid
         self._workers, self._batch_size = workers, batch_size
         self._combine_moments = None
@@ -79,8 +77,9 @@ class ShardedNetwork:
         walk = self._walk(model, fetched, tape, training=True)
         for group, devices in enumerate(self._grid):
             with tf.device(devices[0]):
-                batch = self._teach(batches[group], group)
-                batches[group] = resize_to_phase(batch, model)
+                if self._teacher:
+                    batches[group] = self._teacher(batches[group], group)
+                batches[group] = resize_to_phase(batches[group], model)
         with tf.device(self._grid[0][0]):
             limit = fetched[0].ramp()
         with ramping(limit):

@@ -12,18 +12,13 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.models.layers.core import Dropout, PadChannels
-from towers.models.layers.normalization import (
-    LocalResponseNormalization,
-    is_frozen,
-)
+from towers.models.layers.normalization import LocalResponseNormalization, is_frozen
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.recompute import Segment, barrier
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.split import Shards
-from towers.parallel.tower import (
-    model_input,
-)
+from towers.parallel.tower import model_input
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
