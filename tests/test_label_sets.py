@@ -28,7 +28,7 @@ from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import average_precision, best_thresholds, figures
 from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import accuracies
+from towers.evaluation.report import figures_of_counts
 from towers.optim.losses import create_loss
 from towers.parallel import strategies
 from towers.parallel.evaluator import Evaluator
@@ -322,7 +322,7 @@ def test_two_workers_count_every_image_once():
         assert counts["correct"] == ((logits > 0) == labels).all(1).sum()
         assert counts["loss"] == pytest.approx(losses.sum(), rel=1e-4)
         expected = metrics.average_precision_score(labels, counts["logits"])
-        assert accuracies(counts)["map"] == pytest.approx(expected)
+        assert figures_of_counts(counts)["map"] == pytest.approx(expected)
 
 
 def small_set(num_images=120, seed=0):

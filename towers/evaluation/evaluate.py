@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from towers import build, build_trainer, console
+from towers import console
 from towers.config import Config
-from towers.data.batches import EvalBatches
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
-from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.errors import ConfigError
 from towers.evaluation.figures import figures, read_thresholds
 from towers.evaluation.predictions import predictions_of
 from towers.evaluation.report import (
@@ -24,6 +23,7 @@ from towers.evaluation.report import (
     to_json,
 )
 from towers.evaluation.restored import (
+    RunEvaluator,
     evaluated_weights,
     evaluation_devices,
     read_checkpoint,
@@ -36,7 +36,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.progress import Progress
 from towers.run.reports import NoReports, Reports, read_metrics
-from towers.run.restore import checkpointer_of, restore_fitting
+from towers.run.restore import checkpointer_of
 from towers.run.stored_config import evaluation_config, stored_dataset_info
 
 
@@ -90,18 +90,11 @@ def evaluate(
         config = _with_test_set(config, data, info, is_of_run)
         if report and not is_of_run:
             console.warn("report: of data other than the run's no page is written")
-    parts = build.build(
-        config,
-        device_kind=devices.kind,
-        for_training=False,
-        dataset_info=info,
-        # The end of a run that is followed is counted in epochs of its training images.
-        test_only=not eval_interval_secs,
-    )
+    # The end of a run that is followed is counted in epochs of its training images.
+    evaluator = RunEvaluator(config, devices, info, test_only=not eval_interval_secs)
+    parts = evaluator.parts
     _warn_of_difference(info, parts.data)
-    trainer = build_trainer.create_trainer(config, parts, devices)
     test, class_names = parts.data.test, parts.data.class_names
-    stream = EvalBatches(test, parts.augment, config.batch_size).stream()
 
     if eval_interval_secs:
         checkpoints = follow(folder, eval_interval_secs, sleep)
@@ -110,10 +103,7 @@ def evaluate(
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
             progress = Progress.from_json(checkpoint.trainer_state)
-            trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-            with data_errors_of_tensorflow():
-                batches = trainer.evaluator.predictions(stream, weights)
-                predictions = predictions_of(batches)
+            predictions = predictions_of(evaluator.predict(checkpoint, test, weights))
             thresholds = read_thresholds(folder.thresholds, class_names)
             options = {"class_names": class_names, "thresholds": thresholds}
             evaluation = predictions.map(functools.partial(figures, **options))

@@ -328,7 +328,7 @@ class Metric(NamedTuple):
     is_recorded: bool  # whether a run records it next to the usual ones
 
     def score(self, figures: Figures) -> float:
-        """The metric of an evaluation, from `report.accuracies`. What a run records,
+        """The metric of an evaluation, by `figures_of_counts`. What a run records,
         and the mAP, which takes long, are not computed again."""
         if self.is_recorded:
             return figures[self.name]

@@ -53,7 +53,7 @@ TITLES = {
 }
 
 
-def accuracies(counts: Mapping[str, Any]) -> Figures:
+def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
     """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
     "accuracy_tta" where it uses test-time augmentation, and "predictions"; of label
     sets also "map" and "macro_f1"."""

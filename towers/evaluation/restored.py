@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -16,7 +16,14 @@ from towers import build, build_trainer, console
 from towers.config import Config, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
-from towers.errors import CheckpointError, ConfigError, one_line
+from towers.data.batches import EvalBatches
+from towers.data.sources import Source
+from towers.errors import (
+    CheckpointError,
+    ConfigError,
+    data_errors_of_tensorflow,
+    one_line,
+)
 from towers.evaluation.figures import read_thresholds
 from towers.evaluation.predictions import sigmoid, to_probabilities
 from towers.models.create import without_noise
@@ -26,7 +33,11 @@ from towers.parallel.copies import Weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.restore import checkpointer_of, validate_architecture
+from towers.run.restore import (
+    checkpointer_of,
+    restore_fitting,
+    validate_architecture,
+)
 from towers.run.stored_config import stored_config
 
 
@@ -242,6 +253,41 @@ def read_checkpoint(
         why = f"{folder.checkpoints} holds no checkpoint yet"
         raise CheckpointError(f"{why}; train first, {way}")
     return checkpoint
+
+
+class RunEvaluator:
+    """Predicts images of the data set of a run with its checkpoints, on all devices.
+
+    `parts` are built for an evaluation of the config, without the training images where
+    `test_only`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        chosen_devices: devices.Devices,
+        info: DatasetInfo | None,
+        test_only: bool,
+    ):
+        self.parts = build.build(
+            config,
+            device_kind=chosen_devices.kind,
+            for_training=False,
+            dataset_info=info,
+            test_only=test_only,
+        )
+        self._batch_size = config.batch_size
+        self._trainer = build_trainer.create_trainer(config, self.parts, chosen_devices)
+
+    def predict(
+        self, checkpoint: Checkpoint, source: Source, weights: Sequence[Weights]
+    ) -> Iterator[Mapping[Weights, Mapping[str, np.ndarray]]]:
+        """Yields the outputs for batches of a source, see `Evaluator.predictions`."""
+        trainer, batch_size = self._trainer, self._batch_size
+        trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+        stream = EvalBatches(source, self.parts.augment, batch_size).stream()
+        with data_errors_of_tensorflow():
+            yield from trainer.evaluator.predictions(stream, weights)
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:

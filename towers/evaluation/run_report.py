@@ -56,7 +56,7 @@ class Evaluated(NamedTuple):
     def from_counts(
         cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
     ) -> "Evaluated":
-        """Creates it from the `accuracies` of an evaluation during training."""
+        """Creates it from the `figures_of_counts` of an evaluation during training."""
         tta = evaluation.map(lambda x: x.get("accuracy_tta")).by_weights
         tta = {weights: x for weights, x in tta.items() if x is not None}
         return cls(split, source, evaluation.map(lambda x: x["predictions"]), tta)

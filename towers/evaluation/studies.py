@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers import build, build_trainer, console
+from towers import console
 from towers.config import Config, to_json
-from towers.data.batches import EvalBatches
 from towers.data.files.paths import shown
 from towers.data.sources import Source, location_of
-from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
+from towers.errors import CheckpointError, ConfigError
 from towers.evaluation.figures import calibration_error, figures, fit_temperature
 from towers.evaluation.predictions import (
     LabelSets,
@@ -26,6 +25,7 @@ from towers.evaluation.predictions import (
 )
 from towers.evaluation.report import table
 from towers.evaluation.restored import (
+    RunEvaluator,
     evaluation_devices,
     read_checkpoint,
     reported_weights,
@@ -37,7 +37,7 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.reports import Reports
-from towers.run.restore import restore_fitting, validate_architecture
+from towers.run.restore import validate_architecture
 from towers.run.stored_config import (
     evaluation_config,
     stored_config,
@@ -107,25 +107,18 @@ def predict_split(
     config = config or evaluation_config(folder, step)
     weights = reported_weights(config, use_ema)
     devices = evaluation_devices(config, folder)
-    parts = build.build(
-        config,
-        device_kind=devices.kind,
-        for_training=False,
-        dataset_info=stored_dataset_info(folder, step),
-        test_only=split == "test",
-    )
+    info = stored_dataset_info(folder, step)
+    evaluator = RunEvaluator(config, devices, info, test_only=split == "test")
+    parts = evaluator.parts
     name, held_out = parts.eval_split
     sources = {name: held_out, "test": parts.data.test, "train": parts.train_source}
     if sources.get(split) is None:
         way = "train with --validation_fraction=0.1, or choose another --split"
         raise ConfigError(f"split={split}: {folder.path} has no such images; {way}")
     source = sources[split]
-    trainer = build_trainer.create_trainer(config, parts, devices)
     checkpoint = read_checkpoint(folder, step)
-    trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-    stream = EvalBatches(source, parts.augment, config.batch_size).stream()
-    with data_errors_of_tensorflow():
-        batches = [x[weights] for x in trainer.evaluator.predictions(stream, [weights])]
+    outputs = evaluator.predict(checkpoint, source, [weights])
+    batches = [output[weights] for output in outputs]
     labels = np.concatenate([batch["labels"] for batch in batches])
     labels = labels > 0 if labels.ndim == 2 else labels.astype(np.int64)
     logits = np.concatenate([batch["logits"].astype(np.float32) for batch in batches])

@@ -21,7 +21,12 @@ from towers.errors import (
 )
 from towers.evaluation.figures import create_metric, thresholds_json
 from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import RECORDED, accuracies, accuracy_line, record_of
+from towers.evaluation.report import (
+    RECORDED,
+    accuracy_line,
+    figures_of_counts,
+    record_of,
+)
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, Feed
@@ -53,7 +58,7 @@ class Run:
 
     Attributes:
         progress: what a checkpoint stores besides the tensors.
-        evaluated: step and accuracies of the last evaluation; None before the first.
+        evaluated: step and figures of the last evaluation; None before the first.
         stopped: whether all workers agreed to stop before the last step.
     """
 
@@ -315,8 +320,8 @@ class Run:
         return evaluation
 
     def _figures(self, counts):
-        """`report.accuracies`, with the metric of best_by where it is recorded."""
-        result, metric = accuracies(counts), self._metric
+        """`figures_of_counts`, with the metric of best_by where it is recorded."""
+        result, metric = figures_of_counts(counts), self._metric
         if not metric.is_recorded:
             return result
         return result | {metric.name: metric.function(result["predictions"])}
