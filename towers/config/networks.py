@@ -1,4 +1,7 @@
-"""The table of networks, whose targets are imported when `models.create` builds one."""
+"""The table of networks, whose targets are imported when `models.create` builds one.
+
+docs/extending.md lists the code, tests and pages of a new one.
+"""
 
 from towers.config.preprocessing import Preprocessing
 from towers.config.rows import ModelRow

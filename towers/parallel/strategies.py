@@ -2,7 +2,8 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch.
+whole batch. A new strategy is a function here and a row of `config.choices.STRATEGIES`;
+docs/extending.md lists its tests and pages.
 """
 
 import dataclasses
