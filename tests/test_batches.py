@@ -15,7 +15,7 @@ from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, TrainBatches, hold_out
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.tables import index_of
+from towers.data.files.index import index_of
 from towers.data.share import Share
 from towers.data.sources import ArraySource
 

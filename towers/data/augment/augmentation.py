@@ -53,6 +53,13 @@ class Augment:
     train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
     crop_scale: tuple[float, float] = CROP_SCALE
 
+    def with_train(self, wrap: Callable[[Callable], Callable]) -> "Augment":
+        """The same with `wrap(train)` as `train`, and as `train_on_crops`."""
+        on_crops = self.train_on_crops and wrap(self.train_on_crops)
+        return dataclasses.replace(
+            self, train=wrap(self.train), train_on_crops=on_crops
+        )
+
 
 def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """Mean and standard deviation of the training set only."""
@@ -188,12 +195,7 @@ def create_augment(
 
         return train_with_policy
 
-    on_crops = augment.train_on_crops
-    return dataclasses.replace(
-        augment,
-        train=followed(augment.train),
-        train_on_crops=followed(on_crops) if on_crops else None,
-    )
+    return augment.with_train(followed)
 
 
 def _validate(name, augment, image_shape, moments):

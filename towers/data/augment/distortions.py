@@ -5,8 +5,6 @@ file is read; then rectangles and squares are erased. All functions take whole b
 and the step's `draw`.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from towers.data.augment.augmentation import Augment, choose
@@ -47,12 +45,7 @@ def extend(
 
         return train_with_distortions
 
-    on_crops = augment.train_on_crops
-    return dataclasses.replace(
-        augment,
-        train=extended(augment.train),
-        train_on_crops=extended(on_crops) if on_crops else None,
-    )
+    return augment.with_train(extended)
 
 
 def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:

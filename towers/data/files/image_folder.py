@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import containers, reading, splits, tables
+from towers.data.files import containers, reading, splits
 from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
     LAYOUT,
@@ -32,7 +32,7 @@ from towers.data.files.class_folders import (
     training_folder,
 )
 from towers.data.files.image_files import ImageOptions, Survey
-from towers.data.files.index import Index, Names
+from towers.data.files.index import Index, Names, index_of
 from towers.data.files.paths import (
     HEIF_HINT,
     OTHER_IMAGES,
@@ -204,11 +204,11 @@ def load(
     folders, unlabeled = find_folders(root)
 
     @functools.cache
-    def index_of(folder):
+    def listed(folder):
         return listing.index(folder, options.max_image_pixels)
 
     def open_split(folder, classes, where):
-        index = index_of(folder)
+        index = listed(folder)
         if classes is not None and len(index):
             return index.with_classes(classes, where)
         if classes is not None:
@@ -251,7 +251,7 @@ def _load_url(url, options, trained) -> DataSet:
         depth = class_depth(path for _, path in files.get("train", ()))
     openers = {
         split: functools.partial(
-            tables.index_of,
+            index_of,
             [file for file, _ in pairs],
             [class_folder(path, depth) for _, path in pairs],
         )

@@ -33,6 +33,11 @@ class Names(Sequence):
         self.folder, self.content = folder, content
         self._ends = np.flatnonzero(np.frombuffer(self.content, np.uint8) == 0)
 
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Self:
+        """The texts in their order."""
+        return cls(b"".join(os.fsencode(f"{text}\0") for text in texts))
+
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -159,6 +164,30 @@ class Index:
         return dataclasses.replace(self, labels=labels)
 
 
+def index_of(
+    files: Sequence[str],
+    labels: Sequence[str | None],
+    sample_weights: Sequence[float] | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    settle: Callable[[np.ndarray, Iterable[str]], dict] | None = None,
+) -> Index:
+    """Files that are one image each; `settle` is by default `settle_classes`."""
+    return Index(
+        Names.of(files),
+        np.arange(len(files), dtype=np.int32),
+        sample_weights=sample_weights and np.array(sample_weights, np.float32),
+        max_pixels=max_pixels,
+        **(settle or settle_classes)(*_numbered(labels)),
+    )
+
+
+def _numbered(labels):
+    """int64 [n]: the number of each label, -1 without one; and the numbered names."""
+    names = [name for name in dict.fromkeys(labels) if name is not None]
+    numbers = {name: number for number, name in enumerate(names)} | {None: -1}
+    return np.array([numbers[label] for label in labels], np.int64), names
+
+
 def find_column(
     role: str,
     header: Sequence[str],
@@ -282,16 +311,15 @@ def read_shards(
 
 def _arrays(shard):
     """A shard as arrays; names of classes and images are texts that end with zero."""
-    classes = list(dict.fromkeys(x for x in shard.labels if x is not None))
-    numbers = {name: number for number, name in enumerate(classes)} | {None: -1}
+    labels, classes = _numbered(shard.labels)
 
     def joined(names):
-        return np.frombuffer(b"".join(os.fsencode(f"{x}\0") for x in names), np.uint8)
+        return np.frombuffer(Names.of(names).content, np.uint8)
 
     return {
         "offsets": shard.offsets,
         "lengths": shard.lengths,
-        "labels": np.array([numbers[x] for x in shard.labels], np.int64),
+        "labels": labels,
         "classes": joined(classes),
         "names": joined(shard.names or ()),
     }

@@ -6,7 +6,7 @@ import glob
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     BETWEEN_LABELS,
     Index,
-    Names,
     find_column,
+    index_of,
     settle_classes,
     settle_label_sets,
 )
@@ -141,26 +141,6 @@ def read(
         split: index.take(np.flatnonzero(splits == split)).without_empty_classes()
         for split in np.unique(splits)
     }
-
-
-def index_of(
-    files: Sequence[str],
-    labels: Sequence[str | None],
-    sample_weights: Sequence[float] | None = None,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-    settle: Callable[[np.ndarray, Iterable[str]], dict] = settle_classes,
-) -> Index:
-    """Files that are one image each, as an index."""
-    names = [name for name in dict.fromkeys(labels) if name is not None]
-    numbers = {name: number for number, name in enumerate(names)} | {None: -1}
-    labels = np.array([numbers[label] for label in labels])
-    return Index(
-        Names(b"".join(os.fsencode(f"{x}\0") for x in files)),
-        np.arange(len(files), dtype=np.int32),
-        sample_weights=sample_weights and np.array(sample_weights, np.float32),
-        max_pixels=max_pixels,
-        **settle(labels, names),
-    )
 
 
 def _rows(path) -> Iterator:
