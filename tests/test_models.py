@@ -707,7 +707,7 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
         slow("resnet14", 2),
         slow("wide_resnet_10_2", 2),
         slow("vgg7", 2),
-        ("vit_mean", 2),
+        slow("vit_mean", 2),
         slow("deit_token", 2),
     ],
 )

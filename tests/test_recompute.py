@@ -41,7 +41,7 @@ def trained(network, create, num_devices, options, batches):
     "create,num_devices,name,dtype,options",
     [
         (strategies.towers, 2, "plain", "float32", {}),
-        (
+        slow(
             strategies.model_parallel,
             4,
             "residual",
