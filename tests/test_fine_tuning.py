@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from marks import slow
 from sklearn.linear_model import LogisticRegression
 from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, small_config, small_data, use
 
@@ -84,8 +85,13 @@ def fewer_classes():
 
 @pytest.mark.parametrize(
     "strategy",
-    [{}, {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}],
-    ids=["towers", "model_parallel"],
+    [
+        pytest.param({}, id="towers"),
+        slow(
+            {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
+            id="model_parallel",
+        ),
+    ],
 )
 def test_a_new_head_starts_as_the_probe_of_the_trained_network(
     tmp_path, monkeypatch, strategy

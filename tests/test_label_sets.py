@@ -365,7 +365,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "replicated", "num_towers": 3},
+        {"strategy": "replicated", "num_towers": 2},
         slow(
             {
                 "strategy": "towers",
