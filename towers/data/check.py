@@ -16,6 +16,7 @@ import tensorflow as tf
 from PIL import Image, PngImagePlugin
 
 from towers import console, data, store
+from towers.data.classes import images_of_classes
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
 from towers.data.files.paths import shown
@@ -154,10 +155,7 @@ def read_through(
                 f"an image has the label {largest}, expected 0 to {num_classes - 1} "
                 f"for {num_classes} classes"
             )
-        if is_set:
-            counts += labels.sum(0, dtype=np.int64)
-        else:
-            counts += np.bincount(labels, minlength=num_classes)
+        counts += images_of_classes(labels, num_classes)
         values += channel_counts(images)
         for label, examples in samples.items():
             missing = GRID_IMAGES - len(examples)
