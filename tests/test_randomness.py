@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.randomness import hashed, key, permutation, uniform, uniform_rows
+from towers.data.randomness import Draw, hashed, key, permutation, uniform, uniform_rows
 
 LENGTH = 10_000
 
@@ -131,3 +131,14 @@ def test_a_compiled_function_draws_the_same_numbers(jit_compile):
     # An argument, since what depends on constants alone is computed before.
     for counter in (tf.constant(5, tf.int64), tf.constant(2**40, tf.int64)):
         np.testing.assert_array_equal(compiled(counter), drawn(counter))
+
+
+def test_a_view_is_drawn_anew_in_each_epoch_and_an_example_once():
+    examples, step = tf.range(5, dtype=tf.int64), tf.constant(0, tf.int64)
+    draws = [
+        Draw(3, step, examples, tf.fill([5], tf.constant(e, tf.int64))) for e in (0, 1)
+    ]
+    views = [draw.per_view("flip", 2).numpy() for draw in draws]
+    assert (views[0] != views[1]).all()
+    once = [draw.per_example("flip", 2).numpy() for draw in draws]
+    np.testing.assert_array_equal(*once)
