@@ -110,7 +110,8 @@ def train_by(way: str, epochs: int, seed: int, log: pathlib.Path, options) -> di
             return float(log.read_text().split()[-1]), epochs
 
     else:
-        command = [options.torch, FOLDER / "with_torch" / "timm_train.py", options.timm]
+        command = [options.torch, FOLDER / "with_torch" / "timm_program.py"]
+        command += [f"{options.timm}/train.py"]
         command += [*TIMM_FLAGS.split(), f"--data-dir={photos}", f"--seed={seed}"]
         command += [f"--pretrained-path={options.root / 'network.safetensors'}"]
         command += [f"--epochs={epochs}", f"--val-interval={epochs}"]
