@@ -74,10 +74,11 @@ class Evaluator:
         workers: Workers = ALONE,
         num_shards: int = 1,
         keeps_logits: bool = False,
+        compiled: compilation.Compilation = compilation.CPU_STEP,
     ):
         self._fetch, self._network, self._loss_fn = fetch, network, loss_fn
         self._devices, self._workers = devices, workers
-        self._transforms = tuple(transforms)
+        self._transforms, self._compilation = tuple(transforms), compiled
         self._num_shards = num_shards
         self._multi_label = getattr(loss_fn, "multi_label", False)
         self._keeps_logits = keeps_logits or self._multi_label
@@ -107,7 +108,9 @@ class Evaluator:
             "predictions" is then 0.
         """
         feed.restart()
-        iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(weights))
+        iterators = feed.start(0, 0)
+        with self._compilation.step_options():
+            count_batches = self._calls(feed, tuple(weights))
         totals, rows, done, num = None, [], 0, 1
         while done < num_batches:
             # Sums over workers are distinguished by their order in a call.
@@ -116,7 +119,8 @@ class Evaluator:
             started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
-            counts, predictions = count_batches(iterators, *arguments)
+            with self._compilation.step_options():
+                counts, predictions = count_batches(iterators, *arguments)
             sums = [{k: v.numpy() for k, v in sums.items()} for sums in counts]
             rows.append(predictions.numpy())
             totals = sums if totals is None else _added(totals, sums)
@@ -236,7 +240,8 @@ class Evaluator:
         """
         for batch in batches:
             counts = np.asarray(batch["mask"]) > 0
-            outputs = self._predict_batch(dict(batch), tuple(weights))
+            with self._compilation.step_options():
+                outputs = self._predict_batch(dict(batch), tuple(weights))
             yield {
                 kind: {name: value.numpy()[counts] for name, value in output.items()}
                 for kind, output in zip(weights, outputs, strict=True)
@@ -325,4 +330,4 @@ def create_predictor(
     def fetch(_):
         return [copy.read() for copy in copies]
 
-    return Evaluator(fetch, network, loss_fn, devices, transforms)
+    return Evaluator(fetch, network, loss_fn, devices, transforms, compiled=compiled)

@@ -367,6 +367,7 @@ def assemble_trainer(
         workers,
         num_shards=num_shards,
         keeps_logits=keeps_logits,
+        compiled=compiled,
     )
     rate_factor = None
     if scale_rate:
