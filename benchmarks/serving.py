@@ -106,7 +106,7 @@ def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
     commands = {}
     commands["run_eval.py"] = lambda part: [
         *(python, "run_eval.py", workdir, f"--data_dir={root / part}"),
-        *(f"--batch_size={options.batch_sizes[0]}", "--image_cache_mb=0"),
+        *(f"--batch_size={options.batch_sizes[0]}"),
     ]
     for size in options.batch_sizes:
         commands[f"run_predict.py --batch_size={size}"] = lambda part, size=size: [
@@ -119,9 +119,9 @@ def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
     timm = {"safetensors": python} if options.timm else {}
     train_and_export(root, python_of | timm)
     program = FOLDER / "with_keras" / "predict.py"
-    for name, python in python_of.items():
+    for name, by in python_of.items():
         file, row = EXPORTS[name]
-        commands[row] = lambda part, command=(python, program, name, root / file): [
+        commands[row] = lambda part, command=(by, program, name, root / file): [
             *command,
             *(root / part / "test", SIDE, options.batch_sizes[0]),
         ]
