@@ -10,14 +10,14 @@ Each in a process of its own, in turn, on a batch that lies ready, SGD with mome
   `vit_small_patch16_224`), without and with `set_grad_checkpointing`, by a Python that
   has them.
 
-Memory is the most that a process has had in it (VmHWM), its libraries included. Next to
-other work on the machine the ratios of processor time are the steadier.
+The peak is the most memory that a process has had (VmHWM), its libraries included; the
+memory of the steps is the peak less what the process had before the first one, when its
+parameters were there. Next to other work on the machine the ratios of processor time
+are the steadier.
 """
 
 import contextlib
 import os
-import pathlib
-import re
 import statistics
 import sys
 
@@ -54,22 +54,19 @@ def serve_fit(model: str, image_size: int, batch_size: int, steps: int) -> None:
     batch = trainers.first_batch(parts)
     train = peers.fit(peers.with_stock_layers(parts.model), batch, steps, "none")
     del parts, chosen
+    print(trainers.resident_bytes(), file=answers, flush=True)
     for _ in sys.stdin:
         used = time.process_time()
         train()
         print(time.process_time() - used, file=answers, flush=True)
 
 
-def peak_bytes(process: trainers.ChildProcess) -> int:
-    """The most memory that a process has had."""
-    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
-
-
 def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
-    """A process, and the call with which it takes the steps of a round."""
+    """A process, its bytes before the first step, and the call with which it takes the
+    steps of a round."""
     if name.startswith("towers"):
-        process = trainers.TrainerProcess(fields, "cpu", steps=1)
+        process = trainers.TrainerProcess(fields, "cpu", steps=1, tells_memory=True)
+        before = process.answer()
         process.wait()
 
         def train():
@@ -77,13 +74,15 @@ def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
             return process.processor[-1]
     elif name == "fit":
         process = train = FitProcess(fields, options.steps)
+        before = process.answer()
     else:
         words = [fields[x] for x in ("model", "image_size", "batch_size")]
         words += [options.steps, "float32", *["--checkpoint"] * ("," in name)]
         process = train = peers.ProgramSteps("with_torch", options.torch, *words)
         print(f"{process.num_params:,} parameters in {name}", file=sys.stderr)
+        before = trainers.resident_bytes(process.pid)
     stack.enter_context(contextlib.closing(process))
-    return process, train
+    return process, before, train
 
 
 def compare(model: str, options) -> None:
@@ -98,11 +97,15 @@ def compare(model: str, options) -> None:
     with contextlib.ExitStack() as stack:
         made = {name: create(name, x, options, stack) for name, x in things.items()}
         calls = {
-            name: lambda name=name: seconds[name].append(made[name][1]())
+            name: lambda name=name: seconds[name].append(made[name][-1]())
             for name in made
         }
         wall, _ = measure.in_turn(calls, options.rounds)
-        peaks = {name: peak_bytes(process) for name, (process, _) in made.items()}
+        peaks = {
+            name: trainers.resident_bytes(process.pid, most=True)
+            for name, (process, *_) in made.items()
+        }
+        steps = {name: peaks[name] - before for name, (_, before, _) in made.items()}
     processor = {name: x[1:] for name, x in seconds.items()}  # without the warm-up
     for name in things:
         print(
@@ -111,6 +114,8 @@ def compare(model: str, options) -> None:
                 name,
                 f"{peaks[name] / 1e6:.0f}",
                 f"{peaks[name] / peaks['towers']:.2f}",
+                f"{steps[name] / 1e6:.0f}",
+                f"{steps[name] / steps['towers']:.2f}",
                 f"{statistics.median(wall[name]) / options.steps:.2f}",
                 measure.ratios_text(wall, name, "towers"),
                 measure.ratios_text(processor, name, "towers"),
@@ -134,8 +139,8 @@ def main() -> None:
         f"images, float32, one tower on the CPU; {options.rounds} rounds of "
         f"{options.steps} step(s), one more to warm up\n\n"
         + measure.table_head(
-            "network | trained by | MB at the peak | / towers | s a step, median | "
-            "time / towers (min, median, max) | processor time / towers"
+            "network | trained by | MB at the peak | / towers | MB of "
+            "the steps | / towers | s a step, median | time / towers (min, median, max) | processor time / towers"
         )
     )
     for model in options.models:

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -193,6 +194,12 @@ class TrainerProcess(ChildProcess):
         self.processor.append(self.answer())
 
 
+def resident_bytes(pid: int | str = "self", most: bool = False) -> int:
+    """The memory that a process has, or the most that it has had."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+)", status)[1])
+
+
 def take_steps(processes: Sequence[ChildProcess], num_steps: int) -> None:
     """Steps of workers, which take them together."""
     for process in processes:
@@ -207,7 +214,8 @@ def serve() -> None:
 
     The first line is JSON: "fields" of Config, "device", "steps" to warm up, and where
     it is one of several workers their "addresses" and its "index". The batch, or the
-    worker's part of it, lies ready. It is answered with the seconds of the first step.
+    worker's part of it, lies ready. It is answered with the seconds of the first step,
+    and before that, where it has "tells_memory", with the bytes of the process.
     Each later line is answered, when its steps are done, with their seconds of
     processor time.
     """
@@ -228,6 +236,8 @@ def serve() -> None:
     share = build_trainer.share_of(config, chosen, workers)
     parts = build.build(config, device_kind=chosen.kind, share=share)
     trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
+    if first.get("tells_memory"):
+        print(resident_bytes(), file=answers, flush=True)
     started = time.perf_counter()
     trainer.train(1)
     secs = time.perf_counter() - started
