@@ -140,7 +140,8 @@ def main() -> None:
         f"{options.steps} step(s), one more to warm up\n\n"
         + measure.table_head(
             "network | trained by | MB at the peak | / towers | MB of "
-            "the steps | / towers | s a step, median | time / towers (min, median, max) | processor time / towers"
+            "the steps | / towers | s a step, median | "
+            "time / towers (min, median, max) | processor time / towers"
         )
     )
     for model in options.models:
