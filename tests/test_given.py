@@ -223,8 +223,8 @@ def standardized(images):
         without_input,
         adapted,
         normalized_twice,
-        recurrent,
-        lazy,
+        slow(recurrent),
+        slow(lazy),
     ],
 )
 def test_a_step_is_that_of_keras(create, tmp_path):
@@ -296,6 +296,7 @@ def test_a_step_with_sample_weights_is_that_of_keras(options, tmp_path):
         np.testing.assert_allclose(ours, theirs, 2e-4, 2e-6, err_msg=theirs.path)
 
 
+@pytest.mark.slow
 def test_a_run_with_sample_weights_continues_with_these_alone(tmp_path):
     """A tenth is held out."""
     config = dataclasses.replace(CONFIG, model="cnn", width=0.05, num_towers=2)
@@ -349,6 +350,7 @@ def test_shared_moments_are_of_layers_that_train(tmp_path):
         train(tmp_path / "b", config, model=other, data=(TRAIN, TEST))
 
 
+@pytest.mark.slow
 def test_the_same_call_continues_also_with_models_of_other_automatic_names(tmp_path):
     keras.utils.set_random_seed(1)
     model = functional()

@@ -391,6 +391,7 @@ def test_strategies_train_alike(run, tmp_path, options):
         )
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     images, labels = small_set(50, seed=9)
     result = towers.evaluate(run.path, report=True)

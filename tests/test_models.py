@@ -653,13 +653,14 @@ def test_every_family_is_in_the_oracles_words():
     assert families[0] == families[1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        slow(x) if x in ("resnet18", "speedrun_deep", "efficientnet_b") else x
-        for x in SMALL
-    ],
+# Those that take seconds to trace, and whose layers others have too.
+TRACED_LONG = (
+    *("resnet18", "speedrun_deep", "efficientnet_b"),
+    *("mobilenet_v3", "convnext", "vit_mean"),
 )
+
+
+@pytest.mark.parametrize("name", [slow(x) if x in TRACED_LONG else x for x in SMALL])
 def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
     network = small_network(name, "float64")
     [batch], model = small_batches(network, 1, 5), network.model

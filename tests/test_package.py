@@ -22,6 +22,7 @@ def page_lines():
     return textwrap.dedent(block)
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_train_also_in_a_loop(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     shorter = {r"num_epochs=[\d.]+": "num_epochs=0.02", r"width=[\d.]+": "width=0.05"}

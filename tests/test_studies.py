@@ -92,6 +92,7 @@ def test_the_temperature_has_the_least_loss(multi_label):
     assert fit_temperature(always_right, np.zeros(10, int)) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 def test_predictions_and_exports_are_calibrated_where_asked(runs, data, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs[0], run)
