@@ -140,7 +140,7 @@ class Subset:
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
         self._source = source
-        self._indices = indices
+        self.indices = indices
         with tf.device("CPU:0"):
             self._index_tensor = tf.constant(indices, tf.int64)
         weights = getattr(source, "sample_weights", None)
@@ -150,7 +150,7 @@ class Subset:
     def blocks(self) -> np.ndarray | None:
         """As `blocks_of`."""
         blocks = blocks_of(self._source)
-        return None if blocks is None else blocks[self._indices]
+        return None if blocks is None else blocks[self.indices]
 
     @property
     def block_bytes(self) -> int:
@@ -168,17 +168,17 @@ class Subset:
     def labels(self) -> np.ndarray | None:
         """Labels, see `Source`; None where they are not known before they are read."""
         labels = self._source.labels
-        return None if labels is None else labels[self._indices]
+        return None if labels is None else labels[self.indices]
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Integers [n], where `labels` is None."""
-        return self._source.read_labels(self._indices[indices])
+        return self._source.read_labels(self.indices[indices])
 
     @property
     def checksum(self) -> int | None:
         """As `checksum`."""
         whole = checksum(self._source)
-        return None if whole is None else zlib.crc32(self._indices.astype("<i8"), whole)
+        return None if whole is None else zlib.crc32(self.indices.astype("<i8"), whole)
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
@@ -190,7 +190,7 @@ class Subset:
 
     def location(self, index: int) -> str:
         """As `location_of`, for an example of the subset."""
-        return location_of(self._source, int(self._indices[index]))
+        return location_of(self._source, int(self.indices[index]))
 
 
 def num_bytes(source: Source) -> int | None:

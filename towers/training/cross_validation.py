@@ -99,6 +99,6 @@ def _rows(predicted, fold):
     for index, row in enumerate(probabilities):
         label = predicted.labels[index]
         label = ";".join(names[label]) if multi_label else names[label]
-        place = location_of(source, index)
-        number = int(source.places[index])
-        yield [number, place, fold, label, *(f"{p:.6g}" for p in row)]
+        location = location_of(source, index)
+        number = int(source.indices[index])
+        yield [number, location, fold, label, *(f"{p:.6g}" for p in row)]
