@@ -174,16 +174,15 @@ def train(subject: str, size: int, folder: pathlib.Path) -> dict[str, list[float
             phases.mark("first evaluation" if first else "evaluation")
 
         def on_log(self, step, metrics):
-            if step == 1:
-                phases.mark("first step")
-            elif step not in (NUM_STEPS // 2, NUM_STEPS):
-                phases.mark("step")
+            is_evaluated = step in (NUM_STEPS // 2, NUM_STEPS)
+            name = "first step" if step == 1 else "step"
+            phases.mark("" if is_evaluated else name)
 
         def on_end(self, step):
             phases.mark("save")
 
     phases = Phases()
-    train(workdir, config, callbacks=[Marks()], after_call=phases.mark, **given)
+    train(workdir, config, callbacks=[Marks()], **given)
     phases.mark("end")
     evaluate(workdir, **({"data": given["data"][1]} if given.get("data") else {}))
     phases.mark("evaluate")
