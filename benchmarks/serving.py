@@ -106,7 +106,7 @@ def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
     commands = {}
     commands["run_eval.py"] = lambda part: [
         *(python, "run_eval.py", workdir, f"--data_dir={root / part}"),
-        *(f"--batch_size={options.batch_sizes[0]}"),
+        f"--batch_size={options.batch_sizes[0]}",
     ]
     for size in options.batch_sizes:
         commands[f"run_predict.py --batch_size={size}"] = lambda part, size=size: [

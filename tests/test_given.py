@@ -296,7 +296,6 @@ def test_a_step_with_sample_weights_is_that_of_keras(options, tmp_path):
         np.testing.assert_allclose(ours, theirs, 2e-4, 2e-6, err_msg=theirs.path)
 
 
-@pytest.mark.slow
 def test_a_run_with_sample_weights_continues_with_these_alone(tmp_path):
     """A tenth is held out."""
     config = dataclasses.replace(CONFIG, model="cnn", width=0.05, num_towers=2)
