@@ -15,7 +15,7 @@ from towers.config import FIELDS, synonyms
 from towers.config.choices import STRATEGIES
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
-from towers.exporting.export import TOLERANCES
+from towers.exporting.formats import TOLERANCES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -22,7 +22,8 @@ from towers.data.sets import synthetic
 from towers.errors import ConfigError, DataError, ExportError
 from towers.exporting import comparison, load_in_new_process, staging, writers
 from towers.exporting.comparison import images_of
-from towers.exporting.export import FORMATS, export
+from towers.exporting.export import export
+from towers.exporting.formats import FORMATS
 from towers.exporting.stock import (
     fold_normalizations,
     stock_network,

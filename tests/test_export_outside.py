@@ -17,7 +17,8 @@ from exported import CLASS_NAMES, random_images, random_run, trained
 from towers import load_run
 from towers.config.choices import FAMILY, MODELS
 from towers.exporting import comparison, writers
-from towers.exporting.export import FORMATS, TOLERANCES, export
+from towers.exporting.export import export
+from towers.exporting.formats import FORMATS, TOLERANCES
 from towers.exporting.stock import fold_normalizations, stock_network
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -8,7 +8,8 @@ See docs/export.md.
 from absl import flags
 
 from towers.cli import flags as config_flags
-from towers.exporting.export import FORMATS, TOLERANCES, export
+from towers.exporting.export import export
+from towers.exporting.formats import FORMATS, TOLERANCES
 from towers.run.signals import preemptible
 
 

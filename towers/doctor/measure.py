@@ -171,7 +171,7 @@ def timed(run: Run, num_steps: int) -> float:
 def create_runs(
     config: Config, parts: build.Parts, devices: Devices, trainer: Trainer, batch: Batch
 ) -> dict[str, Run]:
-    """What is timed, by INPUT, CONSTANT, GRADIENTS and DOUBLE, on a step's batch."""
+    """The timed runs on a step's batch: INPUT, CONSTANT, GRADIENTS and DOUBLE."""
     leads = devices.towers[:: config.devices_per_network]
     sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
     constant = ConstantFeed(batch, sizes, leads)

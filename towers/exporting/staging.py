@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.errors import ConfigError, ExportError, one_line, out_of_memory
-from towers.exporting.export import Format
+from towers.exporting.formats import Format
 
 
 def recover(output: pathlib.Path) -> None:
