@@ -23,7 +23,6 @@ def get_config() -> Config:
         epoch_factors="60:0.2,120:0.04,160:0.008",
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=128,
         num_epochs=200.0,
     )

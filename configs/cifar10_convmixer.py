@@ -27,7 +27,6 @@ def get_config() -> Config:
         peak_fraction=0.4,
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=512,
         num_epochs=100.0,
     )

@@ -23,7 +23,6 @@ def get_config() -> Config:
         schedule="cosine",
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=128,
         num_epochs=200.0,
     )

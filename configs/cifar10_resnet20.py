@@ -23,7 +23,6 @@ def get_config() -> Config:
         epoch_factors="82:0.1,123:0.01",
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=128,
         num_epochs=164.0,
     )

@@ -20,7 +20,6 @@ def get_config() -> Config:
         schedule="one_cycle",
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=128,
         num_epochs=20.0,
     )

@@ -22,7 +22,6 @@ def get_config() -> Config:
         schedule="constant",
         warmup_epochs=0.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=256,
         num_epochs=10.0,
     )

@@ -30,7 +30,6 @@ def get_config() -> Config:
         epoch_factors="30:0.1,60:0.01,80:0.001",
         warmup_epochs=5.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=1024,
         num_epochs=90.0,
     )

@@ -35,7 +35,6 @@ def get_config() -> Config:
         schedule="cosine",
         warmup_epochs=5.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=2048,
         num_epochs=300.0,
     )

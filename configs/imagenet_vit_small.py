@@ -36,7 +36,6 @@ def get_config() -> Config:
         schedule="cosine",
         warmup_epochs=8.0,
         ema_decay=0.0,
-        strategy="towers",
         batch_size=1024,
         num_epochs=90.0,
     )

@@ -35,7 +35,6 @@ def get_config() -> Config:
         logit_adjustment=2.0,
         clip_norm=1.0,
         ema_decay=0.97,
-        strategy="towers",
         batch_size=32,
         num_epochs=40.0,
         eval_every_epochs=10.0,

@@ -39,7 +39,6 @@ def get_config() -> Config:
         warmup_epochs=0.5,
         clip_norm=1.0,
         ema_decay=0.98,
-        strategy="towers",
         batch_size=32,
         num_epochs=15.0,
         eval_every_epochs=5.0,

@@ -23,7 +23,6 @@ def get_config() -> Config:
         warmup_epochs=0.5,
         clip_norm=1.0,
         ema_decay=0.99,
-        strategy="towers",
         num_epochs=12.0,
         log_every_steps=50,
         summary_every_steps=300,

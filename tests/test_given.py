@@ -223,7 +223,7 @@ def standardized(images):
         without_input,
         adapted,
         normalized_twice,
-        slow(recurrent),
+        recurrent,
         slow(lazy),
     ],
 )

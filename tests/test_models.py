@@ -656,7 +656,7 @@ def test_every_family_is_in_the_oracles_words():
 # Those that take seconds to trace, and whose layers others have too.
 TRACED_LONG = (
     *("resnet18", "speedrun_deep", "efficientnet_b"),
-    *("mobilenet_v3", "convnext", "vit_mean"),
+    *("convnext", "vit_mean"),
 )
 
 
