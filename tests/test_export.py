@@ -404,9 +404,7 @@ def test_without_the_data_set_images_are_drawn(half_way, monkeypatch, error):
 # Parameters alone, under the names of timm.
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet20", slow("deit_tiny"), slow("efficientnet_b0")]
-)
+@pytest.mark.parametrize("name", ["resnet20", "deit_tiny", slow("efficientnet_b0")])
 def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
     import safetensors
 

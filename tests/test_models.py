@@ -654,10 +654,7 @@ def test_every_family_is_in_the_oracles_words():
 
 
 # Those that take seconds to trace, and whose layers others have too.
-TRACED_LONG = (
-    *("resnet18", "speedrun_deep", "efficientnet_b"),
-    *("convnext", "vit_mean"),
-)
+TRACED_LONG = ("resnet18", "speedrun_deep", "efficientnet_b", "convnext")
 
 
 @pytest.mark.parametrize("name", [slow(x) if x in TRACED_LONG else x for x in SMALL])
