@@ -251,7 +251,6 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
 
 
-@pytest.mark.slow
 def test_a_continued_run_has_the_teacher_that_it_followed(teacher, tmp_path):
     """Also under the name that the former one had; its values are known in all."""
     options = {"teacher": teacher, "batch_size": 10}
