@@ -145,9 +145,7 @@ def define_flags() -> None:
     """The flags before `--`."""
     about = "Number of worker processes."
     flags.DEFINE_integer("num_workers", None, about, 1, MOST, required=True)
-    about = (
-        "Maximum number of restarts of all workers after one was killed, was stuck, "
-    )
+    about = "Maximum number of restarts of all workers after one was killed, was "
     about += "stuck, met a defect, or lost its node."
     flags.DEFINE_integer("max_restarts", 0, about, 0, MOST)
     about = "CPUs that Ray reserves for each worker."

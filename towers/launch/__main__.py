@@ -45,9 +45,7 @@ def define_flags() -> None:
     """The flags before `--`."""
     about = "Number of worker processes."
     flags.DEFINE_integer("num_workers", None, about, 1, MOST_WORKERS, required=True)
-    about = (
-        "Maximum number of restarts of all workers after one was killed, was stuck, "
-    )
+    about = "Maximum number of restarts of all workers after one was killed, was "
     about += "stuck, met a defect, or stopped without a signal to the launcher."
     flags.DEFINE_integer("max_restarts", 0, about, 0)
     about = "Seconds for the other workers to notice a failed one and end, at most "
