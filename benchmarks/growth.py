@@ -146,14 +146,9 @@ class Phases:
         now = time.perf_counter(), time.process_time()
         if phase:
             secs = np.subtract(now, self._began).tolist()
-            row = [*secs, peak_mb()]
+            row = [*secs, measure.process_bytes("VmHWM") / 1e6]
             self.of_phase.setdefault(phase, []).append(row)
         self._begin()
-
-
-def peak_mb() -> float:
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
 def train(subject: str, size: int, folder: pathlib.Path) -> dict[str, list[float]]:

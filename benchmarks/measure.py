@@ -207,6 +207,12 @@ def matrix_rate(
     return best
 
 
+def process_bytes(field: str, pid: int | str = "self") -> int:
+    """The memory of a process: "VmRSS", resident now, or "VmHWM", the most so far."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])
+
+
 class PeakMemory:
     """The growth of memory at its peak since this was made: of the fullest GPU, or of
     the process."""
@@ -226,8 +232,7 @@ class PeakMemory:
         if self._gpus:
             infos = map(tf.config.experimental.get_memory_info, self._gpus)
             return max(info[gpu_field] for info in infos)
-        status = pathlib.Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(rf"{process_field}:\s+(\d+)", status)[1])
+        return process_bytes(process_field)
 
 
 # Reports.

@@ -54,7 +54,7 @@ def serve_fit(model: str, image_size: int, batch_size: int, steps: int) -> None:
     batch = trainers.first_batch(parts)
     train = peers.fit(peers.with_stock_layers(parts.model), batch, steps, "none")
     del parts, chosen
-    print(trainers.resident_bytes(), file=answers, flush=True)
+    print(measure.process_bytes("VmRSS"), file=answers, flush=True)
     for _ in sys.stdin:
         used = time.process_time()
         train()
@@ -80,7 +80,7 @@ def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
         words += [options.steps, "float32", *["--checkpoint"] * ("," in name)]
         process = train = peers.ProgramSteps("with_torch", options.torch, *words)
         print(f"{process.num_params:,} parameters in {name}", file=sys.stderr)
-        before = trainers.resident_bytes(process.pid)
+        before = measure.process_bytes("VmRSS", process.pid)
     stack.enter_context(contextlib.closing(process))
     return process, before, train
 
@@ -102,7 +102,7 @@ def compare(model: str, options) -> None:
         }
         wall, _ = measure.in_turn(calls, options.rounds)
         peaks = {
-            name: trainers.resident_bytes(process.pid, most=True)
+            name: measure.process_bytes("VmHWM", process.pid)
             for name, (process, *_) in made.items()
         }
         steps = {name: peaks[name] - before for name, (_, before, _) in made.items()}

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
+from benchmarks import measure
 from towers import build, build_trainer
 from towers.cluster.workers import ALONE
 from towers.config import Config
@@ -194,12 +194,6 @@ class TrainerProcess(ChildProcess):
         self.processor.append(self.answer())
 
 
-def resident_bytes(pid: int | str = "self", most: bool = False) -> int:
-    """The memory that a process has, or the most that it has had."""
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+)", status)[1])
-
-
 def take_steps(processes: Sequence[ChildProcess], num_steps: int) -> None:
     """Steps of workers, which take them together."""
     for process in processes:
@@ -237,7 +231,7 @@ def serve() -> None:
     parts = build.build(config, device_kind=chosen.kind, share=share)
     trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
     if first.get("tells_memory"):
-        print(resident_bytes(), file=answers, flush=True)
+        print(measure.process_bytes("VmRSS"), file=answers, flush=True)
     started = time.perf_counter()
     trainer.train(1)
     secs = time.perf_counter() - started
