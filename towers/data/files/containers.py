@@ -18,19 +18,30 @@ from towers.errors import ConfigError, DataError, with_nearest
 
 def load(
     container: str,
-    data_dir: str,
-    read: Callable[[list[str]], Index],
-    options: ImageOptions,
-    trained: Trained | None,
+    roles: Collection[str],
+    read: Callable[..., Index],
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
 ) -> DataSet:
     """Indexes a data set; its images are read and decoded when they are needed.
 
-    `container` is a key of `choices.CONTAINERS`, `data_dir` as in `find_files`; `read`
-    gives the index of some files. DataError where a file is missing or invalid, or as
-    of `splits.data_set`.
+    Args:
+        container: a key of `choices.CONTAINERS`.
+        roles: of columns that have names, see `parse_columns`.
+        read: (paths of files, columns=role -> name) -> their index.
+        data_dir: as in `find_files`.
+        columns, image_options, trained: as of `data.load`.
+
+    Raises:
+        DataError: a file is missing or invalid, or as of `splits.data_set`.
+        ConfigError: `columns` names no role of the container.
     """
+    read = functools.partial(read, columns=parse_columns(columns, container, roles))
     location, paths = find_files(data_dir, container)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
+    options = image_options or ImageOptions()
     return data_set(container, location, openers, options, trained)
 
 

@@ -107,10 +107,12 @@ def load(
 ) -> DataSet:
     """Parquet files with images; arguments and errors as of `data.load` and `read`."""
     options = image_options or ImageOptions()
-    named = containers.parse_columns(columns, "parquet", _NAMES)
-    cache = RowGroups(1.25 * options.shuffle_buffer_mb)
-    read_files = functools.partial(read, columns=named, cache=cache)
-    return containers.load("parquet", data_dir, read_files, options, trained)
+    read_files = functools.partial(
+        read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
+    )
+    return containers.load(
+        "parquet", _NAMES, read_files, data_dir, columns, options, trained
+    )
 
 
 def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:

@@ -28,11 +28,11 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Tar files with images; arguments and errors as of `data.load` and `read`."""
-    named = containers.parse_columns(columns, "webdataset", ROLES)
-    read_files = functools.partial(read_shards, columns=named, read=read)
-    options = image_options or ImageOptions()
-    return containers.load("webdataset", data_dir, read_files, options, trained)
+    """Tar files with images; arguments and errors as of `containers.load`."""
+    read_files = functools.partial(read_shards, read=read)
+    return containers.load(
+        "webdataset", ROLES, read_files, data_dir, columns, image_options, trained
+    )
 
 
 def read(path: str, columns: Mapping[str, str]) -> Shard:

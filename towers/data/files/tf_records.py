@@ -32,11 +32,11 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """TFRecord files with images; arguments and errors as of `data.load` and `read`."""
-    named = containers.parse_columns(columns, "tfrecord", _KEYS)
-    read_files = functools.partial(read_shards, columns=named, read=read)
-    options = image_options or ImageOptions()
-    return containers.load("tfrecord", data_dir, read_files, options, trained)
+    """TFRecord files with images; arguments and errors as of `containers.load`."""
+    read_files = functools.partial(read_shards, read=read)
+    return containers.load(
+        "tfrecord", _KEYS, read_files, data_dir, columns, image_options, trained
+    )
 
 
 def read(path: str, columns: Mapping[str, str]) -> Shard:
