@@ -24,6 +24,7 @@ devices, headers included, over those that the ring needs.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -45,7 +46,8 @@ from towers.config import Config
 from towers.launch.supervisor import divide
 
 COLUMNS = (
-    "network | workers | link, Mbit/s | trained by | images/s, median (least, most) | "
+    "network | workers | link, Mbit/s | delay, ms | trained by | "
+    "images/s, median (least, most) | "
     "of the wire | bytes / ring's | of DDP | of tf_keras"
 )
 SIDES = {"cnn": 24}  # as in the recipe; others 32
@@ -60,6 +62,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--workers", type=measure.numbers, default="2")
     parser.add_argument(
         "--mbits", type=measure.numbers, default="0,10000,1000,100", help="0: no limit"
+    )
+    parser.add_argument(
+        "--delays", type=measure.numbers, default="0", help="ms from worker to worker"
     )
     parser.add_argument("--torch", metavar="PYTHON", default="")
     parser.add_argument("--tf_keras", metavar="PYTHON", default="")
@@ -123,7 +128,7 @@ def programs(options, model: str, network: Network) -> Iterator[dict[str, list]]
         yield started
 
 
-def measure_link(options, model, network, started, mbits, num_params) -> None:
+def measure_link(options, model, network, started, mbits, delay, num_params) -> None:
     """Prints the rows of a link."""
     network.limit(mbits)
     count, rounds = len(network.hosts), options.rounds
@@ -157,7 +162,8 @@ def measure_link(options, model, network, started, mbits, num_params) -> None:
         ddp = "DDP, float16" if name in HALF else "DDP"
         peers = (medians.get(ddp), medians.get("tf_keras"))
         row = measure.table_row(
-            *(model, count, f"{mbits:,}" if mbits else "none", name, spread),
+            *(model, count, f"{mbits:,}" if mbits else "none", f"{delay}"),
+            *(name, spread),
             wire if mbits else "",
             f"{statistics.median(sent[name]) / ring[name]:.3f}",
             *(f"{median / peer:.2f}" if peer else "" for peer in peers),
@@ -214,27 +220,27 @@ def main() -> None:
         flush=True,
     )
     traces = []
-    for model in options.models:
-        for count in options.workers:
-            with (
-                namespaces(count) as network,
-                programs(options, model, network) as started,
-            ):
-                num_params = count_params(options, model)
-                for name, processes in started.items():
-                    for process in processes:
-                        other = getattr(process, "num_params", num_params)
-                        if other != num_params:
-                            sys.exit(
-                                f"{model}: {num_params:,} parameters; {name} {other:,}"
-                            )
-                for mbits in options.mbits:
-                    measure_link(options, model, network, started, mbits, num_params)
-                    if options.trace and mbits:
-                        text = traced(started["towers"])
-                        traces.append(
-                            f"{model}, {count} workers, {mbits} Mbit/s: {text}"
+    for model, count, delay in itertools.product(
+        options.models, options.workers, options.delays
+    ):
+        with (
+            namespaces(count, delay * 1e-3) as network,
+            programs(options, model, network) as started,
+        ):
+            num_params = count_params(options, model)
+            for name, processes in started.items():
+                for process in processes:
+                    other = getattr(process, "num_params", num_params)
+                    if other != num_params:
+                        sys.exit(
+                            f"{model}: {num_params:,} parameters; {name} {other:,}"
                         )
+            for mbits in options.mbits:
+                measure_link(options, model, network, started, mbits, delay, num_params)
+                if options.trace and mbits:
+                    text = traced(started["towers"])
+                    link = f"{mbits} Mbit/s, {delay} ms"
+                    traces.append(f"{model}, {count} workers, {link}: {text}")
     print("\n".join(["", *traces]))
 
 

@@ -3,14 +3,26 @@
 It takes root on Linux, with `ip` and, for links of limited speed, `tc`.
 """
 
+import collections
 import contextlib
+import fcntl
 import os
 import pathlib
+import select
 import shutil
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Sequence
 
 NAMES = "towers-"  # and the number of the process that made them
+
+# Of linux/if_tun.h: ioctl requests; a device of Ethernet frames, each with a header for
+# offloading; checksums and segments of TCP are left to the other end.
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 = 0x01, 0x02, 0x04
 
 
 class Network:
@@ -54,10 +66,57 @@ class Network:
         return int(_run(*self.prefix(index), "cat", path))
 
 
+class Relay(threading.Thread):
+    """Links that take time. Each is a pair of TAP devices, and this thread carries the
+    frames from one to the other. The kernel's own `netem` is not always there.
+
+    Args:
+        secs: from one end of a link to the other.
+    """
+
+    def __init__(self, secs: float):
+        super().__init__(daemon=True)
+        self._secs = secs
+        self._other_end: dict[int, int] = {}
+        self._is_done = False
+
+    def connect(self, ends: Sequence[tuple[str, str]]) -> None:
+        """Makes a link. `ends`: the namespace and the name of each device."""
+        taps = [_create_tap(*end) for end in ends]
+        self._other_end |= dict(zip(taps, reversed(taps), strict=True))
+
+    def run(self) -> None:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        under_way = collections.deque()
+        while not self._is_done:
+            wait = max(0, under_way[0][0] - time.monotonic()) if under_way else 0.1
+            for tap in select.select(list(self._other_end), [], [], wait)[0]:
+                due = time.monotonic() + self._secs
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        frame = os.read(tap, 70_000)
+                        under_way.append((due, self._other_end[tap], frame))
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, tap, frame = under_way.popleft()
+                with contextlib.suppress(OSError):  # a link that is down
+                    os.write(tap, frame)
+
+    def close(self) -> None:
+        self._is_done = True
+        self.join()
+        for tap in self._other_end:
+            os.close(tap)
+
+
 @contextlib.contextmanager
-def namespaces(count: int) -> Iterator[Network]:
+def namespaces(count: int, delay: float = 0.0) -> Iterator[Network]:
     """Machines that are removed at the end; those of a process that was killed before
     it could do so are removed first.
+
+    Args:
+        count: of the machines.
+        delay: seconds from one machine to another, of whatever is sent.
 
     Raises:
         OSError, subprocess.CalledProcessError: they cannot be made.
@@ -67,14 +126,29 @@ def namespaces(count: int) -> Iterator[Network]:
     _remove(lambda pid: not pathlib.Path(f"/proc/{pid}").exists())
     switch = f"{NAMES}{os.getpid()}"
     names = [f"{switch}-{index}" for index in range(count)]
+    relay = Relay(delay / 2) if delay else None  # two links from machine to machine
     try:
-        _connect(switch, names)
+        _connect(switch, names, relay)
+        if relay:
+            relay.start()
         yield Network(names, switch)
     finally:
+        if relay and relay.is_alive():
+            relay.close()
         _remove(lambda pid: pid == str(os.getpid()))
 
 
-def _connect(switch, names):
+def _create_tap(namespace, name):
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    temporary = f"tap{os.getpid()}"
+    flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
+    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", temporary.encode(), flags))
+    fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
+    _run("ip", "link", "set", temporary, "netns", namespace, "name", name)
+    return tap
+
+
+def _connect(switch, names, relay):
     def inside(name, *arguments):
         _run("ip", "-n", name, *arguments)
 
@@ -85,8 +159,11 @@ def _connect(switch, names):
         port = f"port{index}"
         _run("ip", "netns", "add", name)
         inside(name, "link", "set", "lo", "up")
-        pair = ["link", "add", "eth0", "type", "veth", "peer", "name", port]
-        inside(name, *pair, "netns", switch)
+        if relay:
+            relay.connect([(name, "eth0"), (switch, port)])
+        else:
+            pair = ["link", "add", "eth0", "type", "veth", "peer", "name", port]
+            inside(name, *pair, "netns", switch)
         inside(switch, "link", "set", port, "master", "bridge")
         inside(switch, "link", "set", port, "up")
         inside(name, "addr", "add", f"{_host(index)}/24", "dev", "eth0")

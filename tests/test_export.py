@@ -95,7 +95,7 @@ def test_an_export_stays_until_it_is_overwritten(
     path = export(f"~/{half_way.name}", "keras")
     earlier = numpy_logits(half_way, images)
     first, last = capsys.readouterr().out.splitlines()
-    assert "the moving averages of the parameters of step 5" in first
+    assert "the EMA weights of step 5" in first
     assert last.endswith("on 23 test images")
     train(half_way, small_config())
     with pytest.raises(ConfigError, match="exists; --overwrite replaces it"):

@@ -195,7 +195,7 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     capfd.readouterr()
     write_predictions(workdir, [str(photos)], config, use_ema=use_ema, form="csv")
     out, err = capfd.readouterr()
-    words = "moving averages of the parameters" if use_ema else "parameters"
+    words = "EMA weights" if use_ema else "raw weights"
     words += " of step 10" + ", test-time augmentation mirror" * (tta == "mirror")
     assert {
         f"predicting with the {words}",

@@ -259,7 +259,7 @@ class Config:
     recompute: bool = resumable_option(
         False,
         "Compute the activations of blocks again in the backward pass: the same "
-        "training in less memory, about a third slower.",
+        "training in less memory, about a quarter slower.",
     )
 
     # Optimizer, learning rate, weight decay and moving averages.

@@ -62,7 +62,7 @@ def evaluate(
             trained on arrays nothing is written then.
         step: of the checkpoint, "best" or "last", see `load_run`; the last where new
             ones are looked for.
-        use_ema: only the moving averages (True) or the raw parameters (False); by
+        use_ema: only the EMA weights (True) or the raw weights (False); by
             default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.

@@ -102,8 +102,8 @@ def predict(
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
         step: of the checkpoint, "best" or "last", see `load_run`.
-        use_ema: the moving averages (True) or the raw parameters (False); by default
-            the averages, where the run keeps them.
+        use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
+            weights, where the run keeps them.
         calibrated: probabilities with the temperature that `calibrate` has fitted.
 
     Returns:
@@ -203,8 +203,8 @@ class _Prediction:
         if tta != config.tta:
             console.remark(f"tta={config.tta} is not used for features")
         self._predictor = create_predictor(model, devices.towers, create_tta(tta))
-        message = "moving averages of the " if weights is Weights.EMA else ""
-        message += f"parameters of step {self.run.step}"
+        message = "EMA" if weights is Weights.EMA else "raw"
+        message += f" weights of step {self.run.step}"
         message += f", test-time augmentation {tta}" if tta != "none" else ""
         console.remark(f"predicting with the {message}")
         self._has_classes, self._counts = not features, collections.Counter()

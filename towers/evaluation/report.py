@@ -100,7 +100,7 @@ def accuracy_line(
         name, line = "map", f"{at}: {split} mAP {figures['map']:.4f}"
     if len(evaluation.by_weights) > 1:
         raw = evaluation.by_weights[Weights.RAW]
-        line += f", {raw[name]:.4f} without moving averages"
+        line += f", with the raw weights {raw[name]:.4f}"
     for other in metrics:
         line += f", {other} {figures[other]:.4f}"
     if "accuracy_tta" in figures:

@@ -85,7 +85,7 @@ def _about(content):
         images = result[f"{split}_images"]
         sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
     if suffix:
-        sentences.append("Moving averages of the parameters are reported.")
+        sentences.append("The EMA weights (moving averages) are reported.")
         if (other := result.get(f"{split}_accuracy")) is not None:
             sentences.append(f"Without them the accuracy is {other:.4f}.")
     if split == "validation":
@@ -139,7 +139,7 @@ def _curves(content):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):
-            title = f"{split}, moving averages"
+            title = f"{split}, EMA weights"
             averages = metric_series(curves, f"{split}_{name}_ema", title)
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages

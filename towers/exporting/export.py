@@ -27,7 +27,7 @@ def export(
     """Writes the network of a run, with its preprocessing and its class names, in the
     format of another program.
 
-    The moving averages of the parameters are taken where the run keeps them. What is
+    The EMA weights are taken where the run keeps them. What is
     written is loaded in a new process and compared with the trained network in float32
     before it gets its name. It uses no GPU, and where TensorFlow has made no devices in
     this process, it gets none.
@@ -71,8 +71,8 @@ def export(
 
     show_gpus()  # none: they may be training
     run = read_run(workdir, step=step, calibrated=calibrated)
-    averages = "the moving averages of " if run.config.ema_decay else ""
-    console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
+    weights = "EMA" if run.config.ema_decay else "raw"
+    console.line(f"exporting the {weights} weights of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
     compared, calibration, origin = comparison.images_of(
         run, data_dir=data_dir, paths=images, calibrate=precision == "int8"

@@ -200,7 +200,7 @@ def model_parallel(
     *,
     group_size: int,
 ) -> Strategy:
-    """A worker group of neighboring devices holds one copy, split by channels; the mean
+    """A group of neighboring devices holds one copy, split by channels; the mean
     goes, shard by shard, to all groups, which are data-parallel to each other.
 
     Where a layer needs all its inputs, a transfer brings the slices of the other
@@ -243,7 +243,7 @@ def model_parallel(
         readers=range(len(devices)),
         mean_fn=mean,
         description=[
-            f"worker groups: {'; '.join(', '.join(group) for group in groups)}",
+            f"groups: {'; '.join(', '.join(group) for group in groups)}",
             "bytes of parameters on a group's devices: "
             + ", ".join(f"{count:,}" for count in num_bytes),
         ],

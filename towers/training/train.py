@@ -275,7 +275,7 @@ def finish(run: Run, report: bool) -> None:
         try_to_write(lambda: run.watchdog.call(report_run, run))
     result = result_of_records(run.reports.records())
     if name := result["reported"]:
-        weights = name.replace("_ema", " of the moving averages").replace("_", " ")
+        weights = name.replace("_ema", " of the EMA weights").replace("_", " ")
         secs = duration(run.progress.stopwatch.train_secs)
         place = f"at step {result['step']}, after {secs} in steps"
         say(f"result: {result[name]:.4f} {weights}, {place}")
