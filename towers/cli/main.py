@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 
+import towers
 from towers.run.signals import exit_on_signals
 
 # Imported by Keras 3.15 and TensorFlow 2.21 where they are installed, for functions
@@ -37,6 +38,7 @@ def _start(name: str, *at_signals: str) -> None:
     """Starts the program of `towers.cli.NAME`."""
     exit_on_signals(*at_signals)
     sys.meta_path.insert(0, ImportHook())
+    towers.keeps_imports = True
     program = importlib.import_module(f"towers.cli.{name}")
     flags = importlib.import_module("towers.cli.flags")
     program.define_flags()

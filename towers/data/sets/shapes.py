@@ -125,37 +125,41 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     def uniform(low: float, high: float, *dims: int) -> np.ndarray:
         return rng.uniform(low, high, (count, *dims)).astype(np.float32)
 
+    # Channels first: NumPy is slow where the last axis is short.
     middle = np.arange(SIZE, dtype=np.float32) - (SIZE - 1) / 2
     x, y = middle[None, None, :], middle[None, :, None]
 
     # The ground: a mixture of two colors that changes across the image.
-    first, second = uniform(0, 255 - LIGHTER, 2, 1, 1, 3).swapaxes(0, 1)
+    first, second = uniform(0, 255 - LIGHTER, 2, 3, 1, 1).swapaxes(0, 1)
     direction = uniform(0, 2 * math.pi, 1, 1)
     along = (x * np.cos(direction) + y * np.sin(direction)) / SIZE
-    images = first + (second - first) * (0.5 + 0.4 * along)[..., None]
+    images = first + (second - first) * (0.5 + 0.4 * along)[:, None]
 
     for _ in range(2):
         right = x - uniform(-SIZE / 2, SIZE / 2, 1, 1)
         down = y - uniform(-SIZE / 2, SIZE / 2, 1, 1)
         blot = np.hypot(right, down) - uniform(1.0, 2.5, 1, 1)
-        _paint(images, blot, uniform(0, 255, 1, 1, 3))
+        _paint(images, blot, uniform(0, 255, 3, 1, 1))
 
     size, tilt = uniform(7.0, 9.5, 1, 1), uniform(-0.25, 0.25, 1, 1)
     right, down = x - uniform(-2, 2, 1, 1), y - uniform(-2, 2, 1, 1)
     across = (right * np.cos(tilt) + down * np.sin(tilt)) / size
     below = (down * np.cos(tilt) - right * np.sin(tilt)) / size
     # Of four colors the one farthest from the ground's, so that the shape is visible.
-    offered = uniform(LIGHTER, 255, 4, 1, 1, 3)
+    offered = uniform(LIGHTER, 255, 4, 3, 1, 1)
     contrast = np.abs(offered - (first + second)[:, None] / 2).sum((2, 3, 4))
     color = offered[np.arange(count), contrast.argmax(1)]
     _paint(images, shape(across, below) * size, color)
 
-    noise = rng.integers(0, 256, images.shape, np.uint8).astype(np.float32) - 127.5
+    noise = rng.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
+    noise = noise.transpose(0, 3, 1, 2).astype(np.float32, order="C") - 127.5
     images += noise * uniform(0, 0.15, 1, 1, 1)
-    return np.clip(np.rint(images), 0, 255).astype(np.uint8)
+    images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
+    return images.transpose(0, 2, 3, 1)
 
 
 def _paint(images: np.ndarray, distance: np.ndarray, color: np.ndarray) -> None:
-    """Colors the pixels whose distance is negative, in place, edges smooth."""
-    coverage = np.clip(0.5 - distance, 0, 1)[..., None]
+    """Colors the pixels of images [n, 3, height, width] whose distance [n, height,
+    width] is negative, in place, edges smooth."""
+    coverage = np.clip(0.5 - distance, 0, 1)[:, None]
     images += coverage * (color - images)
