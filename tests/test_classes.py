@@ -32,6 +32,7 @@ def test_balanced_weights_are_inverse_to_the_images_and_have_the_mean_1():
     weights = np.array(class_weights("balanced", source_of(LABELS), tuple("abcd")))
     np.testing.assert_allclose(weights[[1, 3]] / weights[0], [170 / 25, 170 / 5])
     assert weights[LABELS].mean() == pytest.approx(1)
+    assert weights[2] == 1
 
 
 def test_weights_of_a_file(tmp_path):

@@ -61,16 +61,19 @@ def class_weights(
     "pos_weights".
 
     The text is "balanced" for weights that are inverse to the number of images and
-    whose mean over the images (label sets: over their labels) is 1, or in `pos_weights`
-    for the images without a class over those with it, 1 where there are no such; or a
-    JSON file, an object of names of classes and numbers, 1 for a class that it lacks;
-    or pairs in JSON of a class, its name or its number, and a weight. ConfigError where
-    the labels are not known, or the file is none of weights.
+    whose mean over the images (label sets: over their labels) is 1, 1 for a class
+    without images, or in `pos_weights` for the images without a class over those with
+    it, 1 where there are no such; or a JSON file, an object of names of classes and
+    numbers, 1 for a class that it lacks; or pairs in JSON of a class, its name or its
+    number, and a weight. ConfigError where the labels are not known, or the file is
+    none of weights.
     """
     if text == BALANCED:
         labels = labels_for(source, f"{option}={BALANCED}")
         counts = images_of_classes(labels, len(class_names))
         weights = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        # A smoothed label has a part of a class without images.
+        weights = np.where(counts > 0, weights, 1.0)
         if option == "pos_weights":
             rest = len(labels) - counts
             weights = np.where(counts * rest > 0, rest / np.maximum(counts, 1), 1.0)
