@@ -210,6 +210,26 @@ def test_images_for_training_and_for_testing_are_compared(container, tmp_path):
     assert line.split()[1:7] == "6 test image(s) also in training,".split()
 
 
+@pytest.mark.parametrize("pattern", ["{train,val}/*.tar", "*/0.tar"])
+def test_folders_of_a_pattern_may_be_splits(tmp_path, pattern):
+    for split in ("train", "val"):
+        containers.write_tars(tmp_path / "test" / split, examples(9), "x")
+        (tmp_path / "test" / split / "x-000.tar").rename(
+            tmp_path / "test" / split / "0.tar"
+        )
+    data_set = data.load("webdataset", f"{tmp_path}/test/{pattern}")
+    assert data_set.sources.keys() == {"training", "test"}  # val/ is used for both
+    assert (data_set.train.num_examples, data_set.test.num_examples) == (9, 9)
+
+
+def test_files_may_be_named_like_patterns(tmp_path):
+    folder = tmp_path / "a {1..3}"
+    containers.write_tars(folder, examples(9), "b[1]")
+    for place in (folder, folder / "b[1]-000.tar"):
+        data_set = data.load("webdataset", str(place))
+        assert data_set.train.num_examples + data_set.test.num_examples == 9
+
+
 def test_a_folder_of_images_at_a_url_is_read(tmp_path, folder):
     write_images(tmp_path / "train", examples(COUNT))
     write_images(tmp_path / "test", examples(6, 1))

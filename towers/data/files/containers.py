@@ -119,8 +119,9 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
         location = os.path.abspath(os.path.expanduser(location))
-    is_file = matches(location) or re.search(r"[*?{]", location)
-    is_folder = not is_file if reading.is_url(location) else os.path.isdir(location)
+    is_folder = os.path.isdir(location)
+    if reading.is_url(location):
+        is_folder = not (matches(location) or re.search(r"[*?{]", location))
     if is_folder:
         paths = [x for x in _in_folder(location, container) if matches(x)]
         if not paths:
@@ -131,9 +132,12 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
             )
     else:
         paths = reading.expand(location)
+    begin = len(location)
+    if not is_folder:  # the names of splits may be in the pattern
+        fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
+        begin = len(os.path.dirname(fixed))
     by_split = {}
     for path in paths:
-        begin = len(location) if is_folder else len(os.path.dirname(path))
         parts = path[begin:].strip("/").split("/")[::-1]
         split = next(filter(None, map(split_of, parts)), "")
         by_split.setdefault(split, []).append(path)

@@ -129,14 +129,14 @@ def version(path: str) -> str:
 
 def expand(pattern: str) -> list[str]:
     """The files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted within
-    each alternative of the braces; DataError where there is none."""
+    each alternative of the braces; DataError where there is none. A file on this
+    machine may have such a name itself."""
     paths = []
-    for one in expand_braces(pattern):
-        matches = [one]
-        if re.search(r"[*?\[]", one):
-            matches = sorted(_list(one) if is_url(one) else glob.glob(one))
-        elif not is_url(one) and not os.path.exists(one):
-            matches = []
+    for one in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
+        if is_url(one):
+            matches = sorted(_list(one)) if re.search(r"[*?\[]", one) else [one]
+        else:
+            matches = [one] if os.path.exists(one) else sorted(glob.glob(one))
         if not matches:
             raise DataError(f"{printable(one)}: there is no such file")
         paths += matches
