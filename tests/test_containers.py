@@ -315,6 +315,15 @@ def other_keys(path):
         writer.write(tf.train.Example().SerializeToString())
 
 
+def two_labels(path):
+    numbers = tf.train.Feature(int64_list=tf.train.Int64List(value=[1, 2]))
+    example = tf.train.Example.FromString(containers.record(b"x", 1, ""))
+    example.features.feature["image/class/label"].CopyFrom(numbers)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(containers.record(b"x", 1, "ant"))
+        writer.write(example.SerializeToString())
+
+
 @pytest.mark.parametrize(
     "name, spoil, words",
     [
@@ -329,6 +338,7 @@ def other_keys(path):
         ("tar", two_images, "a.jpg has two images, jpg and mask.png; --columns=image:"),
         ("TFRecord", cut, "record 0 or one of the next"),
         ("TFRecord", flip, "corrupted record"),
+        ("TFRecord", two_labels, "record 1 (counted from 0) has several labels; one"),
         ("TFRecord", other_keys, "record 0 (counted from 0) has no bytes in image/enc"),
     ],
 )

@@ -44,7 +44,8 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
 
     `columns` are "image", "label" and "text" -> key of the feature, by default as in
     TensorFlow's ImageNet. A text names the class, otherwise the label does. ValueError
-    where a checksum is wrong, the file breaks off, or a record has no image.
+    where a checksum is wrong, the file breaks off, or a record has no image or several
+    labels.
     """
     keys = _KEYS | columns
     kinds = {
@@ -56,8 +57,8 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
     def parse(records):
         examples = tf.io.parse_example(records, kinds)
         label, text = examples[keys["label"]], examples[keys["text"]]
-        texts = tf.sparse.to_dense(text, "")[:, :1]
-        numbers = tf.strings.as_string(tf.sparse.to_dense(label, -1)[:, :1])
+        texts = tf.sparse.to_dense(text, "")[:, :2]
+        numbers = tf.strings.as_string(tf.sparse.to_dense(label, -1)[:, :2])
         return records, examples[keys["image"]], texts, numbers
 
     offsets, lengths, labels, offset = [], [], [], 0
@@ -66,14 +67,15 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
     try:
         for records, images, texts, numbers in dataset.as_numpy_iterator():
             for row, (record, image) in enumerate(zip(records, images, strict=True)):
+                where = f"record {len(offsets)} (counted from 0)"
                 if not image:
                     raise ValueError(
-                        f"record {len(offsets)} (counted from 0) has no bytes in "
-                        f"{keys['image']}; --columns=image:KEY names the feature"
+                        f"{where} has no bytes in {keys['image']}; "
+                        "--columns=image:KEY names the feature"
                     )
                 offsets.append(offset + _BEFORE + record.find(image))
                 lengths.append(len(image))
-                labels.append(_label(texts[row], numbers[row]))
+                labels.append(_label(texts[row], numbers[row], where))
                 offset += _BEFORE + len(record) + _AFTER
     except tf.errors.OpError as error:
         where = f"record {len(offsets)} or one of the next {_BATCH} (counted from 0)"
@@ -81,9 +83,14 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
     return Shard(np.array(offsets, np.int64), np.array(lengths, np.int64), labels)
 
 
-def _label(text, number):
+def _label(text, number, where):
     for values in (text, number):
-        if len(values) and values[0] not in (b"", b"-1"):
+        values = [value for value in values if value not in (b"", b"-1")]
+        if values[1:]:
+            raise ValueError(
+                f"{where} has several labels; one is read, or several from a table"
+            )
+        if values:
             return values[0].decode()
     return None
 
