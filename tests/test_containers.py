@@ -248,6 +248,30 @@ def test_a_folder_of_images_at_a_url_is_read(tmp_path, folder):
     assert sorted(all_of(nested.test)[1]) == [0, 1, 2]
 
 
+def test_a_folder_at_a_url_is_the_folder_on_the_disk(tmp_path, monkeypatch):
+    names = ["10/1", "2/1", "2/.x", "a-b/1", "a/b/1", "a/1", "__MACOSX/1", ".git/1"]
+    for number, split in enumerate(("train/train", "val")):
+        rows = zip(names, examples(len(names), number), strict=True)
+        rows = [(f"{split}/{name}.png", *row[1:]) for name, row in rows]
+        write_images(tmp_path, rows)
+    for path in ("test/1.png", "other/1.png", "x.png"):
+        write_images(tmp_path, [(path, *examples(1)[0][1:])])
+    fsspec.filesystem("memory").put(str(tmp_path), f"/{tmp_path.name}", recursive=True)
+    place = f"memory://{tmp_path.name}"
+    on_disk = data.load("image_folder", str(tmp_path))
+    at_url = data.load("image_folder", place)
+    assert at_url.class_names == on_disk.class_names == ("10", "2", "a", "a-b")
+    assert "; split test has no labels and is not used" in at_url.origin
+    for split, source in on_disk.sources.items():
+        assert checksum(at_url.sources[split]) == checksum(source)
+        for index in range(source.num_examples):
+            path = source.location(index).replace(str(tmp_path), place)
+            assert at_url.sources[split].location(index) == path
+    monkeypatch.setattr(reading, "OTHER_BYTES", 0)
+    with pytest.raises(DataError, match="at most 72 are read with max_image_pixels=9"):
+        data.load("image_folder", place, max_image_pixels=9)
+
+
 def test_the_cache_of_remote_files_is_bounded(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(reading, "BLOCK_BYTES", 1000)
     monkeypatch.setenv("TOWERS_CACHE_GB", "2e-5")  # 20 blocks

@@ -41,29 +41,37 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
         raise DataError(
             f"{root}: there is no such folder; {nearest(name, others)}{LAYOUT}"
         )
-    by_prefix = {}
-    for entry in folders_in(root):
-        if match := _SPLIT.fullmatch(entry.name):
-            splits = by_prefix.setdefault((match["prefix"] or "").lower(), {})
-            splits.setdefault(match.lastgroup, []).append(entry)
-    splits = by_prefix.pop("", {})
-    if "train" not in splits:  # a prefix needs two, as a class may be steam_train
-        pairs = (x for x in by_prefix.values() if "train" in x and len(x) > 1)
-        splits = next(pairs, splits)
-    folders, notes = {}, []
-    for split, named in splits.items():
-        named = [x for x in named if x.name.lower() in _SHORT] or named
-        if named[1:]:
-            raise DataError(
-                f"{named[0].path} and {named[1].name}/: two folders for the same; move "
-                "one of them away"
-            )
-        folders[split] = _innermost(named[0].path)
+    names = split_folders(root, [entry.name for entry in folders_in(root)])
+    folders = {x: _innermost(os.path.join(root, name)) for x, name in names.items()}
+    notes = []
     for split in ("validation", "test"):
         if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
             name = os.path.basename(folders.pop(split))
             notes.append(f"{name}/ has no class folders, so it is not used")
     return folders or {"train": root}, "; ".join(notes)
+
+
+def split_folders(root: str, names: Iterable[str]) -> dict[str, str]:
+    """The split -> its name, of the names of the folders in a root; DataError where two
+    are for the same split."""
+    by_prefix = {}
+    for name in names:
+        if match := _SPLIT.fullmatch(name):
+            splits = by_prefix.setdefault((match["prefix"] or "").lower(), {})
+            splits.setdefault(match.lastgroup, []).append(name)
+    splits = by_prefix.pop("", {})
+    if "train" not in splits:  # a prefix needs two, as a class may be steam_train
+        pairs = (x for x in by_prefix.values() if "train" in x and len(x) > 1)
+        splits = next(pairs, splits)
+    for split, named in splits.items():
+        named = [x for x in named if x.lower() in _SHORT] or named
+        if named[1:]:
+            raise DataError(
+                f"{os.path.join(root, named[0])} and {named[1]}/: two folders for the "
+                "same; move one of them away"
+            )
+        splits[split] = named[0]
+    return splits
 
 
 def is_split(name: str) -> bool:

@@ -16,6 +16,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import containers, reading, splits
 from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
+    JUNK,
     LAYOUT,
     class_depth,
     class_folder,
@@ -24,10 +25,9 @@ from towers.data.files.class_folders import (
     files_below,
     find_folders,
     folders_in,
-    is_split,
     is_without_images,
     misfit,
-    split_of,
+    split_folders,
     suggestion,
     training_folder,
 )
@@ -234,30 +234,50 @@ def load(
 
 
 def _load_url(url, options, trained) -> DataSet:
-    """The images below a URL, with a folder for each class, in folders for the splits
-    or without."""
+    """The images below a URL, in the classes and the order that the same folder has on
+    the disk."""
     location, files = url.rstrip("/"), {}
-    for file in filter(is_image_name, reading.matches(location)):
-        path = file[len(location) :].strip("/")
-        first, _, rest = path.partition("/")
-        split = split_of(first) if "/" in rest and is_split(first) else None
-        path = rest if split else path
-        if "/" not in path:
-            raise DataError(f"{shown(file)}: is an image of no class; {LAYOUT}")
-        files.setdefault(split or "train", []).append((file, path))
+    paths = [x[len(location) :].strip("/") for x in reading.matches(location)]
+    paths = [x for x in paths if is_image_name(x) and not _is_left_out(x)]
+    names = sorted({path.split("/")[0] for path in paths if "/" in path})
+    folders = split_folders(location, names) or ({"train": ""} if paths else {})
+    for split, name in folders.items():
+        folder = f"{name}/" if name else ""
+        inside = [x for x in paths if x.startswith(folder)]
+        while name and all(x.startswith(f"{folder}{name}/") for x in inside):
+            folder += f"{name}/"  # as in archives
+        inside = [x[len(folder) :] for x in inside]
+        files[split] = folder, sorted(inside, key=lambda x: x.split("/", 1))
     if trained is not None:
         depth = depth_of(trained.class_names)
     else:
-        depth = class_depth(path for _, path in files.get("train", ()))
-    openers = {
-        split: functools.partial(
+        depth = class_depth(files["train"][1] if "train" in files else ())
+    openers = {}
+    for split, (folder, inside) in files.items():
+        classes = [class_folder(path, depth) or None for path in inside]
+        is_unlabeled = split != "train" and "train" in files and not any(classes)
+        if None in classes and not is_unlabeled:
+            path = f"{location}/{folder}{inside[classes.index(None)]}"
+            raise DataError(f"{shown(path)}: is an image of no class; {LAYOUT}")
+        openers[split] = functools.partial(
             index_of,
-            [file for file, _ in pairs],
-            [class_folder(path, depth) for _, path in pairs],
+            [f"{location}/{folder}{path}" for path in inside],
+            classes,
+            max_pixels=options.max_image_pixels,
+            settle=_in_their_order,
         )
-        for split, pairs in files.items()
-    }
     return containers.data_set("image_folder", location, openers, options, trained)
+
+
+def _is_left_out(path):
+    names = path.split("/")
+    return any(name.startswith(".") or name.lower() in JUNK for name in names)
+
+
+def _in_their_order(labels, names):
+    """As `settle_classes`; classes keep their order."""
+    classes = tuple(map(class_name, names))
+    return {"labels": labels.astype(np.int32), "class_names": classes}
 
 
 def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
