@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
@@ -325,7 +326,8 @@ def _cache_path(key):
     return os.path.join(cache_folder(), "remote", name + ending[:12])
 
 
-_fetching: dict[str, threading.Lock] = {}
+# A file is fetched by one thread; the others that need it wait.
+_fetching = [threading.Lock() for _ in range(256)]
 _guard = threading.Lock()
 
 
@@ -338,13 +340,12 @@ def _from_cache(key, fetch, offset, length):
 def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
     """The path of the file with the content of a key, which is fetched once."""
     path = _cache_path(key)
-    with _guard:
-        lock = _fetching.setdefault(path, threading.Lock())
-    with lock:
+    with _fetching[hash(path) % len(_fetching)]:
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
             return path
-        folder, temporary = os.path.dirname(path), f"{path}.{os.getpid()}.partial"
+        # Several machines may share the folder: process numbers are not enough.
+        folder, temporary = os.path.dirname(path), f"{path}.{uuid.uuid4().hex}.partial"
         os.makedirs(folder, exist_ok=True)
         try:
             with open(temporary, "wb") as file:
@@ -355,8 +356,6 @@ def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
                 os.remove(temporary)
             raise
         _shrink(folder, path)
-    with _guard:
-        _fetching.pop(path, None)
     return path
 
 
@@ -372,11 +371,14 @@ def _shrink(folder, kept):
         if _written[0] < most / 20:
             return
         _written[0] = 0
+    files = []
     with os.scandir(folder) as entries:
-        status = [(x.stat(), x.path) for x in entries]
-        files = sorted((x.st_mtime, x.st_size, path) for x, path in status)
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it got its name, or is gone
+                status = entry.stat()
+                files.append((status.st_mtime, status.st_size, entry.path))
     excess = sum(size for _, size, _ in files) - 0.95 * most
-    for _, num_bytes, path in files:
+    for _, num_bytes, path in sorted(files):
         if excess <= 0:
             break
         if path == kept:
