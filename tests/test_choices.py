@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from towers import build
-from towers.config import Config, choices, factories, list_options
+from towers.config import Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
 from towers.data.augment.augmentation import Augment
 from towers.data.sources import DataSet
@@ -93,6 +93,23 @@ def test_a_target_gets_the_arguments_that_its_signature_names():
 
     assert factories.call(create, rho=1, beta2=3) == (1, 0.5)
     assert factories.call(lambda **all_of_them: all_of_them, rho=1) == {"rho": 1}
+
+
+@pytest.mark.parametrize(
+    "dataset, ignored",
+    [
+        ("image_folder", ["columns", "image_dir", "fold"]),
+        ("webdataset", ["image_dir", "fold"]),
+        ("table", []),
+    ],
+)
+def test_options_of_tables_are_called_ignored_elsewhere(dataset, ignored):
+    options = {"columns": "label:x", "image_dir": "x", "fold": 0, "image_size": 9}
+    lines = checks.ignored_options(Config(dataset=dataset, **options))
+    assert lines == [
+        f"{name}={options[name]} has no effect with dataset={dataset}"
+        for name in ignored
+    ]
 
 
 # Choices in a file.

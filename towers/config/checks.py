@@ -25,6 +25,9 @@ _NEEDED = {
     "distillation_weight": "teacher",
 }
 
+# Options of a data set that are no fields of `ImageOptions`.
+_NOT_OF_IMAGES = ("data_dir", "columns", "image_dir", "fold")
+
 
 def check_together(config: "Config") -> None:
     """Refuses options that contradict each other, their values in the message."""
@@ -174,14 +177,16 @@ def ignored_options(config: "Config") -> list[str]:
     for option in TABLES:
         choice = getattr(config, option)
         names = factories.argument_names(factories.resolve(option, choice))
-        if names is None or "image_options" in names:  # it gets all
+        if names is None:  # it gets all
             continue
         if option == "strategy":
             names += config.choice_of(option).trainer_options
         for name in config.options_of(option):
+            if "image_options" in names and name not in _NOT_OF_IMAGES:
+                continue
             value = getattr(config, name)
             is_default = value == getattr(type(config), name)
-            turns_off = value == 0 and value is not False
+            turns_off = value == 0 and value is not False and name != "fold"
             if name not in names and not (is_default or turns_off):
                 lines.append(f"{name}={value} has no effect with {option}={choice}")
     for name, needed in _NEEDED.items():
