@@ -106,6 +106,10 @@ def test_splits_are_a_column_tables_or_a_fold(root):
     for fold in (0, 3):
         assert splits_of(load(path, fold=fold))["test"] == sorted(FILES[fold::5])
     assert len(splits_of(load(path))["test"]) == 3
+    # What is for testing without folds is never trained on.
+    columns = {"path": FILES, "label": LABELS, "split": ["train", "test"] * 6}
+    path = write(root, columns | {"fold": [0, "", 1, "", 0, "", 1, "", 0, "", 1, ""]})
+    assert splits_of(load(path, fold=1))["training"] == sorted(FILES[::4])
 
 
 def test_weights_are_factors_on_the_losses(root):

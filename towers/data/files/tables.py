@@ -80,9 +80,9 @@ def read(
     "validation" and "test" where they have any.
 
     `columns` are role -> name; others go by their usual names. Paths start from
-    `image_dir`, or the folder of each table; the images of `fold` in the column `fold`
-    are for testing. Without a column for the split all are in "train". Labels are -1
-    without a column of labels. They are sets where a label has several names,
+    `image_dir`, or the folder of each table. Without a column for the split all are in
+    "train"; of these the images of `fold` in the column `fold` are for testing. Labels
+    are -1 without a column of labels. They are sets where a label has several names,
     `cat;outdoor`, or is a list, and where each class has a column of 0 and 1.
 
     DataError names the file and the row: a file is missing, or has two rows; a column
@@ -297,22 +297,20 @@ def _listing(folder):
 
 
 def _split(values, fold, where):
-    if fold >= 0:
-        try:
-            return "test" if int(values["fold"]) == fold else "train"
-        except (TypeError, ValueError):
-            raise DataError(
-                f"{where}: the fold {values['fold']!r:.40} is no number"
-            ) from None
-    if "split" not in values:
-        return "train"
-    split = split_of(str(values["split"]))
+    split = split_of(str(values.get("split", "train")))
     if split is None:
         raise DataError(
             f"{where}: the split {values['split']!r:.40} is none of train, validation "
             "and test"
         )
-    return split
+    if fold < 0 or split != "train":
+        return split
+    try:
+        return "test" if int(values["fold"]) == fold else "train"
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{where}: the fold {values['fold']!r:.40} is no number"
+        ) from None
 
 
 def _weight(value, where):
