@@ -157,6 +157,38 @@ def test_what_is_wrong_is_named_with_its_row(root, columns, words):
     assert text.startswith(str(root)) and words.format(root=root) in text
 
 
+def test_a_table_of_a_split_may_be_divided_by_a_column(root):
+    columns = {"path": FILES[::2], "label": LABELS[::2], "split": ["train", "val"] * 3}
+    write(root, columns, "train.csv")
+    columns = {"path": FILES[1::2], "label": LABELS[1::2], "split": ["test"] * 6}
+    write(root, columns, "test.csv")
+    assert splits_of(load(str(root))) == {
+        "training": sorted(FILES[::4]),
+        "validation": sorted(FILES[2::4]),
+        "test": sorted(FILES[1::2]),
+    }
+    write(root, columns | {"split": ["train", "test"] * 3}, "test.csv")
+    assert "the split train are in another table too" in message(load, str(root))
+
+
+@pytest.mark.parametrize(
+    "columns, words",
+    [
+        ({"label": LABELS[6:]}, "label, path, not label, path, weight"),
+        ({"label": LABELS[6:], "weight": [1] * 6, "split": ["train"] * 6},
+         "label, path, split, weight, not"),
+        ({"a": [0] * 6, "b": [1] * 6, "weight": [1] * 6}, "a, b, path, weight, not"),
+    ],
+)  # fmt: skip
+def test_tables_of_a_split_have_the_same_columns(root, columns, words):
+    first = {"path": FILES[:6], "label": LABELS[:6], "weight": [1] * 6}
+    write(root, first, "train-0.csv")
+    write(root, {"path": FILES[6:]} | columns, "train-1.csv")
+    text = message(load, str(root))
+    begin = f"{root}/train-1.csv: has other columns than {root}/train-0.csv: "
+    assert text.startswith(begin) and words in text
+
+
 @pytest.mark.parametrize(
     "name, content, words",
     [

@@ -55,11 +55,17 @@ def load(
     named = containers.parse_columns(columns, "table", _ROLES)
     location, paths = containers.find_files(data_dir, "table")
     more = image_dir, fold, options.max_image_pixels
-    indexes = {x: read(files, named, *more) for x, files in paths.items()}
-    if indexes.keys() == {"train"}:  # by a column
-        [indexes] = indexes.values()
-    else:
-        indexes = {x: by_split["train"] for x, by_split in indexes.items()}
+    indexes = {}
+    for of_table, files in paths.items():
+        by_split = read(files, named, *more)
+        if len(by_split) == 1 and paths.keys() != {"train"}:
+            by_split = {of_table: by_split.popitem()[1]}
+        for split in sorted(by_split.keys() & indexes):
+            raise DataError(
+                f"{shown(files[0])}: images of the split {split} are in another table "
+                "too; name one table"
+            )
+        indexes |= by_split
     if any(index.labels.ndim == 2 for index in indexes.values()):
         indexes = {
             split: index if (index.labels < 0).all() else index.as_label_sets()
@@ -86,10 +92,10 @@ def read(
     `cat;outdoor`, or is a list, and where each class has a column of 0 and 1.
 
     DataError names the file and the row: a file is missing, or has two rows; a column
-    is missing, or may be one of two.
+    is missing, or may be one of two; a table has other columns than the first.
     """
     files, labels, splits, weights = [], [], [], []
-    first_rows, unlabeled, are_sets, classes = {}, "", False, ()
+    first_rows, unlabeled, are_sets = {}, "", False
     for table in paths:
         rows = _rows(table)
         header = next(rows, None)
@@ -99,7 +105,18 @@ def read(
             used, class_columns = _columns(header, columns, fold)
         except ValueError as error:
             raise DataError(f"{shown(table)}: {error}") from None
-        classes = classes or tuple(header[i] for i in class_columns)
+        classes_here = tuple(header[i] for i in class_columns)
+        if table == paths[0]:
+            classes, roles = classes_here, used.keys()
+        if (used.keys(), {*classes_here}) != (roles, {*classes}):
+            here, first = (
+                shown(", ".join(sorted(x)), 60)
+                for x in ({*used, *classes_here}, {*roles, *classes})
+            )
+            raise DataError(
+                f"{shown(table)}: has other columns than {shown(paths[0])}: {here}, "
+                f"not {first}"
+            )
         resolve = _Resolver(image_dir or os.path.dirname(table))
         for number, row in rows:
             where = f"{shown(table)}: row {number}"
