@@ -77,6 +77,10 @@ def test_integers_are_classes_by_their_value_and_ids_are_files(root):
     numbers = [{"ant": 10, "cat": 9, "dog": 100}[x] for x in LABELS]
     ids = [path.removesuffix(".png") for path in FILES]
     data_set = load(write(root, {"id": ids, "breed": numbers}))
+    for number in (0, 1):
+        (root / f"{number}.png").write_bytes(ROWS[0][2])
+    path = write(root, {"id": [0, 1, *ids[2:4]], "label": [0, 1, 0, 1]}, "x.jsonl")
+    assert load(path).train.num_examples == 2
     assert data_set.class_names == ("9", "10", "100")
     for source in data_set.sources.values():
         for index, label in enumerate(all_of(source)[1].tolist()):
@@ -194,7 +198,7 @@ def test_tables_of_a_split_have_the_same_columns(root, columns, words):
     [
         ("x.csv", b'path,label\nant/00000.png,"ant\n', "row "),
         ("x.csv", b"path,label\nant/00000.png\n", "row 2 has 1 values, and the first"),
-        ("x.csv", b"path,label\n\xff,ant\n", "row 1: "),
+        ("x.csv", b"path,label\n\xff,ant\n", "row 2: "),
         (
             "x.jsonl",
             b'{"path": "ant/00000.png", "label": 1}\n[1]\n',
@@ -214,11 +218,13 @@ def test_a_damaged_table_is_named(root, name, content, words):
     assert text.startswith(f"{root / name}: ") and words in text
 
 
-def test_images_elsewhere_are_found_by_their_folder(root):
+def test_images_elsewhere_are_found_by_their_folder(root, monkeypatch):
     path = write(root, {"image": [x[4:] for x in FILES[:4]], "label": [0, 1, 0, 1]})
     text = message(load, path)
     assert f"; {root}/ant has one: --image_dir names the folder" in text
-    assert load(path, image_dir=f"{root}/ant").train.num_examples == 2
+    monkeypatch.setenv("HOME", str(root))
+    for image_dir in (f"{root}/ant", "~/ant"):
+        assert load(path, image_dir=image_dir).train.num_examples == 2
     (root / "ant" / "00000.jpg").write_bytes(b"x")
     path = write(root, {"image": ["ant/00000"], "label": [0]})
     assert "is ant/00000 the file " in message(load, path)

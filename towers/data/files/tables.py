@@ -117,7 +117,7 @@ def read(
                 f"{shown(table)}: has other columns than {shown(paths[0])}: {here}, "
                 f"not {first}"
             )
-        resolve = _Resolver(image_dir or os.path.dirname(table))
+        resolve = _Resolver(os.path.expanduser(image_dir) or os.path.dirname(table))
         for number, row in rows:
             where = f"{shown(table)}: row {number}"
             if len(row) != len(header):
@@ -191,7 +191,9 @@ def _rows_of_csv(file, delimiter):
             if row:
                 yield reader.line_num, row
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"row {reader.line_num}: {error}") from error
+        # The reader has not counted a line that is not UTF-8.
+        number = reader.line_num + isinstance(error, ValueError)
+        raise ValueError(f"row {number}: {error}") from error
 
 
 def _rows_of_json(file):
@@ -276,9 +278,9 @@ class _Resolver:
         self._folder, self._listings = folder, {}
 
     def __call__(self, name, where):
-        path = os.path.join(self._folder, str(name or ""))
-        if not name:
+        if name in (None, ""):
             raise DataError(f"{where}: has no path")
+        path = os.path.join(self._folder, str(name))
         if reading.is_url(path):
             return path
         folder, base = os.path.split(path)
