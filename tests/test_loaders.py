@@ -56,6 +56,11 @@ class Own:
 def right(indices):
     return tf.gather(images, indices), tf.gather(labels, indices)
 
+one_hot = np.eye(3, dtype=int)[labels]
+
+def sets(indices):
+    return right(indices)[0], tf.gather(one_hot.astype(np.float32), indices)
+
 source = ArraySource(images, labels)
 fields = dict(name="mine", train=source, test=source, class_names=tuple("abc"),
               mean=(9.0,) * 3, std=(5.0,) * 3, origin="here")
@@ -261,6 +266,11 @@ def test_row_21_a_damaged_file_is_named(tmp_path, name, damage):
         ("mean=(0.5,) * 3, std=(0.2,) * 3", "multiply both by 255"),
         ("train=Own(right, image_shape=(2, 1))", "image_shape=.2, 1. should be"),
         ("train=Own(right, labels=labels[:5])", "array of 30 integers"),
+        ("train=Own(right, labels=[0, 1, 2] * 10)", "array of 30 integers"),
+        (
+            "train=Own(sets, labels=-one_hot), test=ArraySource(images, one_hot)",
+            "training image 0 .*has the label -1, expected 0 to 1;",
+        ),
         ("test=Own(lambda i: (images[i], labels[i]))", "`read` of the test.*TensorF"),
         ("train=Own(right, num_examples=60)", r"`read` .*59 is not in \[0, 30\)"),
         ("train=Own(lambda i: (right(i)[0] / 2, right(i)[1]))", "gives float"),

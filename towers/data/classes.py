@@ -129,7 +129,7 @@ def labels_for(source: Source, option: str) -> np.ndarray:
     if not hasattr(source, "labels"):
         raise ConfigError(
             f"{option}: the labels of this data set are not known; give its source a "
-            "list `labels`"
+            "NumPy array `labels`"
         )
     if source.labels is None:
         return source.read_labels(np.arange(source.num_examples))

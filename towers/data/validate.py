@@ -50,7 +50,10 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         if labels is None:
             continue
         kind = getattr(getattr(labels, "dtype", None), "kind", "")
-        if kind not in "iu" or labels.shape not in ((count,), (count, len(names))):
+        if kind not in ("i", "u") or labels.shape not in (
+            (count,),
+            (count, len(names)),
+        ):
             yield f"the {split} labels should be a NumPy array of {count} integers"
         ranks.add(labels.ndim)
     if len(ranks) > 1:
@@ -106,7 +109,8 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
             labels = _read_labels(source, indices)
         if labels.ndim == 2:
             num_classes = 2
-            labels = labels.max(1, initial=0)
+            lowest = labels.min(1, initial=0)
+            labels = np.where(lowest < 0, lowest, labels.max(1, initial=0))
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
         if wrong.size:
             index, label = int(indices[wrong[0]]), labels[wrong[0]]
