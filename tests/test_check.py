@@ -107,6 +107,14 @@ def test_a_picture_replaces_its_own_kind_alone(run, tmp_path):
         assert (tmp_path / "mine.png").read_bytes() == content
 
 
+def test_a_picture_is_not_written_among_the_images(run, root, capfd):
+    code, _, errors = run(f"--grid={root}/train/x.png")
+    assert code == 2 and "is among the images" in errors[-1]
+    root.rename(root.parent / "data")  # the default of --data_dir
+    assert main(["--dataset=image_folder", "--grid=data/train/x.png"]) == 2
+    assert "is among the images" in capfd.readouterr().err
+
+
 def test_images_in_two_splits_or_classes_are_named(run, root):
     small = Image.fromarray(random_pixels(7, 4, 3))
     photo = small.resize((60, 80), Image.Resampling.BICUBIC)

@@ -86,12 +86,12 @@ def check(
     written.
     """
     refuse_url("grid", grid_path)
-    grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path)
+    grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
     is_checked |= name == "image_folder"
     grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
-    folder = os.path.realpath(os.path.expanduser(data_dir))
-    if data_dir and is_checked and is_inside(folder):
+    folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
+    if is_checked and is_inside(folder):
         raise ConfigError(
             f"--grid={grid_path}: is among the images of --data_dir; choose another"
         )
