@@ -86,6 +86,14 @@ def test_what_fits_is_decoded_once(files, pixels, cache_mb, kept):
         assert files.num_reads == NUM_EXAMPLES + epoch * (NUM_EXAMPLES - kept)
 
 
+def test_an_image_that_fills_a_batch_is_decoded_once(files, pixels):
+    source, indices = CachedSource(files, SHAPE, ImageOptions()), [3, 0, 0, 0]
+    images, labels = source.read(tf.constant(indices, tf.int64))
+    assert files.num_reads == 2
+    np.testing.assert_array_equal(images, pixels[indices])
+    np.testing.assert_array_equal(labels, files.labels[indices])
+
+
 def assert_read_together(batch_size, of_training):
     """Reads wait until as many of them as there are readers have begun."""
     begun, together = itertools.count(1), threading.Event()

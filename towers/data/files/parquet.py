@@ -49,8 +49,9 @@ class RowGroups:
                     return self._groups[key][0]
             group = read()
             with self._lock:
+                # Another thread may have read it again after it was dropped.
+                self._num_bytes += num_bytes * (key not in self._groups)
                 self._groups[key] = group, num_bytes
-                self._num_bytes += num_bytes
                 while self._num_bytes > self._most_bytes and len(self._groups) > _AHEAD:
                     self._num_bytes -= self._groups.popitem(last=False)[1][1]
                 self._reading.pop(key, None)
