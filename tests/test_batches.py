@@ -16,6 +16,7 @@ from towers.data.batches import EvalBatches, TrainBatches, hold_out
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import index_of
+from towers.data.orders import BlockOrder
 from towers.data.share import Share
 from towers.data.sources import ArraySource
 
@@ -107,6 +108,17 @@ def test_order_and_views_do_not_depend_on_the_batch_size():
         )
     for small, large in zip(*views, strict=True):
         np.testing.assert_array_equal(small, large)
+
+
+def test_views_of_an_epoch_in_blocks_are_those_of_a_shuffle():
+    order, views = BlockOrder(np.arange(12) // 3, window=2), []
+    for batches in (
+        train_batches(12, 12, "translate_flip"),
+        train_batches(12, 12, "translate_flip", order=order),
+    ):
+        epochs = [at(batches, step) for step in range(3)]
+        views.append([x["images"][np.argsort(x["labels"])] for x in epochs])
+    np.testing.assert_array_equal(*views)
 
 
 @pytest.mark.parametrize("num_examples,batch_size,repeats", [slow(7, 13, 3), (9, 8, 4)])

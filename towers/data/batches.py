@@ -20,6 +20,7 @@ from towers.data import randomness, streams
 from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import draw_numbers
 from towers.data.augment.mixing import Mix
+from towers.data.orders import BlockOrder
 from towers.data.share import Share, shares
 from towers.data.sources import (
     Source,
@@ -172,7 +173,7 @@ class TrainBatches:
     def _draw(self, step, indices):
         """The random numbers of the images that are read."""
         views = self._positions(step)
-        if self.order is None:
+        if self.order is None or isinstance(self.order, BlockOrder):
             views //= self.source.num_examples
         views = views * self.repeats + _numbers(self._read_rows) // self._num_drawn
         rows = None if self._is_whole else self._read_rows

@@ -131,8 +131,8 @@ class Draw:
     """The random numbers of one step, uniform in [0, 1).
 
     `indices`, int64 [n], are the examples of the images, and `epochs`, int64 [n], the
-    epoch of each; with repeats, or another order than a shuffle, a number that differs
-    whenever an example comes again. `rows` are the images of the step, see
+    epoch of each; with repeats, or where examples are drawn with replacement, a number
+    that differs whenever an example comes again. `rows` are the images of the step, see
     `Share.rows`; None for all.
     """
 

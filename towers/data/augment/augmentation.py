@@ -117,7 +117,8 @@ def translate_flip(
 ) -> Augment:
     """A translation by up to `pixels`, mirrored at the edges, and alternating
     flips: each image is mirrored at random in the first epoch, then every other epoch
-    (Jordan 2024, arXiv:2404.00498, section 3.6)."""
+    (Jordan 2024, arXiv:2404.00498, section 3.6). Where images are drawn with
+    replacement (`BalancedOrder`) flips are random."""
     height, width, _ = image_shape
     if min(height, width) <= pixels:
         raise ValueError(
