@@ -91,23 +91,23 @@ class Config:
     )
     image_size: int | str = dataset_option(
         0,
-        "Size in pixels to which images of image_folder and tfds:NAME are resized and "
-        "cropped: one number, or HEIGHTxWIDTH such as 96x128. 0 keeps the stored size; "
-        "if sizes differ, it takes the size of the weights of --init_from, otherwise "
-        "64. Images of synthetic have this size, or 32.",
+        "Size in pixels to which images of folders, containers and tfds:NAME are "
+        "resized and cropped: one number, or HEIGHTxWIDTH such as 96x128. 0 keeps the "
+        "stored size; if sizes differ, it takes the size of the weights of "
+        "--init_from, otherwise 64. Images of synthetic have this size, or 32.",
         NOT_NEGATIVE,
     )
     center_crop: float = dataset_option(
         0.0,
-        "Fraction of height and width of image_folder and tfds:NAME images that the "
-        "center crop keeps before the resize to --image_size; 0.875 equals a resize to "
-        "256 and a crop of 224. 0 crops as the weights of --init_from, otherwise 1.",
+        "Fraction of height and width that the center crop keeps before the resize to "
+        "--image_size; 0.875 equals a resize to 256 and a crop of 224. 0 crops as the "
+        "weights of --init_from, otherwise 1.",
         FRACTION,
     )
     interpolation: str = dataset_option(
         "auto",
-        "Filter that resizes images of image_folder and tfds:NAME, as in Pillow; auto "
-        "follows the weights of --init_from, otherwise is bilinear.",
+        "Filter of the resize to --image_size, as in Pillow; auto follows the weights "
+        "of --init_from, otherwise is bilinear.",
         choices=INTERPOLATIONS,
     )
     standardize: str = option(
@@ -133,22 +133,22 @@ class Config:
     )
     image_cache_mb: float = dataset_option(
         2000.0,
-        "Size of the cache of decoded images of image_folder and tfds:NAME, in "
-        "megabytes; 0 decodes them in every epoch.",
+        "Size of the cache of decoded image files, in megabytes; 0 decodes them in "
+        "every epoch.",
         NOT_NEGATIVE,
         resumable=True,
     )
     max_image_pixels: int = dataset_option(
         choices.MAX_IMAGE_PIXELS,
-        "Maximum number of pixels of an image file of image_folder and tfds:NAME; a "
-        "larger one is refused before it is decoded.",
+        "Maximum number of pixels of an image file; a larger one is refused before it "
+        "is decoded.",
         AT_LEAST_1,
         resumable=True,
     )
     bad_images: str = dataset_option(
         "stop",
-        "Image files of image_folder and tfds:NAME that cannot be used: stop ends the "
-        "run; skip reads all files at the start and leaves the bad ones out.",
+        "Image files that cannot be used: stop ends the run; skip reads all files at "
+        "the start and leaves the bad ones out.",
         choices=("stop", "skip"),
         resumable=True,
     )
