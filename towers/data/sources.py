@@ -73,7 +73,10 @@ class ArraySource:
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
         if labels.ndim not in (1, 2):
-            raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
+            raise ValueError(
+                "labels must be integers [n] or sets [n, classes], got "
+                f"{list(labels.shape)}"
+            )
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
         self.sample_weights = sample_weights

@@ -21,8 +21,8 @@ class ImageFiles(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The content of one file, and its label; OSError or ValueError with the
-        reason."""
+        """The content of one file, and its label, 0 where `labels` are sets; OSError or
+        ValueError with the reason."""
         ...
 
     def location(self, index: int) -> str:

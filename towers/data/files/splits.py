@@ -28,8 +28,9 @@ from towers.errors import DataError
 CHANNELS = 3
 
 
-# Takes classes, or None, and a text about their origin, and gives files with `labels`,
-# int32 [n], and `class_names`, in the order of these.
+# Takes classes, or None, and a text about their origin, and gives files with
+# `class_names`, in the order of these, and `labels`, int32 [n] or of label sets uint8
+# [n, classes], where they are known.
 OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
 
 
