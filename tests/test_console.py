@@ -2,11 +2,12 @@
 
 import io
 import os
+import subprocess
 import sys
 import threading
 
 import pytest
-from processes import fill
+from processes import ROOT, fill
 
 from towers import console
 
@@ -47,3 +48,22 @@ def test_row_12_a_line_does_not_wait_for_those_who_read(monkeypatch, name, say):
         say("c")
         output.close()
         assert lines.read() == b"a\nb\nc\n"
+
+
+@pytest.mark.parametrize(
+    "end,lines",
+    [("", b"a\n"), ("errors.end_process('x', errors.ConfigError('b'))", b"a\nx: ")],
+)
+@pytest.mark.row(12)
+def test_row_12_the_end_of_a_process_waits_for_those_who_read(end, lines):
+    code = "from towers import console, errors; console._PATIENCE_SECS = 0.1; "
+    code += f"console.error('a'); console.line('kept'); {end}"
+    reader, writer = os.pipe()
+    num_bytes = fill(writer)
+    command = [sys.executable, "-c", code]
+    streams = {"stdout": subprocess.PIPE, "stderr": writer}
+    with subprocess.Popen(command, cwd=ROOT, **streams) as process:
+        os.close(writer)
+        assert process.stdout.readline() == b"kept\n"
+        with open(reader, "rb") as file:
+            assert file.read()[num_bytes:].startswith(lines)

@@ -3,7 +3,8 @@
 No call raises an error, and none waits for long:
 
 - Where nobody reads for a while, as in `run_train.py | less` or after Ctrl-S, lines are
-  kept, and printed before later ones or at the end of the process.
+  kept, and printed before later ones or at the end of the process: it waits for those
+  who read, after an error for END_SECS at most.
 - On a terminal some lines may be live, see `Live`.
 - Where printing fails, because nobody reads any more (`run_train.py | head`) or a log
   file is on a full disk, the program goes on in silence.
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 # How long the first of the lines that nobody reads waits.
 _PATIENCE_SECS = 1.0
 _MOST_KEPT = 1000
+
+# How long lines are waited for where a process ends at once.
+END_SECS = 2.0
 
 RED, YELLOW = 31, 33
 
@@ -155,6 +159,13 @@ def flush() -> None:
     _out.flush()
 
 
+def finish() -> None:
+    """Prints what is kept, before `os._exit`; waits for END_SECS at most."""
+    end = time.monotonic() + END_SECS
+    while any([_out.print_kept(), _err.print_kept()]) and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def printable(text: str) -> str:
     """The text with control characters, line breaks and bytes that are no text as
     escapes, such as \\n, so that it is one line and changes no terminal."""
@@ -200,11 +211,13 @@ class _Stream:
         return bool(self._kept) or not self._is_ready()
 
     def print_kept(self):
+        """Returns whether lines are left."""
         if not self._lock.acquire(timeout=_PATIENCE_SECS):
-            return  # a thread is in the middle of a line, and will print this one
+            return True  # a thread is in the middle of a line, and will print this one
         try:
             while self._kept and self._is_ready():
                 self._write(self._kept.popleft())
+            return bool(self._kept)
         finally:
             self._lock.release()
 
@@ -244,4 +257,5 @@ class _Stream:
 
 
 _out, _err = _Stream("stdout"), _Stream("stderr")
-atexit.register(_out.print_all)
+for _stream in (_err, _out):  # the last one first
+    atexit.register(_stream.print_all)

@@ -211,9 +211,12 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
-    """Ends the process as an error demands, see `report`, at once: a thread may still
-    be inside a step that will never end."""
-    os._exit(report(program, error, folder))
+    """Ends the process as an error demands, see `report`, once its lines are read or
+    `console.END_SECS` are over: a thread may still be inside a step that will never
+    end."""
+    exit_code = report(program, error, folder)
+    console.finish()
+    os._exit(exit_code)
 
 
 def _defect(error, folder):
