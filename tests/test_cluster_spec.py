@@ -76,6 +76,7 @@ def test_slurm_is_read_by_tensorflows_resolver(slurm):
     assert by_slurm.addresses == ("n01:8888", "n01:8889", "n02:8888")
     assert (by_slurm.index, by_slurm.origin) == (1, "Slurm")
     assert slurm("a:1,b:1", 0).addresses == ("a:1", "b:1")
+    assert find_cluster(environ=SLURM, reads_slurm=False) is None  # a sweep
     of_long_numbers = slurm(
         SLURM_STEP_NODELIST="n[000000998-000001000]", SLURM_STEP_TASKS_PER_NODE="1(x3)"
     )

@@ -139,7 +139,7 @@ from towers.cli import flags
 later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY
-towers.train = train
+towers.train = towers.cross_validate = train
 command.define_flags()
 flags.start(command.main)
 """
@@ -174,6 +174,26 @@ def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(
     assert saved.parent == (workdir if has_folder else tmp_path)
     text = saved.read_text()
     assert "Traceback" in text and f"--workdir={workdir}" in text and "towers 0" in text
+
+
+# Trackers, which are made before TensorFlow is imported.
+
+SLURM = {  # the second task of a sweep of single processes, see test_cluster_spec
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "n[2,10]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_PROCID": "1",
+    "SLURMD_NODENAME": "n10",
+}
+
+
+@pytest.mark.parametrize("flags,environ", [(["--folds=5"], {}), ([], SLURM)])
+def test_every_run_of_one_process_has_its_trackers(failing, tmp_path, flags, environ):
+    (tmp_path / "mlflow.py").write_text("entities = MlflowClient = None\n")
+    script = failing('print(kwargs["cluster"], len(kwargs["callbacks"]))')
+    flags = [f"--workdir={tmp_path / 'run'}", "--track=mlflow:a", *flags]
+    done = run(str(script), *flags, **environ)
+    assert done.stdout.splitlines()[-1:] == ["None 1"], done.stderr
 
 
 # Row 12: signals.

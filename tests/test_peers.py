@@ -42,6 +42,14 @@ def test_a_copy_that_differs_is_named():
 
 
 @pytest.mark.row(29)
+def test_weights_that_a_worker_does_not_find_are_named():
+    workers, own = Answers(center_crop=1.0), {"center_crop": 0.875}
+    for init_from, words in (("", "'?s 0.875$"), ("runs/a", "init_from=runs/a$")):
+        with pytest.raises(ConfigError, match=f"center_crop is 1.0 .*{words}"):
+            peers.validate_alike(workers, own, init_from)
+
+
+@pytest.mark.row(29)
 def test_other_pixels_of_as_many_images_are_refused():
     images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8)
     given = []

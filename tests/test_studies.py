@@ -14,6 +14,7 @@ from sklearn import metrics
 
 import towers
 from towers import Config
+from towers.cluster.cluster_spec import Cluster
 from towers.errors import ConfigError
 from towers.evaluation.figures import fit_temperature
 from towers.evaluation.run_report import activation_maps, overlay
@@ -241,6 +242,10 @@ def test_every_image_is_held_out_once(data, tmp_path):
     assert table["accuracy"]["std"] == pytest.approx(std)
     counts = [np.bincount(labels[folds == x], minlength=3) for x in range(3)]
     assert np.ptp(counts, axis=0).max() <= 1  # of each class a third
+    workers = Cluster(("a:1", "b:1"), 0, "--cluster")
+    with pytest.raises(ConfigError, match="2 workers, and folds=3 takes one process"):
+        config = dataclasses.replace(config, strategy="multi_worker")
+        towers.cross_validate(tmp_path, config, 3, data=data, cluster=workers)
     for fold in ("5/5", "1", "0/1", "a/b"):
         with pytest.raises(ConfigError, match="FOLD/FOLDS"):
             dataclasses.replace(config, validation_fold=fold)

@@ -24,15 +24,14 @@ def define_flags() -> None:
 
 
 def main(_):
-    values = flags.FLAGS
+    values, trackers = flags.FLAGS, []
     arguments = train_flags.arguments_of_flags() | train_flags.cluster_of_flags()
-    trackers, cluster = [], arguments["cluster"]
-    is_chief = cluster is None or cluster.index == 0
-    say = print_versions if is_chief else lambda *lines: None
-    if is_chief:
-        trackers = [tracker(text) for text in values.track]
-    command = train_flags.config_of_command(say=say)
+    command = train_flags.config_of_command(say=_say_of(arguments["cluster"]))
     config, workdir, arguments["origins"], remark = command
+    arguments |= train_flags.cluster_of_flags(config)
+    if _is_chief(arguments["cluster"]):
+        trackers = [tracker(text) for text in values.track]
+    say = _say_of(arguments["cluster"])
     say(remark or f"training {config.model} on {config.dataset}")
     if values.dry_run:
         towers.dry_run(workdir, config, **arguments)
@@ -41,6 +40,16 @@ def main(_):
             command = train_flags.command_to_train(rate, __name__)
             console.line(f"suggested learning rate {rate:g}: {command}")
     elif values.folds:
+        arguments["callbacks"] = trackers
         towers.cross_validate(workdir, config, values.folds, **arguments)
     else:
         towers.train(workdir, config, callbacks=trackers, **arguments)
+
+
+def _is_chief(cluster):
+    return cluster is None or cluster.index == 0
+
+
+def _say_of(cluster):
+    """What prints a line: the chief alone does."""
+    return print_versions if _is_chief(cluster) else lambda *lines: None

@@ -10,6 +10,7 @@ from absl import flags
 from towers import console
 from towers.cli.flags import given_flags
 from towers.cluster.cluster_spec import find_cluster
+from towers.config import Config
 from towers.config.installation import RECIPES, command_of
 from towers.config.recipes import CommandLine, config_of_flags
 from towers.data.sets.photos import photo_options
@@ -66,11 +67,14 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def arguments_of_flags() -> dict[str, Any]:
-    """The keyword arguments of the function that is called: `towers.train`, `dry_run`
-    or `lr_range_test`. ConfigError where the flags do not fit each other."""
+    """The keyword arguments of the function that is called: `towers.train`,
+    `cross_validate`, `dry_run` or `lr_range_test`. ConfigError where the flags do not
+    fit each other."""
     values = flags.FLAGS
-    if values.dry_run and values.lr_range_test:
-        raise ConfigError("--dry_run with --lr_range_test: give one of the two")
+    chosen = [x for x in ("dry_run", "lr_range_test", "folds") if values[x].value]
+    if len(chosen) > 1:
+        first, second, *_ = chosen
+        raise ConfigError(f"--{first} with --{second}: give one of the two")
     profiled = values.profile_steps
     if len(profiled) not in (0, 2) or not all(map(str.isdecimal, profiled)):
         raise ConfigError("--profile_steps takes two numbers, such as 100,110")
@@ -86,11 +90,14 @@ def arguments_of_flags() -> dict[str, Any]:
     return arguments
 
 
-def cluster_of_flags() -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster."""
+def cluster_of_flags(config: Config | None = None) -> dict[str, Any]:
+    """The arguments of `towers.train` about the cluster; without the config Slurm is
+    not read, as its tasks may be runs of their own."""
     values = flags.FLAGS
+    has_workers = config is not None and config.choice_of("strategy").processes
+    place = values.cluster, values.task_index
     return {
-        "cluster": find_cluster(values.cluster, values.task_index),
+        "cluster": find_cluster(*place, reads_slurm=has_workers),
         "allow_public_address": values.allow_public_address,
     }
 

@@ -27,9 +27,6 @@ _ADDRESS = re.compile(
     r"(?:[\w.-]+|\[[0-9A-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII | re.IGNORECASE
 )
 
-# The origin of a cluster that Slurm describes.
-SLURM = "Slurm"
-
 # Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
 _IPV6_TABLE = "/proc/net/if_inet6"
 
@@ -63,10 +60,13 @@ def find_cluster(
     addresses: str = "",
     index: int | None = None,
     environ: Mapping[str, str] = os.environ,
+    *,
+    reads_slurm: bool = True,
 ) -> Cluster | None:
     """The cluster of --cluster and --task_index or the environment, if any; ConfigError
-    where a description is wrong, or two contradict each other. Slurm is read last: its
-    variables are there in every job."""
+    where a description is wrong, or two contradict each other. Slurm is read last, and
+    for a strategy with workers only: its variables are there in every job, such as a
+    sweep of single processes."""
     by_flags = _of_flags(addresses, index)
     by_tf_config = _of_tf_config(environ.get("TF_CONFIG", ""))
     if by_flags and by_tf_config:
@@ -76,7 +76,8 @@ def find_cluster(
                 "TF_CONFIG or drop --cluster"
             )
     spec = by_flags or by_tf_config
-    if spec is None and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1") if reads_slurm else "1"
+    if spec is None and num_tasks != "1":
         spec = _read_slurm(environ)
     return spec
 
@@ -172,7 +173,7 @@ def _read_slurm(environ):
             f"SLURM_PROCID={environ['SLURM_PROCID']}: the step has {len(tasks)} tasks, "
             "counted from 0"
         )
-    cluster = _checked(tasks, index, SLURM)
+    cluster = _checked(tasks, index, "Slurm")
     node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
     if not cluster.address.startswith(f"{node}:"):
         raise ConfigError(

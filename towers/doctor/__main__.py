@@ -22,8 +22,8 @@ PROGRAM = "towers.doctor"
 
 
 def main(_):
-    cluster = train_flags.cluster_of_flags()["cluster"]
     config, workdir, origins, remark = train_flags.config_of_command()
+    cluster = train_flags.cluster_of_flags(config)["cluster"]
     if remark:
         console.line(remark)
     with quiet_imports():

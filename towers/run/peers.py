@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console, tf_internals
-from towers.cluster.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
+from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
 from towers.cluster.workers import ALONE, Workers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
@@ -41,7 +41,11 @@ START_SECS = 600.0
 LOCK_SECS = 120.0
 
 # Options of a machine, in which workers may differ.
-OWN_OPTIONS = ("data_dir", "image_cache_mb", "device_memory_mb", "stuck_after_secs")
+OWN_OPTIONS = "data_dir", "image_dir", "image_cache_mb"
+OWN_OPTIONS += "device_memory_mb", "stuck_after_secs"
+
+# What a run takes from the weights that it starts from.
+_PREPROCESSING = {"interpolation", "center_crop", "mean", "std"}
 
 # Training images that are compared between workers.
 NUM_CHECKED = 16
@@ -69,12 +73,11 @@ def cluster_of(
     """The cluster of a run, as the command or else the environment gives it; None where
     it has a single worker. ConfigError where it is wrong, or the strategy has no
     workers."""
-    cluster = cluster or find_cluster()
+    has_workers = config.choice_of("strategy").processes
+    cluster = cluster or find_cluster(reads_slurm=has_workers)
     if cluster is None or cluster.size == 1:
         return None
-    if not config.choice_of("strategy").processes:
-        if cluster.origin == SLURM:
-            return None  # several runs of one process each, such as a sweep
+    if not has_workers:
         raise ConfigError(
             f"{cluster.origin} names {cluster.size} workers, but "
             f"strategy={config.strategy} trains in one process; set "
@@ -122,7 +125,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
     options = {
         name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
     }
-    validate_alike(workers, own | options)
+    validate_alike(workers, own | options, config.init_from)
     return workers
 
 
@@ -276,7 +279,9 @@ def _is_there(index, address):
 # What workers compare.
 
 
-def validate_data(workers: Workers, data: DataSet, num_examples: int) -> None:
+def validate_data(
+    workers: Workers, data: DataSet, num_examples: int, init_from: str = ""
+) -> None:
     """Raises ConfigError where the data of workers differ."""
     if workers.size == 1:
         return
@@ -296,16 +301,22 @@ def validate_data(workers: Workers, data: DataSet, num_examples: int) -> None:
             labels.numpy().tobytes(), zlib.crc32(content)
         ),
     }
-    validate_alike(workers, own)
+    validate_alike(workers, own, init_from)
 
 
-def validate_alike(workers: Workers, own: Mapping[str, Any]) -> None:
-    """Raises ConfigError where workers differ, with the names and both values."""
+def validate_alike(
+    workers: Workers, own: Mapping[str, Any], init_from: str = ""
+) -> None:
+    """Raises ConfigError where workers differ, with the names and both values. A
+    continued chief has the preprocessing from its checkpoint, others from `init_from`,
+    which is named then."""
     for worker, differing in _unlike_chief(workers, own):
         listed = ", ".join(
             f"{name} is {other!r:.60} and the chief's {chief!r:.60}"
             for name, (other, chief) in differing.items()
         )
+        if init_from and not _PREPROCESSING.isdisjoint(differing):
+            listed += f"; every worker has to read init_from={init_from}"
         raise ConfigError(f"{worker} differs from the chief: {listed}")
 
 

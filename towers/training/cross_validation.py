@@ -19,6 +19,7 @@ from towers.errors import ConfigError
 from towers.evaluation.figures import figures
 from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
+from towers.run.peers import cluster_of
 from towers.training.train import train
 
 # The figures in the table.
@@ -53,7 +54,8 @@ def cross_validate(
         the runs, and "values", one per run.
 
     Raises:
-        ConfigError: there are too few folds, or the config holds out other images.
+        ConfigError: there are too few folds, the config holds out other images, or
+            there are several workers.
     """
     if folds < 2:
         raise ConfigError(f"folds={folds}: must be at least 2")
@@ -61,6 +63,13 @@ def cross_validate(
         raise ConfigError(
             f"folds={folds} holds out images of its own; leave out validation_fraction "
             "and validation_fold"
+        )
+    # Their server would hold its port after the first fold.
+    cluster = cluster_of(config, options.get("cluster"), allow_public_address=True)
+    if cluster is not None:
+        raise ConfigError(
+            f"{cluster.origin} names {cluster.size} workers, and folds={folds} takes "
+            "one process: call it without them"
         )
     folder, rows = pathlib.Path(os.path.expanduser(workdir)), []
     values: dict[str, list[float]] = {}

@@ -76,7 +76,7 @@ def build_run(
         checks.validate_without_validation(config)
     checks.validate_metric(config, parts.data.multi_label)
     validate_dataset(parts.data, checkpoint, allow_change)
-    validate_data(workers, parts.data, parts.num_examples)
+    validate_data(workers, parts.data, parts.num_examples, config.init_from)
     teacher = read_teacher(config, parts) if config.teacher else None
     trainer = build_trainer.create_trainer(
         config, parts, devices, workers, teacher=teacher
