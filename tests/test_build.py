@@ -65,6 +65,15 @@ NOISY = {"model": "wide_resnet_16_4", "width": 0.1, "dropout": 0.1}
         (NOISY | {"early_sizes": "4:0.5"}, "on images of 4x4; choose no --dropout"),
         ({"param_rates": "logit/bias:2"}, "'logit/bias': none is .*mean 'logits/b"),
         ({"param_rates": "*:2,*/bias:3"}, "takes '[*]/bias': .* before it"),
+        (
+            {"freeze": "*/bias", "param_rates": "*/bias:2"},
+            "takes '[*]/bias': .* frozen",
+        ),
+        ({"param_rates": "*:0"}, "^param_rates=[*]:0 leaves no parameter to train"),
+        (
+            {"freeze": "*/bias", "param_rates": "*:0"},
+            "/bias with param_rates=.* leaves",
+        ),
     ],
 )
 def test_options_that_do_not_fit_images_or_network_are_refused(small, options, words):

@@ -187,3 +187,14 @@ def test_normalization_that_would_go_on_moving_is_refused():
     with pytest.raises(ConfigError, match="layer 'stem_norm' cannot be frozen"):
         freeze_normalization(model, FROZEN)
     freeze_normalization(model, frozenset(["conv/kernel"]))
+    with pytest.raises(ConfigError, match="^batch_norm=frozen: .*'stem_norm' cannot"):
+        freeze_normalization(model, FROZEN, everywhere=True)
+
+
+def test_all_normalization_is_frozen_also_without_parameters(monkeypatch):
+    norm = functools.partial(BatchNormalization, scale=False, center=False)
+    use(monkeypatch, functools.partial(create_network, norm=norm))
+    for batch_norm in ("local", "frozen"):
+        model = build.build(small_config(batch_norm=batch_norm)).model
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization)]
+        assert [x.is_frozen for x in norms] == [batch_norm == "frozen"] * 2

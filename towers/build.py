@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from towers import console, data
-from towers.config import Config, choices
+from towers.config import Config, choices, non_defaults
 from towers.config.pretrained import published_weights
 from towers.data.augment.augmentation import Augment, create_augment
 from towers.data.augment.distortions import extend
@@ -27,6 +27,9 @@ from towers.optim.update import Update
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods
 from towers.run.standardization import standardize
+
+# Options that freeze parameters.
+_FREEZING = ("freeze", "batch_norm", "param_rates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,8 @@ def build(
         shape = (height, width, channels)
         model = create_network(config, shape, num_classes, device_kind)
         _, frozen = match_parameters(config, model)
-        create.freeze_normalization(model, frozen)
+        everywhere = config.batch_norm == "frozen"
+        create.freeze_normalization(model, frozen, everywhere)
         return model
 
     model = create_model_for(*image_size)
@@ -136,6 +140,7 @@ def build(
     # Training batches and phases.
     phases, train_batches = (), None
     if for_training:
+        validate_trained(config, matched)
         create.adapt(model, lambda: some_images(train_source, augment))
         phases = create_phases(
             model,
@@ -288,6 +293,16 @@ def match_parameters(
         frozen |= create.normalization_parameters(model)
     rates = schedules.match_param_rates(config.lists["param_rates"], names, frozen)
     return rates, frozen
+
+
+def validate_trained(config: Config, matched: schedules.Matched) -> None:
+    """Raises ConfigError where options together freeze all parameters."""
+    if matched and all(rate and rate.factor == 0 for rate in matched.values()):
+        names = [name for name in _FREEZING if name in non_defaults(config)]
+        given = [f"{name}={getattr(config, name)}" for name in names]
+        raise ConfigError(
+            f"{' with '.join(given)} leaves no parameter to train; freeze fewer"
+        )
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:

@@ -17,7 +17,7 @@ from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.keras.noise import WithNoise
 from towers.models.layers.core import Dropout, set_device_kind
-from towers.models.layers.normalization import BatchNormalization
+from towers.models.layers.normalization import BatchNormalization, is_frozen
 from towers.models.variables import build_network
 
 POLICIES = {
@@ -106,19 +106,22 @@ def normalization_parameters(model: keras.Model) -> frozenset[str]:
     )
 
 
-def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
-    """Has batch normalization work as in inference where the parameters of these names
-    are frozen; a ConfigError where a layer is of another class and would go on moving.
-    """
+def freeze_normalization(
+    model: keras.Model, frozen: frozenset[str], everywhere: bool = False
+) -> None:
+    """Has batch normalization work as in inference where the parameters of a layer are
+    all `frozen`, their names, or `everywhere` (--batch_norm=frozen); a ConfigError
+    where a layer is of another class and would go on moving."""
     for layer in layers_of(model):
-        if not isinstance(layer, keras.layers.BatchNormalization):
+        if not isinstance(layer, keras.layers.BatchNormalization) or is_frozen(layer):
             continue
         names = {variable.path for variable in layer.trainable_variables}
-        if not names or not names <= frozen:
+        if not everywhere and not (names and names <= frozen):
             continue
         if not isinstance(layer, BatchNormalization):
+            option = "batch_norm=frozen" if everywhere else "freeze"
             raise ConfigError(
-                f"freeze: the moving averages of layer {layer.name!r} cannot be "
+                f"{option}: the moving averages of layer {layer.name!r} cannot be "
                 "frozen; make it a keras.layers.BatchNormalization"
             )
         layer.is_frozen = True

@@ -227,7 +227,8 @@ def match_param_rates(
         if rate not in matched.values():
             raise ConfigError(
                 f"param_rates: no parameter of the network takes {rate.pattern!r}: "
-                "none is called so, or all that are fit a pattern before it; "
+                "none is called so, or all that are fit a pattern before it or are "
+                "frozen; "
                 f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
             )
     return matched
