@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import types
 
 import pytest
 from marks import slow
@@ -18,7 +19,7 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import CheckpointError, Preempted
+from towers.errors import CheckpointError, ConfigError, Preempted
 from towers.training.train import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
@@ -161,6 +162,16 @@ class Stop(callbacks.Callback):
 
 def curve_of(workdir, name):
     return [(x["step"], x[name]) for x in lines_of(workdir) if name in x]
+
+
+def test_a_folder_of_mlflow_may_be_in_the_home(monkeypatch, tmp_path):
+    uris = []
+    mlflow = types.SimpleNamespace(MlflowClient=uris.append, entities=None)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="MLflow cannot begin"):  # without a client
+        callbacks.tracker("mlflow:~/a").on_start(tmp_path, {}, 0)
+    assert uris == [f"sqlite:///{tmp_path}/a/mlflow.db"]
 
 
 @pytest.mark.slow

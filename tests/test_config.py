@@ -188,6 +188,12 @@ def test_options_that_contradict_are_refused_with_both_values(options):
             Config(**options | {name: default})
 
 
+def test_a_number_below_0_is_auto_only_as_it_is_documented():
+    for name in ("warmup_epochs", "all_reduce_pack_mb"):
+        assert refusal(**{name: -0.5}) == f"{name}=-0.5: must be -1 or at least 0"
+        Config(**{name: -1.0})
+
+
 def test_an_image_size_is_an_int_or_a_height_and_a_width():
     for given, value in (("96", 96), ("0", 0), ("96x96", 96), ("96X128", "96x128")):
         config = Config(image_size=given)

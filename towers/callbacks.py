@@ -121,6 +121,7 @@ class MLflow(Tracker):
     def on_start(self, workdir, options, step):
         uri, file = self._uri, workdir / ".mlflow-run"
         if uri and ":" not in uri:
+            uri = os.path.expanduser(uri)
             os.makedirs(uri, exist_ok=True)
             uri = f"sqlite:///{os.path.abspath(uri)}/mlflow.db"
         client = self._client = self._new_client(uri)

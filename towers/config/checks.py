@@ -17,10 +17,10 @@ from towers.errors import ConfigError
 if TYPE_CHECKING:
     from towers.config.config import Config
 
-# Option -> the one without which it has no effect.
+# Option -> the field, or property, of Config without which it has no effect.
 _NEEDED = {
     "linear_probe": "init_from",
-    "warmup_start_factor": "warmup_epochs",
+    "warmup_start_factor": "num_warmup_epochs",
     "distillation_temperature": "teacher",
     "distillation_weight": "teacher",
 }
@@ -87,6 +87,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "the warm-up is longer than the run; lower --warmup_epochs, to "
         why += f"{config.num_epochs / 10:g} for example, or raise --num_epochs"
         yield ("warmup_epochs", "num_epochs"), why
+    for name in ("warmup_epochs", "all_reduce_pack_mb"):
+        if -1 < getattr(config, name) < 0:
+            yield (name,), "must be -1 or at least 0"
 
     for name in _read_evaluations(config):
         if not config.eval_every_epochs:
@@ -170,9 +173,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """One line for each option that was set and has no effect in this configuration:
-    the signatures of the targets, which are imported with TensorFlow, do not name
-    it."""
+    """Lines about options that were set and have no effect in this configuration: the
+    signatures of the targets, which are imported with TensorFlow, do not name them, or
+    they belong to options that are not set."""
     lines = []
     for option in TABLES:
         choice = getattr(config, option)
@@ -192,7 +195,12 @@ def ignored_options(config: "Config") -> list[str]:
     for name, needed in _NEEDED.items():
         value = getattr(config, name)
         if value != getattr(type(config), name) and not getattr(config, needed):
-            lines.append(f"{name}={value} has no effect without {needed}")
+            option = needed.removeprefix("num_")
+            lines.append(f"{name}={value} has no effect without {option}")
+    by_accuracy = config.choice_of("schedule").by_accuracy
+    if config.min_delta and not (config.patience or by_accuracy):
+        way = "patience or schedule=plateau"
+        lines.append(f"min_delta={config.min_delta} has no effect without {way}")
     if config.choice_of("strategy").sharded and config.group_size == 1:
         why = "with group_size=1 splits no network; set --group_size"
         lines.append(f"strategy={config.strategy} {why}")
