@@ -115,6 +115,7 @@ def test_a_memory_limit_makes_logical_gpus(
     per_gpu = 1 if num_towers == 2 else 2
     count = len(gpus.split(","))
     assert told() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
+    assert found.share_gpus == (per_gpu > 1)
 
 
 @without_gpu

@@ -49,9 +49,14 @@ def test_auto_keeps_one_copy_on_cpus(num_devices):
     """Of GPUs see test_gpu_graphs."""
     network = networks.NETWORKS["plain"]("float32")
     batches = networks.random_batches(1, 12, seed=0)
-    trainer = create_trainer(strategies.auto, network, Recipe(), batches, num_devices)
-    assert len(trainer.strategy.copies) == 1
-    assert trainer.strategy.readers == [0] * num_devices
+    for reduction in ({}, {"all_reduce": "ring", "all_reduce_dtype": "bfloat16"}):
+        options = network, Recipe(), batches, num_devices
+        strategy = create_trainer(strategies.auto, *options, **reduction).strategy
+        assert len(strategy.copies) == 1
+        assert strategy.readers == [0] * num_devices
+        assert strategy.description[1:] == [
+            f"{k}={x} has no effect with strategy=towers" for k, x in reduction.items()
+        ]
 
 
 # The suite: strategy x towers x network x optimizer x accumulation x batch, and type.

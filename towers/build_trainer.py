@@ -102,11 +102,13 @@ def create_trainer(
     if options.get("all_reduce_dtype") == "float32":
         options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
     if not choice.processes and options.get("all_reduce") == "auto":
-        # NCCL where it can be, which is between physical GPUs.
-        are_physical = devices.kind == "GPU" and not config.device_memory_mb
+        # NCCL where it can be, which is between physical GPUs; with a parameter device
+        # auto has no all-reduce.
+        are_physical = devices.kind == "GPU" and not devices.share_gpus
         in_full = config.all_reduce_dtype == "float32"
-        is_nccl = are_physical and in_full and len(devices.towers) > 1
-        options["all_reduce"] = "nccl" if is_nccl else "star"
+        is_reduced = options.get("parameter_device", "auto") == "auto"
+        if are_physical and in_full and is_reduced and len(devices.towers) > 1:
+            options["all_reduce"] = "nccl"
     strategy = create_strategy(
         Initial.of(parts.model),
         parts.update,

@@ -38,6 +38,7 @@ class Devices:
     kind: str  # "CPU" or "GPU"
     towers: tuple[str, ...]  # one device name per tower, such as "/GPU:1"
     remarks: tuple[str, ...] = ()  # lines for the start banner
+    share_gpus: bool = False  # each GPU is split into several logical devices
 
 
 def configure(
@@ -127,7 +128,7 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
         f"/GPU:{per_gpu * shown.index(gpu) + i % per_gpu}"
         for gpu, i in zip(used, order, strict=True)
     )
-    return Devices("GPU", tuple(towers), tuple(remarks))
+    return Devices("GPU", tuple(towers), tuple(remarks), per_gpu > 1)
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:

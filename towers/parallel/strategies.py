@@ -102,13 +102,15 @@ def auto(
 ) -> Strategy:
     """`replicated` on several GPUs without a parameter device, otherwise `towers`."""
     on_gpus = len(devices) > 1 and all("GPU" in device for device in devices)
-    create, options = towers, {"parameter_device": parameter_device}
-    if on_gpus and parameter_device == "auto":
-        options = {"all_reduce": all_reduce, "all_reduce_dtype": all_reduce_dtype}
-        create = replicated
+    reduction = {"all_reduce": all_reduce, "all_reduce_dtype": all_reduce_dtype}
+    create, options, ignored = replicated, reduction, {}
+    if not on_gpus or parameter_device != "auto":
+        create, options = towers, {"parameter_device": parameter_device}
+        ignored = {k: x for k, x in reduction.items() if x not in ("auto", "")}
     strategy = create(initial, update_fn, devices, micro_batch_size, **options)
-    description = f"{create.__name__}: {', '.join(strategy.description)}"
-    return dataclasses.replace(strategy, description=[description])
+    lines = [f"{create.__name__}: {', '.join(strategy.description)}"]
+    lines += [f"{k}={x} has no effect with strategy=towers" for k, x in ignored.items()]
+    return dataclasses.replace(strategy, description=lines)
 
 
 def towers(
