@@ -127,7 +127,9 @@ def _num_params(trainer):
 def _options(config, origins):
     """The options that are not defaults, by the layer that set them."""
     others = (name for name in non_defaults(config) if name not in origins)
-    origins = {**origins, **dict.fromkeys(others, "config")}
+    # A command sets all others: `with_resize_of_weights`.
+    layer = "the trained weights" if origins else "config"
+    origins = {**origins, **dict.fromkeys(others, layer)}
     name = "options"
     for layer in dict.fromkeys(origins.values()):
         values = ", ".join(
