@@ -168,7 +168,7 @@ def test_towers_equal_the_replay_of_their_record(
     np.testing.assert_array_equal(seen, staleness)
     assert_metrics_of_the_last_step(calls[-1], expected.reports, record)
     # Those of the last update, neither clipped nor scaled.
-    gradients = towers.gradients()
+    gradients = towers.gradients(batches[-1])
     assert list(gradients) == list(network.params)
     norm = oracle.global_norm(gradients)
     assert norm == pytest.approx(expected.reports[-1].gradient_norm, rel=1e-4)

@@ -11,6 +11,7 @@ import sys
 import pytest
 from processes import Program, is_running, on_linux, run, wait_for_ends
 
+from towers import threads
 from towers.errors import IS_RETRYABLE, ConfigError
 from towers.launch import supervisor
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
@@ -320,7 +321,7 @@ def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     def gpus_of(num_workers, environ, device="auto"):
         return [share.gpus for share in supervisor.divide(num_workers, environ, device)]
 
-    monkeypatch.setattr(supervisor, "DRIVER_GPUS", tmp_path)
+    monkeypatch.setattr(threads, "DRIVER_GPUS", tmp_path)
     for number in range(6):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     assert gpus_of(3, {}) == ["0,1", "2,3", "4,5"]

@@ -25,6 +25,7 @@ from test_board import read_board
 import towers
 from towers.config import FIELDS, Config
 from towers.config.options import bind_arguments
+from towers.data.batches import TrainBatches
 from towers.data.sets import synthetic
 from towers.errors import CheckpointError, ConfigError, DataError, NumericError
 from towers.evaluation.evaluate import evaluate
@@ -112,9 +113,14 @@ def test_row_18_without_a_gpu_one_line_says_that_the_cpu_is_taken(tmp_path, capf
         train(tmp_path / "other", small_config(device="gpu"))
 
 
-def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
+def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path, monkeypatch):
     config = small_config(**EVALUATED, num_towers=3, summary_every_steps=4)
+    streams, stream = [], TrainBatches.stream
+    monkeypatch.setattr(
+        TrainBatches, "stream", lambda *x, **y: streams.append(x) or stream(*x, **y)
+    )
     state = train(tmp_path, config).state
+    assert len(streams) == 1  # no data set for a summary, which is never freed
     board = tmp_path / "tensorboard"
     train_curves, test_curves, ema_curves = (
         {tag: dict(points) for tag, points in read_board(board, writer).items()}

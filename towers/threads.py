@@ -1,6 +1,8 @@
-"""Cores, and threads that do jobs one after another, such as writing a checkpoint."""
+"""Cores and GPUs; threads that do jobs one after another, such as writing a
+checkpoint."""
 
 import os
+import pathlib
 import queue
 import threading
 from collections.abc import Callable
@@ -12,12 +14,20 @@ from towers import console
 # A run that ends because of an error waits so long for the last job.
 _LATE_SECS = 60.0
 
+# The driver has an entry here for each GPU.
+DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+
 
 def num_cores() -> int:
     """Cores that this process may use; Slurm and the launcher may restrict them."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def num_driver_gpus() -> int:
+    """GPUs that NVIDIA's driver sees, whether or not TensorFlow can use them."""
+    return len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
 
 
 class JobThread:

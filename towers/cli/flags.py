@@ -48,8 +48,8 @@ def define_config_flags(
         default = defaults.get(name, field.default)
         about, choices = field.metadata["help"], field.metadata["choices"]
         if choices:
-            names = listed(name) if field.metadata["table"] else ", ".join(choices)
-            about += f" One of {names}."
+            text = listed(name) if field.metadata["table"] else ", ".join(choices)
+            about += f" One of {text}."
         if field.type == int | str:
             default = str(default)
         _DEFINE[field.type](name, default, about, flag_values=values)

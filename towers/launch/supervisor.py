@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import pathlib
 import re
 import signal
 import socket
@@ -20,8 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from towers.errors import JOB, ConfigError, Preempted, is_retryable
 from towers.launch.process import Process, Share, finish, say
 from towers.run import signals
-
-DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+from towers.threads import num_driver_gpus
 
 # After the failure of a worker its heartbeats end the others. SIGTERM then ends those
 # that still wait for it to start; a save is finished first.
@@ -216,8 +214,7 @@ def _visible_gpus(environ):
     """The names of the GPUs that CUDA would use."""
     names = environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
-        return [str(number) for number in range(count)]
+        return list(map(str, range(num_driver_gpus())))
     # As CUDA does: those before the first that is none, such as -1.
     is_gpu = re.compile(r"\d+|(GPU|MIG)-\S+").fullmatch
     return list(itertools.takewhile(is_gpu, map(str.strip, names.split(","))))

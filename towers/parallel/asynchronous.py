@@ -260,8 +260,9 @@ class AsynchronousTrainer(Trainer):
             **self.guard.num_skipped(),
         }
 
-    def gradients(self):
-        """Name -> the gradient of the last update, before clipping and scaling."""
+    def gradients(self, batch):
+        """Name -> the gradient of the last update, before clipping and scaling, whose
+        batch is not this one."""
         vectors = [vector.numpy() for vector in self._gradients]
         return self._copy.layout.params.read(vectors) if vectors else {}
 

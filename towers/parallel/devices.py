@@ -14,13 +14,10 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.keras_internals import layers_of
-from towers.threads import num_cores
+from towers.threads import num_cores, num_driver_gpus
 
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
-
-# The driver has an entry here for each GPU.
-DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 # The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
 MOST_DEVICES = 256
@@ -216,7 +213,7 @@ def _take_memory_as_needed(gpus):
 
 def unused_gpu() -> str:
     """Says what may be missing where the driver sees a GPU but TensorFlow does not."""
-    count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
+    count = num_driver_gpus()
     if not count:
         return ""
     return (

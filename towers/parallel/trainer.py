@@ -24,8 +24,8 @@ from towers.parallel.copies import check_equal, variable, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
-from towers.parallel.loop import Feed, Loop, colocated_identity
-from towers.parallel.reduce import shares
+from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
+from towers.parallel.reduce import shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
@@ -231,11 +231,14 @@ class SynchronousTrainer(Trainer):
         metrics |= self.guard.num_skipped()
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
-    def gradients(self) -> dict[str, tf.Tensor]:
-        """Name -> the mean gradient of the next step, which is not taken; for
-        histograms. It is computed anew: to carry it out of every step would cost
-        copies."""
-        _, shards = self._inspect_next_step()
+    def gradients(self, batch: Batch) -> dict[str, tf.Tensor]:
+        """Name -> the mean gradient of the next step, which is not taken, on its batch,
+        or the images of this process; for histograms. It is computed anew: to carry it
+        out of every step would cost copies."""
+        # Not from the feed: of each data set that it makes for a step TensorFlow keeps
+        # some functions.
+        batches = split_batch(batch, self.strategy.sizes)
+        _, shards = self._inspect(phase_at(self.phases, self.step), batches)
         return whole(
             [
                 copy.layout.params.read([vector.numpy() for vector in vectors])

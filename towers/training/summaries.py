@@ -45,7 +45,7 @@ class Summaries:
         with self._watchdog.activity("waiting for data"):
             batch = self._parts.train_batches(tf.constant(step, tf.int64))
         with self._watchdog.activity("computing gradients for the summary"):
-            gradients = self._trainer.gradients()
+            gradients = self._trainer.gradients(batch)
         images, labels = batch["images"].numpy(), batch["labels"].numpy()
         about = "Augmented images of the next step, each stretched to the whole range"
 
