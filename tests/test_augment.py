@@ -22,15 +22,15 @@ class Drawn:
     Args:
         seed: of the numbers that are not fixed.
         n: images.
-        fixed: purpose -> numbers; "epochs" are those in which the images are seen.
+        fixed: purpose -> numbers; "views" are the epochs in which the images are seen.
     """
 
     def __init__(self, seed=0, n=N, **fixed):
         self._rng = np.random.default_rng(seed)
         self._n = n
         self.numbers = {}
-        epochs = fixed.pop("epochs", self._rng.integers(0, 4, n))
-        self.epochs = tf.constant(epochs, tf.int64)
+        views = fixed.pop("views", self._rng.integers(0, 4, n))
+        self.views = tf.constant(views, tf.int64)
         self.numbers |= fixed
 
     def per_example(self, purpose, count):
@@ -134,7 +134,7 @@ def test_translate_flip_equals_numpy_image_by_image(name, most):
         corner = drawn.numbers["translation"][i] * (2 * most + 1)
         top, left = np.floor(corner).astype(int)
         image = padded[top : top + 32, left : left + 32]
-        if (drawn.numbers["flip"][i] < 0.5) != drawn.epochs[i].numpy() % 2:
+        if (drawn.numbers["flip"][i] < 0.5) != drawn.views[i].numpy() % 2:
             image = image[:, ::-1]
         np.testing.assert_allclose(found[i], image, rtol=1e-5, atol=1e-5)
 

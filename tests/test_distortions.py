@@ -161,6 +161,6 @@ def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name):
     whole = augment.train(tf.constant(images), drawn)
     assert whole.shape == [N, *augment.image_shape] and whole.dtype == tf.float32
     numbers = {k: v[5:9] for k, v in drawn.numbers.items()}
-    numbers["epochs"] = drawn.epochs.numpy()[5:9]
+    numbers["views"] = drawn.views.numpy()[5:9]
     part = augment.train(tf.constant(images[5:9]), Drawn(n=4, **numbers))
     np.testing.assert_array_equal(part, whole[5:9])

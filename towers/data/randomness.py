@@ -130,16 +130,16 @@ def _fractions(bits):
 class Draw:
     """The random numbers of one step, uniform in [0, 1).
 
-    `indices`, int64 [n], are the examples of the images, and `epochs`, int64 [n], the
-    epoch of each; with repeats, or where examples are drawn with replacement, a number
-    that differs whenever an example comes again. `rows` are the images of the step, see
+    `indices`, int64 [n], are the examples of the images, and `views`, int64 [n], differ
+    whenever an example comes again: the epoch of each, or another number with repeats,
+    or where examples are drawn with replacement. `rows` are the images of the step, see
     `Share.rows`; None for all.
     """
 
     seed: int
     step: tf.Tensor
     indices: tf.Tensor
-    epochs: tf.Tensor
+    views: tf.Tensor
     rows: Sequence[range] | None = None
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
@@ -154,7 +154,7 @@ class Draw:
 
     def per_view(self, purpose: str, count: int) -> tf.Tensor:
         """float32 [n, count], for each example new in every epoch."""
-        return hashed(self.seed, purpose, [self.indices, self.epochs], count)
+        return hashed(self.seed, purpose, [self.indices, self.views], count)
 
 
 def permutation(seed: int, purpose: str, counter: tf.Tensor, length: int) -> tf.Tensor:

@@ -26,7 +26,7 @@ from towers.models.layers.attention import Tokens
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.weights import Stored, Weights, open_weights, weights_in_memory
+from towers.run.weights import Stored, StoredWeights, open_weights, weights_in_memory
 
 KINDS = ("params", "state")
 
@@ -240,7 +240,7 @@ def _split_number(name):
 
 
 @contextlib.contextmanager
-def _source(path, model, state, trainer) -> Iterator[Weights]:
+def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
     """The weights that the option init_from, `path`, names."""
     choice = choices.find("model", model)
     if path == IMAGENET and choice.own_moments:

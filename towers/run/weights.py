@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """The arrays of a file.
 
     Attributes:
@@ -103,15 +103,15 @@ def _in_order(ordered, shapes):
     return dict(zip(shapes, ordered, strict=True))
 
 
-def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
+def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> StoredWeights:
     """Weights that are in memory, by their names."""
-    return Weights(
+    return StoredWeights(
         path, {k: Stored(k, v.shape, lambda v=v: v) for k, v in arrays.items()}
     )
 
 
 @contextlib.contextmanager
-def open_weights(path: str) -> Iterator[Weights | None]:
+def open_weights(path: str) -> Iterator[StoredWeights | None]:
     """The weights of a file or folder; None where it is of no kind that is known.
 
     It is a `.keras`, HDF5 or `.safetensors` file, one of PyTorch, a SavedModel, or a
@@ -151,7 +151,7 @@ def _read_torch(path, content):
     tensors, entry = torch_files.state_dict(content)
     named = {name: Stored(name, *tensor) for name, tensor in tensors.items()}
     place = f"{path} ({entry})" if entry else path
-    return Weights(place, named, is_of_torch=True)
+    return StoredWeights(place, named, is_of_torch=True)
 
 
 def _checkpoint_prefix(path):
@@ -190,7 +190,7 @@ def _read_checkpoint(path, prefix):
         named[name] = Stored(
             name, tuple(shape), lambda key=key: np.asarray(reader.get_tensor(key))
         )
-    return Weights(path, named)
+    return StoredWeights(path, named)
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ def _read_hdf5(path, content):
         name if names.count(name) == 1 else place: stored
         for name, place, stored in groups
     }
-    return Weights(path, ordered=ordered)
+    return StoredWeights(path, ordered=ordered)
 
 
 def _read_older_hdf5(path, root):
@@ -252,7 +252,7 @@ def _read_older_hdf5(path, root):
         stored = [_stored(group, name, name.removesuffix(":0")) for name in names]
         named |= {x.name: x for x in stored}
         ordered[layer] = stored
-    return Weights(path, named, ordered)
+    return StoredWeights(path, named, ordered)
 
 
 def _listed(group, attribute):

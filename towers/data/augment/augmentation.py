@@ -130,7 +130,7 @@ def translate_flip(
     def train(images, draw):
         counts = tf.fill([2], 2.0 * pixels + 1)
         corners = tf.cast(choose(draw.per_view("translation", 2), counts), tf.int64)
-        odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
+        odd = tf.cast(draw.views % 2, tf.bool)[:, None]
         is_flipped = (draw.per_example("flip", 1) < 0.5) != odd
         images = tf.cast(images, tf.float32)
         images = windows(images, corners - pixels, is_flipped, height, width)
