@@ -21,6 +21,7 @@ from towers.evaluation.predictions import LabelSets, Predictions, predictions_of
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
+from towers.reporting.display import duration
 from towers.run.progress import Stopwatch
 
 # The figures in `result.json`, in their order.
@@ -90,9 +91,8 @@ def accuracy_line(
     evaluation: Evaluation[Figures],
     split: str,
     tta: str,
-    metrics: Sequence[str] = (),
 ) -> str:
-    """A line that begins with `at`: the reported accuracy, and further metrics."""
+    """A line that begins with `at`: the reported accuracy."""
     figures = evaluation.reported
     name, line = "accuracy", f"{at}: {split} accuracy "
     line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
@@ -101,11 +101,36 @@ def accuracy_line(
     if len(evaluation.by_weights) > 1:
         raw = evaluation.by_weights[Weights.RAW]
         line += f", with the raw weights {raw[name]:.4f}"
+    return line + _with_tta(figures, tta)
+
+
+def epoch_line(
+    epoch: float,
+    evaluation: Evaluation[Figures],
+    split: str,
+    tta: str,
+    metrics: Sequence[str],
+    training_loss: float | None,
+    secs: float,
+    is_best: bool,
+) -> str:
+    """The line of an evaluation during the training: what is reported, the further
+    metrics, the mean training loss of the epoch and the seconds that it took."""
+    figures = evaluation.reported
+    name, title = ("map", "mAP") if "map" in figures else ("accuracy", "accuracy")
+    line = f"epoch {epoch:g}: {split} {title} {figures[name]:.4f}"
+    line += _with_tta(figures, tta)
     for other in metrics:
         line += f", {other} {figures[other]:.4f}"
-    if "accuracy_tta" in figures:
-        line += f", {figures['accuracy_tta']:.4f} with tta={tta}"
-    return line
+    line += f", loss {figures['loss']:.4g}"
+    if training_loss is not None:
+        line += f", training loss {training_loss:.4g}"
+    return f"{line}, {duration(secs)}{', best' * is_best}"
+
+
+def _with_tta(figures, tta):
+    with_tta = figures.get("accuracy_tta")
+    return "" if with_tta is None else f", {with_tta:.4f} with tta={tta}"
 
 
 def table(evaluation: Evaluation[Figures]) -> list[str]:

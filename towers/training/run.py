@@ -1,5 +1,6 @@
 """A training under way: what it has reached, and what it does between two steps."""
 
+import copy
 import dataclasses
 import math
 import time
@@ -23,7 +24,7 @@ from towers.evaluation.figures import create_metric, thresholds_json
 from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import (
     RECORDED,
-    accuracy_line,
+    epoch_line,
     figures_of_counts,
     record_of,
 )
@@ -90,7 +91,7 @@ class Run:
         self._periods = parts.periods
         self._summaries = Summaries(parts, trainer, self.reports, self.watchdog)
         self._metric = create_metric(config.best_by)
-        self._saved_at = 0.0
+        self._saved_at, self._evaluated_at = 0.0, time.monotonic()
         # TensorFlow traces the functions of each data set that is made, and never frees
         # all of that: every evaluation has the same feed.
         self._eval_feed: Feed | None = None
@@ -279,19 +280,29 @@ class Run:
         progress.open_record |= record
         result = evaluation.reported
         self._summaries.write_evaluation(self.step, record, result["predictions"])
-        epoch = self._epoch_of_evaluation()
-        named = [self._metric.name] * self._metric.is_recorded
-        at = f"epoch {epoch:g}"
-        self.outputs.say(accuracy_line(at, evaluation, split, config.tta, named))
+        score = result["accuracy"], result["loss"], self._metric.score(result)
+        score += config.best_by, config.min_delta
+        # A callback may end the run, which then evaluates again.
+        is_best = split == "validation" and copy.copy(progress).add_evaluation(*score)
+        now = time.monotonic()
+        line = epoch_line(
+            self._epoch_of_evaluation(),
+            evaluation,
+            split,
+            config.tta,
+            [self._metric.name] * self._metric.is_recorded,
+            record.get("epoch_loss"),
+            now - self._evaluated_at,
+            is_best,
+        )
+        self._evaluated_at = now
+        self.outputs.say(line)
         self.callbacks.call("on_evaluation", self.step, as_lists(record))
         progress.accuracy = result["accuracy"]
         self.evaluated = self.step, evaluation
         if split != "validation":
             return False
-        score = self._metric.score(result)
-        is_best = progress.add_evaluation(
-            result["accuracy"], result["loss"], score, config.best_by, config.min_delta
-        )
+        progress.add_evaluation(*score)
         by_accuracy = config.choice_of("schedule").by_accuracy
         num_worse = progress.num_worse
         if by_accuracy and num_worse and num_worse % config.plateau_patience == 0:
