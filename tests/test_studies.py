@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -15,10 +16,17 @@ from sklearn import metrics
 import towers
 from towers import Config
 from towers.cluster.cluster_spec import Cluster
-from towers.errors import ConfigError
+from towers.errors import ConfigError, NumericError
 from towers.evaluation.figures import fit_temperature
 from towers.evaluation.run_report import activation_maps, overlay
-from towers.evaluation.studies import label_errors, label_set_errors, predict_split
+from towers.evaluation.studies import (
+    SplitPredictions,
+    label_errors,
+    label_set_errors,
+    mean_predictions,
+    predict_split,
+)
+from towers.parallel.copies import Weights
 
 CONFIG = Config(
     model="cnn",
@@ -191,14 +199,30 @@ def test_suspects_of_a_run_are_listed(runs):
 # Ensembles and means.
 
 
-def test_an_ensemble_has_the_mean_probabilities(runs):
+def test_an_ensemble_has_the_mean_probabilities(runs, capfd):
     result = towers.evaluate_ensemble(runs)
+    out = capfd.readouterr().out
+    assert "  ensemble" in out and "raw weights" not in out
     members = [predict_split(run) for run in runs]
     mean = np.mean([softmax(x.logits.astype(np.float64)) for x in members], 0)
     labels = members[0].labels
     assert result["accuracy"] == np.mean(mean.argmax(1) == labels)
     expected = metrics.log_loss(labels, mean, labels=range(3))
     assert result["loss"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match="num_towers=999"):
+        towers.evaluate_ensemble(runs, num_towers=999)
+
+
+def test_an_ensemble_is_of_the_same_images_and_of_finite_probabilities():
+    source, labels = types.SimpleNamespace(checksum=1), np.array([0, 1])
+    logits = np.eye(2, dtype=np.float32)
+    good = SplitPredictions(3, Weights.RAW, source, ("a", "b"), labels, logits)
+    assert mean_predictions("AB", [good, good]).correct.all()
+    other = types.SimpleNamespace(checksum=2)
+    with pytest.raises(ConfigError, match="B has other .*images than A"):
+        mean_predictions("AB", [good, good._replace(source=other)])
+    with pytest.raises(NumericError, match="B: "):
+        mean_predictions("AB", [good, good._replace(logits=np.nan * logits)])
 
 
 def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):

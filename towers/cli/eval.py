@@ -12,8 +12,20 @@ from absl import flags
 import towers
 from towers.cli import eval_flags
 from towers.cli import flags as config_flags
+from towers.errors import ConfigError
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config
+
+# Of evaluations of one run.
+_OF_ONE = ("tta", "report", "eval_interval_secs")
+_OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE)
+# What is done instead -> flags that have no effect then.
+_WITHOUT_EFFECT = {
+    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT),
+    "ensemble": ("average", "calibrate", "suspects", *_OF_ONE),
+    "calibrate": ("suspects", "split", *_OF_ONE),
+    "suspects": _OF_ONE,
+}
 
 
 def define_flags() -> None:
@@ -23,17 +35,24 @@ def define_flags() -> None:
 
 def main(_):
     values = flags.FLAGS
+    study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
+    if study:
+        config_flags.refuse_with(study, _WITHOUT_EFFECT[study])
+    elif values.split != "test":
+        why = "an evaluation is of the test images; add --suspects, or leave it out"
+        raise ConfigError(f"--split={values.split}: {why}")
     if values.compare is not None:
         towers.compare(values.compare)
         return
     options = {"step": values.step, "use_ema": values.use_ema}
+    given = config_flags.given_flags()
     if values.ensemble is not None:
-        towers.evaluate_ensemble(values.ensemble, values.split, **options)
+        towers.evaluate_ensemble(values.ensemble, values.split, **options, **given)
         return
     if values.average is not None:
         towers.average(values.average, values.workdir, step=values.step)
     folder = RunFolder(values.workdir)
-    config = evaluation_config(folder, values.step, **config_flags.given_flags())
+    config = evaluation_config(folder, values.step, **given)
     if values.calibrate:
         towers.calibrate(folder.path, config=config, **options)
         return

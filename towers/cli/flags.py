@@ -79,6 +79,17 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     return {n: values[n].value for n in names if not values[n].using_default_value}
 
 
+def refuse_with(
+    subject: str, names: Iterable[str], values: flags.FlagValues = flags.FLAGS
+) -> None:
+    """Raises ConfigError where one of these flags has another value than its default:
+    it has no effect with the flag `subject`."""
+    for name in names:
+        if values[name].value != values[name].default:
+            what = f"--{name} has no effect with --{subject}"
+            raise ConfigError(f"{what}; drop one of the two")
+
+
 def parse(
     argv: Sequence[str],
     values: flags.FlagValues = flags.FLAGS,

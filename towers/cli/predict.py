@@ -40,6 +40,8 @@ parse = functools.partial(config_flags.parse, takes_paths=True)
 
 def main(argv):
     values = flags.FLAGS
+    if values.features:
+        config_flags.refuse_with("features", ["top", "calibrated"])
     paths, folder = check_paths(argv[1:]), RunFolder(values.workdir)
     towers.write_predictions(
         folder.path,

@@ -133,10 +133,12 @@ def _with_tta(figures, tta):
     return "" if with_tta is None else f", {with_tta:.4f} with tta={tta}"
 
 
-def table(evaluation: Evaluation[Figures]) -> list[str]:
+def table(
+    evaluation: Evaluation[Figures], columns: Mapping[Weights, str] = _WEIGHTS
+) -> list[str]:
     """The lines of the table of an evaluation; class by class the reported figures."""
     reported, by_weights = evaluation.reported, evaluation.by_weights
-    titles = {weights: _WEIGHTS[weights] for weights in by_weights}
+    titles = {weights: columns[weights] for weights in by_weights}
     class_lines = _class_lines(reported, titles[evaluation.reported_weights])
     if len(titles) > 1:
         titles[evaluation.reported_weights] += " (reported)"

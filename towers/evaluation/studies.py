@@ -14,8 +14,8 @@ import numpy as np
 from towers import console
 from towers.config import Config, to_json
 from towers.data.files.paths import shown
-from towers.data.sources import Source, location_of
-from towers.errors import CheckpointError, ConfigError
+from towers.data.sources import Source, checksum, location_of
+from towers.errors import CheckpointError, ConfigError, NumericError
 from towers.evaluation.figures import calibration_error, figures, fit_temperature
 from towers.evaluation.predictions import (
     LabelSets,
@@ -55,6 +55,8 @@ SUSPECT_COLUMNS = (
 class SplitPredictions(NamedTuple):
     """The predictions of a run for all images of a split."""
 
+    step: int
+    weights: Weights
     source: Source
     class_names: tuple[str, ...]
     labels: np.ndarray  # integers [n], or of label sets bool [n, classes]
@@ -122,7 +124,8 @@ def predict_split(
     labels = np.concatenate([batch["labels"] for batch in batches])
     labels = labels > 0 if labels.ndim == 2 else labels.astype(np.int64)
     logits = np.concatenate([batch["logits"].astype(np.float32) for batch in batches])
-    return SplitPredictions(source, parts.data.class_names, labels, logits)
+    names = parts.data.class_names
+    return SplitPredictions(checkpoint.step, weights, source, names, labels, logits)
 
 
 def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
@@ -219,38 +222,62 @@ def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
 
 
 def evaluate_ensemble(
-    workdirs: Sequence[str | os.PathLike], split: str = "test", **options: Any
+    workdirs: Sequence[str | os.PathLike],
+    split: str = "test",
+    *,
+    step: int | str = "best",
+    use_ema: bool | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Evaluates the mean probabilities of several runs, and prints the figures.
 
     Args:
         workdirs: their folders, of the same images and classes.
-        split, **options: of `predict_split`.
+        split, step, use_ema: of `predict_split`.
+        **changes: options in place of the stored ones of each run, such as `device`.
 
     Returns:
         The figures, as of `evaluation.figures.figures`.
 
     Raises:
         ConfigError: the runs differ in classes or images.
+        NumericError: a run gives probabilities that are not finite.
     """
-    members = [predict_split(workdir, split, **options) for workdir in workdirs]
+    members = []
+    for workdir in workdirs:
+        config = evaluation_config(RunFolder(workdir), step, **changes)
+        options = {"step": step, "use_ema": use_ema}
+        members.append(predict_split(workdir, split, config, **options))
+    predictions = mean_predictions(workdirs, members)
+    result = figures(predictions, members[0].class_names)
+    for line in table(Evaluation({Weights.RAW: result}), {Weights.RAW: "ensemble"}):
+        console.line(line)
+    return result
+
+
+def mean_predictions(
+    workdirs: Sequence[str | os.PathLike], members: Sequence[SplitPredictions]
+) -> Predictions | LabelSets:
+    """The predictions from the mean probabilities of runs; raises as
+    `evaluate_ensemble`."""
     first = members[0]
+    multi_label, probabilities = first.labels.ndim == 2, []
     for workdir, member in zip(workdirs, members, strict=True):
+        sums = {checksum(x.source) for x in (first, member)}
         is_same = np.array_equal(member.labels, first.labels)
+        is_same &= len(sums) == 1 or None in sums
         if member.class_names != first.class_names or not is_same:
-            what = f"other classes or {split} images"
+            what = "other classes or images"
             raise ConfigError(f"{workdir} has {what} than {workdirs[0]}")
-    multi_label = first.labels.ndim == 2
-    mean = np.mean([to_probabilities(x.logits, multi_label) for x in members], 0)
+        probabilities.append(to_probabilities(member.logits, multi_label))
+        if not np.isfinite(probabilities[-1]).all():
+            raise NumericError(f"{workdir}: its probabilities are not finite")
+    mean = np.mean(probabilities, 0)
     with np.errstate(divide="ignore"):
         logits = np.log(mean) - (np.log(1 - mean) if multi_label else 0)
+    # Of probabilities that are 0 or 1.
     logits = np.nan_to_num(logits, posinf=1e30, neginf=-1e30)
-    predictions = predictions_of_logits(logits, first.labels)
-    result = figures(predictions, first.class_names)
-    for line in table(Evaluation({Weights.RAW: result})):
-        line = line.replace("(parameters)", "(ensemble)")
-        console.line(line.replace("parameters", "ensemble  ").rstrip())
-    return result
+    return predictions_of_logits(logits, first.labels)
 
 
 def label_errors(
