@@ -18,6 +18,7 @@ from towers import Config
 from towers.cluster.cluster_spec import Cluster
 from towers.errors import ConfigError, NumericError
 from towers.evaluation.figures import fit_temperature
+from towers.evaluation.restored import read_run
 from towers.evaluation.run_report import activation_maps, overlay
 from towers.evaluation.studies import (
     SplitPredictions,
@@ -99,6 +100,16 @@ def test_the_temperature_has_the_least_loss(multi_label):
     assert loss(temperature) <= min(map(loss, grid)) + 1e-7
     always_right = np.eye(5)[np.zeros(10, int)]
     assert fit_temperature(always_right, np.zeros(10, int)) == pytest.approx(0.01)
+
+
+def test_a_temperature_is_of_a_step_and_of_weights(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    result = towers.calibrate(run)
+    assert read_run(run, calibrated=True).temperature == result["temperature"]
+    for change in ({"step": result["step"] + 1}, {"weights": "ema"}):
+        (run / "calibration.json").write_text(json.dumps(result | change))
+        with pytest.raises(ConfigError, match=r"raw weights of step \d+ .*--calibrate"):
+            read_run(run, calibrated=True)
 
 
 @pytest.mark.slow

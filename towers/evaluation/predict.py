@@ -196,7 +196,7 @@ class _Prediction:
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
         devices = evaluation_devices(config, folder, console.remark)
-        options = {"step": step, "calibrated": calibrated}
+        options = {"step": step, "calibrated": calibrated, "use_ema": use_ema}
         self.run = read_run(workdir, **options, log=console.remark)
         model = without_noise(self.run.network(weights), features)
         tta = "none" if features else config.tta

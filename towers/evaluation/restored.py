@@ -216,28 +216,38 @@ def read_run(
     *,
     step: int | str = "best",
     calibrated: bool = False,
+    use_ema: bool | None = None,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
     """The trained network of a run, on devices that were chosen before. ConfigError
-    where the temperature in `calibration.json` is asked for and missing. `log` takes a
-    line for each checkpoint that is rejected."""
+    where a temperature is asked for, and `calibration.json` has none of this step and
+    the weights of `use_ema`. `log` takes a line for each checkpoint that is
+    rejected."""
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
-    temperature = _read_temperature(folder) if calibrated else 1.0
+    temperature = 1.0
+    if calibrated:
+        weights = reported_weights(config, use_ema)
+        temperature = _read_temperature(folder, checkpoint.step, weights)
     values = config, info, checkpoint.tensors, temperature
     return RestoredRun(folder.path, checkpoint.step, *values)
 
 
-def _read_temperature(folder):
+def _read_temperature(folder, step, weights):
     try:
-        temperature = parse_json(folder.calibration.read_bytes())["temperature"]
+        content = parse_json(folder.calibration.read_bytes())
+        temperature, *fitted = (content[x] for x in ("temperature", "weights", "step"))
+        if fitted != [weights.value, step]:
+            raise ValueError("it is of the {} weights of step {}".format(*fitted))
         if not 0 < temperature < math.inf:
             raise ValueError(f"the temperature is {temperature}")
         return temperature
     except (OSError, ValueError, LookupError, TypeError) as error:
-        why = f"{folder.calibration}: has no temperature ({one_line(error)})"
-        way = f"{program('eval')} --calibrate writes it"
+        of = f"the {weights.value} weights of step {step} ({one_line(error)})"
+        why = f"{folder.calibration}: has no temperature of {of}"
+        command = f"{program('eval')} --calibrate"
+        way = f"{command}, with the same --step and --use_ema, writes it"
         raise ConfigError(f"{why}; {way}") from None
 
 

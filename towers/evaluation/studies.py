@@ -128,25 +128,27 @@ def predict_split(
     return SplitPredictions(checkpoint.step, weights, source, names, labels, logits)
 
 
-def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
+def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
     """Fits the temperature of a run's probabilities to the images that its training
-    held out, and writes `calibration.json`, which `predict` and `export` use where they
-    are called with `calibrated=True`.
+    held out, and writes `calibration.json`, which `predict` and `export` use for the
+    same step and weights, where they are called with `calibrated=True`.
 
     Args:
         workdir: the run's folder.
         **options: of `predict_split`.
 
     Returns:
-        "temperature"; "images"; and on these images "loss" and "calibration_error",
-        before and after: "loss_calibrated" and "calibration_error_calibrated".
+        "step", "weights" ("raw" or "ema"), "temperature", "images"; and on these images
+        "loss" and "calibration_error", before and after: "loss_calibrated" and
+        "calibration_error_calibrated".
 
     Raises:
         ConfigError: the run has held out no images.
     """
     split = predict_split(workdir, "validation", **options)
     temperature = fit_temperature(split.logits, split.labels)
-    result = {"temperature": temperature, "images": len(split.labels)}
+    result = {"step": split.step, "weights": split.weights.value}
+    result |= {"temperature": temperature, "images": len(split.labels)}
     for suffix, value in (("", 1.0), ("_calibrated", temperature)):
         predictions = split.predictions(value)
         result[f"loss{suffix}"] = float(predictions.losses.mean())
