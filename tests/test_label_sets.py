@@ -400,6 +400,8 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     assert "Grad-CAM" in page and "precision-recall curves" in page
     worst = min(result["test_classes"], key=lambda row: row["average_precision"])
     curve = content["precision_recall"][0]
+    name = "test_macro_f1_at_thresholds"
+    assert content["result"][name] == result[name]
     assert curve["name"] == worst["name"] and curve["recall"][-1] == 1
     area = np.diff(curve["recall"], prepend=0) @ np.array(curve["precision"])
     assert area == pytest.approx(worst["average_precision"])

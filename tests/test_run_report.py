@@ -17,6 +17,8 @@ from towers import load_run
 from towers.config import to_json
 from towers.evaluation.comparison import compare, t_quantile
 from towers.evaluation.evaluate import evaluate
+from towers.evaluation.restored import RestoredRun
+from towers.parallel.copies import Weights
 from towers.training import ending
 from towers.training.train import train
 
@@ -98,6 +100,19 @@ def test_a_run_ends_with_the_figures_of_run_eval(tmp_path):
     shown = [np.asarray(Image.open(io.BytesIO(code))) for code in codes]
     for row, image in zip(rows, shown[: len(rows)], strict=True):
         np.testing.assert_array_equal(image, images[row["index"]])
+
+
+def test_activation_maps_are_of_the_evaluated_weights(tmp_path, monkeypatch):
+    workdir = train(tmp_path / "run", CONFIG, report=False).path
+    network, used = RestoredRun.network, []
+
+    def noted(run, weights=Weights.RAW):
+        used.append(weights)
+        return network(run, weights)
+
+    monkeypatch.setattr(RestoredRun, "network", noted)
+    evaluate(workdir, use_ema=False, report=True)
+    assert used == [Weights.RAW]
 
 
 def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):

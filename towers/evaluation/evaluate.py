@@ -120,7 +120,7 @@ def evaluate(
     if is_written and not predictions.reported.correct.all():
         console.line(f"the images that are predicted wrongly: {folder.mistakes}")
     if is_of_run and report:
-        evaluated = Evaluated("test", test, predictions)
+        evaluated = Evaluated("test", test, predictions, evaluation)
         subject = folder, config, class_names, evaluated, checkpoint, progress
         try_to_write(functools.partial(_report, *subject))
     return result

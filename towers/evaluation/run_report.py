@@ -17,12 +17,11 @@ from towers.config import Config, non_defaults, parse_json
 from towers.config.installation import command_of, program
 from towers.data.sources import Source
 from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.figures import figures, precision_recall, reliability
+from towers.evaluation.figures import Figures, figures, precision_recall, reliability
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import image_rows, result_of, to_json
-from towers.evaluation.restored import RestoredRun, reported_weights
+from towers.evaluation.restored import RestoredRun
 from towers.models.create import without_noise
-from towers.parallel.copies import Weights
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
@@ -49,17 +48,23 @@ class Evaluated(NamedTuple):
     split: str  # "test" or "validation"
     source: Source
     predictions: Evaluation[Predictions | LabelSets]
-    # With test-time augmentation, where it is not in the predictions.
-    accuracy_tta: Mapping[Weights, float] = {}
+    figures: Evaluation[Figures]
 
     @classmethod
     def from_counts(
-        cls, split: str, source: Source, evaluation: Evaluation[Mapping[str, Any]]
+        cls,
+        split: str,
+        source: Source,
+        evaluation: Evaluation[Mapping[str, Any]],
+        class_names: Sequence[str],
     ) -> "Evaluated":
         """Creates it from the `figures_of_counts` of an evaluation during training."""
-        tta = evaluation.map(lambda x: x.get("accuracy_tta")).by_weights
-        tta = {weights: x for weights, x in tta.items() if x is not None}
-        return cls(split, source, evaluation.map(lambda x: x["predictions"]), tta)
+        predictions = evaluation.map(lambda x: x["predictions"])
+        results = predictions.map(lambda x: figures(x, class_names))
+        for weights, counts in evaluation.by_weights.items():
+            if "accuracy_tta" in counts:  # it is not in the predictions
+                results.by_weights[weights]["accuracy_tta"] = counts["accuracy_tta"]
+        return cls(split, source, predictions, results)
 
 
 def try_to_write(write: Callable[[], None]) -> None:
@@ -104,12 +109,9 @@ def write_report(
     result = {"step": step, "images": images} | result_of_records(records)
     of_predictions = dict.fromkeys(_OF_PREDICTIONS, ())
     if evaluated is not None:
-        evaluation = evaluated.predictions.map(lambda x: figures(x, class_names))
-        for weights, accuracy in evaluated.accuracy_tta.items():
-            evaluation.by_weights[weights]["accuracy_tta"] = accuracy
         progress = {"step": step, "images": images, "stopwatch": stopwatch}
-        result = result_of(evaluation, evaluated.split, **progress)
-        classes = evaluation.reported["classes"]
+        result = result_of(evaluated.figures, evaluated.split, **progress)
+        classes = evaluated.figures.reported["classes"]
         of_predictions = _predictions(evaluated, class_names, classes)
     content = {
         "run": os.path.normpath(folder.path),
@@ -134,8 +136,7 @@ def write_report(
     maps = {}
     if run is not None and content["mistakes"]:
         indices = [row["index"] for row in content["mistakes"]]
-        predictions = evaluated.predictions.reported
-        maps = _activation_maps(run, config, predictions, indices, pixels)
+        maps = _activation_maps(run, evaluated.predictions, indices, pixels)
     page = folder.report / "index.html"
     texts = {path: to_json(content), page: report_page(content, pixels, maps)}
     store.make_folders(folder.report)
@@ -144,15 +145,16 @@ def write_report(
     return page
 
 
-def _activation_maps(run, config, predictions, indices, pixels):
+def _activation_maps(run, evaluation, indices, pixels):
     """Index of an image -> the image with its activation map, of the class that is
     predicted wrongly; none of a network without such maps."""
+    predictions = evaluation.reported
     classes = predictions.classes[indices]
     if isinstance(predictions, LabelSets):
         distance = np.abs(predictions.probabilities - predictions.labels)
         classes = distance[indices].argmax(1)
     with tf.device("CPU:0"):
-        model = without_noise(run.network(reported_weights(config)))
+        model = without_noise(run.network(evaluation.reported_weights))
         inputs = run.preprocess(np.stack([pixels[index] for index in indices]))
         maps = activation_maps(model, inputs, classes)
     if maps is None:

@@ -86,16 +86,17 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 def report_run(run: Run) -> None:
     """Writes the report of a run, with its last evaluation: nothing is computed again.
     Called inside of `Watchdog.call`; after a signal it is abandoned."""
-    evaluated, step = None, run.step
-    if run.evaluated is not None:
-        step, evaluation = run.evaluated
-        evaluated = Evaluated.from_counts(*run.parts.eval_split, evaluation)
+    evaluated, step, names = None, run.step, run.parts.data.class_names
     with run.watchdog.activity("writing the report"):
+        if run.evaluated is not None:
+            step, evaluation = run.evaluated
+            split = run.parts.eval_split
+            evaluated = Evaluated.from_counts(*split, evaluation, names)
         run.outputs.lock.assert_same_folder()
         page = write_report(
             run.folder,
             run.config,
-            run.parts.data.class_names,
+            names,
             run.parts.data.image_shape,
             run.reports.records(),
             evaluated,
