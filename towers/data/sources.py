@@ -31,6 +31,7 @@ class Source(Protocol):
         sample_weights: float32 [num_examples], factors on the losses; or None.
         reads_crops: True if `read` takes `crop_numbers`. Its images are then center
             crops of the images in files.
+        decodes: True if `read` decodes images, and keeps them as far as they fit.
         location: index -> the location of an example, for messages.
         num_bytes, checksum, blocks: see the functions `num_bytes`, `checksum` and
             `blocks_of`; with blocks also `block_bytes`, their mean size.
@@ -142,6 +143,7 @@ class Subset:
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
+        self.decodes = getattr(source, "decodes", False)
         self._source = source
         self.indices = indices
         with tf.device("CPU:0"):

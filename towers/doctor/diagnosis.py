@@ -12,6 +12,7 @@ from towers.config import Config
 from towers.doctor.measure import MEASURE_SECS, Measured, measure, without_learning
 from towers.errors import ConfigError, RunFolderError, data_errors_of_tensorflow
 from towers.run.folder import RunFolder, nearest_existing
+from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner, print_entry
 
 # Part of a step -> its name in the report.
@@ -66,7 +67,8 @@ def diagnose(
 ) -> Verdict:
     """Prints why a run is not faster. Nothing is written into its folder. Of several
     workers one is measured, with its share of the images."""
-    folder, timed = RunFolder(workdir), without_learning(config)
+    folder, config = RunFolder(workdir), with_resize_of_weights(config, None)
+    timed = without_learning(config)
     devices = build_trainer.configure_devices(config)
     has_workers = config.choice_of("strategy").processes
     if has_workers:

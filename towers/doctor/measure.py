@@ -139,7 +139,7 @@ def measure(
     if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
         data_mb = 0.0
     in_memory = num_bytes(source) is not None
-    decodes = config.dataset == "image_folder" or config.dataset.startswith("tfds:")
+    decodes = getattr(source, "decodes", False)
     is_cached = decodes and 0 < data_mb <= config.image_cache_mb
     return Measured(
         kind=devices.kind,

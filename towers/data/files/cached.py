@@ -82,11 +82,11 @@ atexit.register(_reads.close)
 
 
 class ImageCache:
-    """Room for decoded images, which the sources of a data set share: `num_bytes` are
-    left. The images that are read first are kept."""
+    """Room for decoded images, which the sources of a data set share: `bytes_left` are
+    free. The images that are read first are kept."""
 
     def __init__(self, megabytes: float):
-        self.num_bytes = megabytes * MEGABYTE
+        self.bytes_left = megabytes * MEGABYTE
         self.lock = threading.Lock()
 
 
@@ -94,6 +94,8 @@ class CachedSource:
     """Images that are decoded when they are read; `image_shape` has 1 or 3 channels.
     What was read stays in the cache, but no crops. Where images are resized, a random
     crop is of the file's pixels (`reads_crops`)."""
+
+    decodes = True
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class CachedSource:
     def _keep_none(self):
         """Arrays for the images that are kept: their slots, pixels and labels. Memory
         is allocated when it is written to."""
-        most = int(min(self.num_examples, self._cache.num_bytes / self._image_bytes))
+        most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
         try:
             images = np.empty((most, *self.image_shape), np.uint8)
         except MemoryError:
@@ -227,12 +229,12 @@ class CachedSource:
     def _keep(self, index, image, label):
         with self._cache.lock:
             slots, images, labels = self._kept
-            is_room = self._cache.num_bytes >= self._image_bytes
+            is_room = self._cache.bytes_left >= self._image_bytes
             if slots[index] < 0 and is_room and self._num_kept < len(images):
                 images[self._num_kept], labels[self._num_kept] = image, label
                 slots[index] = self._num_kept  # from now on it is read
                 self._num_kept += 1
-                self._cache.num_bytes -= self._image_bytes
+                self._cache.bytes_left -= self._image_bytes
 
     def _drop_first_images(self):
         """Images that were read before the first crops, such as for the moments, are
@@ -240,7 +242,7 @@ class CachedSource:
         with self._cache.lock:
             if not self._has_read_crops:
                 self._has_read_crops = True
-                self._cache.num_bytes += self._num_kept * self._image_bytes
+                self._cache.bytes_left += self._num_kept * self._image_bytes
                 self._keep_none()
 
     def _read_file(self, index, crop):
