@@ -21,6 +21,7 @@ from small_runs import (
 
 from towers import callbacks
 from towers.config import changed_mathematics
+from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.restored import load_run
 from towers.evaluation.studies import predict_split
@@ -115,6 +116,10 @@ def test_a_function_of_the_user_decides(small, tmp_path):
     expected = metrics.f1_score(split.labels, split.logits.argmax(1), average="macro")
     recorded = result.history["validation_macro_f1_ema"].values[-1]
     assert recorded == pytest.approx(expected)
+    (tmp_path / "mine.py").write_text("def loss(labels, probabilities): return 1\n")
+    other = dataclasses.replace(f1, best_by=f"{tmp_path / 'mine.py'}:loss")
+    with pytest.raises(ConfigError, match="loss is another figure"):
+        train(tmp_path / "other", other)
 
 
 def test_small_improvements_do_not_count_for_the_patience():
@@ -148,6 +153,14 @@ def test_a_loss_that_is_not_finite_is_the_worst():
     progress.step = 6
     assert progress.add_evaluation(0.5, 9.0, 0.5) and progress.best["step"] == 6
     assert progress.add_evaluation(0.6, np.inf, 0.6)
+
+
+def test_the_best_step_stays_where_auto_is_the_same_metric(small, tmp_path):
+    best, _ = best_and_end(PATIENT)
+    for steps, best_by in ((best, "accuracy"), (best + 3, "auto")):
+        options = {"patience": 0, "max_steps": steps, "best_by": best_by}
+        train(tmp_path, dataclasses.replace(PATIENT, **options))
+    assert saved(tmp_path).trainer_state["best"]["step"] == best
 
 
 def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it():

@@ -319,6 +319,12 @@ def read_thresholds(
 
 # Metrics of --best_by.
 
+# In each evaluation during training, see `report.figures_of_counts`.
+FIGURES_OF_COUNTS = (
+    *("correct", "images", "accuracy", "accuracy_tta", "loss", "map", "macro_f1"),
+    "predictions",
+)
+
 
 class Metric(NamedTuple):
     """A metric of the predictions for all images; NaN is worse than any number."""
@@ -332,19 +338,24 @@ class Metric(NamedTuple):
         and the mAP, which takes long, are not computed again."""
         if self.is_recorded:
             return figures[self.name]
-        if self.name in ("auto", "map") and "map" in figures:
+        if self.name == "map":
             return figures["map"]
         return self.function(figures["predictions"])
 
 
 def create_metric(name: str) -> Metric:
-    """The metric of `--best_by`: a name in `choices.METRICS`, or FILE.py:FUNCTION of
-    labels, int64 [n] or bool [n, classes], and probabilities, float64 [n, classes].
-    ConfigError where there is no such function, or a call gives no number."""
+    """The metric of `--best_by`: a name in `choices.METRICS` other than auto, or
+    FILE.py:FUNCTION of labels, int64 [n] or bool [n, classes], and probabilities,
+    float64 [n, classes]. ConfigError where there is no such function, it has the name
+    of a figure, or a call gives no number."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
-        usual = "auto", "accuracy", "loss", "map"
+        usual = "accuracy", "loss", "map"
         return Metric(name, function, name not in usual)
+    short = name.rpartition(":")[2]
+    if short in FIGURES_OF_COUNTS:
+        way = "rename the function"
+        raise ConfigError(f"best_by={name}: {short} is another figure; {way}")
 
     def compute(predictions):
         number = function(predictions.labels, predictions.all_probabilities)
@@ -354,7 +365,7 @@ def create_metric(name: str) -> Metric:
             reason = f"gave {type(number).__name__}, and not a number"
             raise ConfigError(f"best_by={name}: {reason}") from None
 
-    return Metric(name.rpartition(":")[2], compute, True)
+    return Metric(short, compute, True)
 
 
 def accuracy(predictions: Predictions | LabelSets) -> float:

@@ -116,7 +116,7 @@ def progress_text(run: Run) -> str:
     message = f"step {run.step} of {run.last_step}"
     if run.is_out_of_patience:
         message += f", after {run.progress.num_worse} evaluations without a better "
-        message += f"{run.config.best_by.replace('auto', 'accuracy')},"
+        message += f"{run.best_by},"
     return message
 
 

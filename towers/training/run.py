@@ -58,6 +58,7 @@ class Run:
     where they say otherwise.
 
     Attributes:
+        best_by: the metric that decides which step is best, for "auto" its name.
         progress: what a checkpoint stores besides the tensors.
         evaluated: step and figures of the last evaluation; None before the first.
         stopped: whether all workers agreed to stop before the last step.
@@ -77,6 +78,8 @@ class Run:
         self.trainer, self.outputs, self.display = trainer, outputs, display
         self.workers, self.reports = trainer.workers, outputs.reports
         self.dataset_info = DatasetInfo.of(parts.data)
+        auto = "map" if parts.data.multi_label else "accuracy"
+        self.best_by = auto if config.best_by == "auto" else config.best_by
         self.last_step = parts.last_step
         self.progress = Progress()
         self.evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
@@ -90,7 +93,7 @@ class Run:
         )
         self._periods = parts.periods
         self._summaries = Summaries(parts, trainer, self.reports, self.watchdog)
-        self._metric = create_metric(config.best_by)
+        self._metric = create_metric(self.best_by)
         self._saved_at, self._evaluated_at = 0.0, time.monotonic()
         # TensorFlow traces the functions of each data set that is made, and never frees
         # all of that: every evaluation has the same feed.
@@ -281,7 +284,7 @@ class Run:
         result = evaluation.reported
         self._summaries.write_evaluation(self.step, record, result["predictions"])
         score = result["accuracy"], result["loss"], self._metric.score(result)
-        score += config.best_by, config.min_delta
+        score += self.best_by, config.min_delta
         # A callback may end the run, which then evaluates again.
         is_best = split == "validation" and copy.copy(progress).add_evaluation(*score)
         now = time.monotonic()
