@@ -12,20 +12,8 @@ from absl import flags
 import towers
 from towers.cli import eval_flags
 from towers.cli import flags as config_flags
-from towers.errors import ConfigError
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config
-
-# Of evaluations of one run.
-_OF_ONE = ("tta", "report", "eval_interval_secs")
-_OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE)
-# What is done instead -> flags that have no effect then.
-_WITHOUT_EFFECT = {
-    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT),
-    "ensemble": ("average", "calibrate", "suspects", *_OF_ONE),
-    "calibrate": ("suspects", "split", *_OF_ONE),
-    "suspects": _OF_ONE,
-}
 
 
 def define_flags() -> None:
@@ -35,12 +23,7 @@ def define_flags() -> None:
 
 def main(_):
     values = flags.FLAGS
-    study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
-    if study:
-        config_flags.refuse_with(study, _WITHOUT_EFFECT[study])
-    elif values.split != "test":
-        why = "an evaluation is of the test images; add --suspects, or leave it out"
-        raise ConfigError(f"--split={values.split}: {why}")
+    eval_flags.validate_flags()
     if values.compare is not None:
         towers.compare(values.compare)
         return

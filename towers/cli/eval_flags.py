@@ -3,9 +3,20 @@
 from absl import flags
 
 from towers.cli import flags as config_flags
+from towers.errors import ConfigError
 from towers.run.stored_config import EVALUATION_BATCH_SIZE
 
 flags.disclaim_key_flags()  # they are of the program, for --help
+
+_OF_ONE_RUN = ("tta", "report", "eval_interval_secs")
+_OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE_RUN)
+# What is done instead of an evaluation -> flags that have no effect then.
+_WITHOUT_EFFECT = {
+    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT),
+    "ensemble": ("average", "calibrate", "suspects", *_OF_ONE_RUN),
+    "calibrate": ("suspects", "split", *_OF_ONE_RUN),
+    "suspects": _OF_ONE_RUN,
+}
 
 
 def define_flags() -> None:
@@ -37,3 +48,14 @@ def define_flags() -> None:
     config_flags.define_config_flags(
         ["group_size", "batch_size", "tta"], batch_size=EVALUATION_BATCH_SIZE
     )
+
+
+def validate_flags() -> None:
+    """Raises ConfigError where a flag has no effect on what is done."""
+    values = flags.FLAGS
+    study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
+    if study:
+        config_flags.refuse_with(study, _WITHOUT_EFFECT[study])
+    elif values.split != "test":
+        why = "an evaluation is of the test images; add --suspects, or leave it out"
+        raise ConfigError(f"--split={values.split}: {why}")
