@@ -85,9 +85,9 @@ def _about(content):
         images = result[f"{split}_images"]
         sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
     if suffix:
-        sentences.append("The EMA weights (moving averages) are reported.")
+        sentences.append("The accuracy is the EMA weights'.")
         if (other := result.get(f"{split}_accuracy")) is not None:
-            sentences.append(f"Without them the accuracy is {other:.4f}.")
+            sentences.append(f"With the raw weights it is {other:.4f}.")
     if split == "validation":
         sentences.append("These images are held out of the training set;")
         sentences.append(f"{program('eval')} --report evaluates the test images.")
