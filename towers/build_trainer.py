@@ -107,8 +107,8 @@ def create_trainer(
         are_physical = devices.kind == "GPU" and not devices.share_gpus
         in_full = config.all_reduce_dtype == "float32"
         is_reduced = options.get("parameter_device", "auto") == "auto"
-        if are_physical and in_full and is_reduced and len(devices.towers) > 1:
-            options["all_reduce"] = "nccl"
+        is_nccl = are_physical and in_full and is_reduced and len(devices.towers) > 1
+        options["all_reduce"] = "nccl" if is_nccl else "star"
     strategy = create_strategy(
         Initial.of(parts.model),
         parts.update,

@@ -106,7 +106,8 @@ def auto(
     create, options, ignored = replicated, reduction, {}
     if not on_gpus or parameter_device != "auto":
         create, options = towers, {"parameter_device": parameter_device}
-        ignored = {k: x for k, x in reduction.items() if x not in ("auto", "")}
+        # The sum on one device, star, is what towers does.
+        ignored = {k: x for k, x in reduction.items() if x not in ("auto", "star", "")}
     strategy = create(initial, update_fn, devices, micro_batch_size, **options)
     lines = [f"{create.__name__}: {', '.join(strategy.description)}"]
     lines += [f"{k}={x} has no effect with strategy=towers" for k, x in ignored.items()]
