@@ -85,7 +85,7 @@ def _about(content):
         images = result[f"{split}_images"]
         sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
     if suffix:
-        sentences.append("The accuracy is the EMA weights'.")
+        sentences.append("This is the accuracy of the EMA weights.")
         if (other := result.get(f"{split}_accuracy")) is not None:
             sentences.append(f"With the raw weights it is {other:.4f}.")
     if split == "validation":
