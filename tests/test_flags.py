@@ -187,13 +187,20 @@ def test_a_run_gives_its_options_to_another(recipes, tmp_path, name):
         config_of_flags(path, recipes, {})
 
 
-def test_a_json_file_has_some_of_the_options(recipes, tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text('{"dataset": "shapes", "learning_rate": 1}')
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mine.json", '{"dataset": "shapes", "learning_rate": 1}'),
+        ("mine.yaml", "# ours\ndataset: shapes\nlearning_rate: 1"),
+    ],
+)
+def test_a_file_has_some_of_the_options(recipes, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
     command = config_of_flags(str(path), recipes, {})
     assert command.config == Config(dataset="shapes", learning_rate=1.0)
     assert command.workdir == pathlib.Path("runs/mine")
-    for text in ('{"bach_size": 3}', "[]", "dataset: shapes"):
+    for text in ('{"bach_size": 3}', "[]", "dataset: [shapes", "{1: 2}"):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"^{path}: "):
             load_recipe(str(path), recipes)

@@ -677,8 +677,8 @@ def from_json(text: str | bytes) -> Config:
 
 def from_values(values: Any) -> Config:
     """The Config of a stored object of options."""
-    if not isinstance(values, dict):
-        raise ConfigError("not a config.json: an object of options is expected")
+    if not isinstance(values, dict) or not all(isinstance(x, str) for x in values):
+        raise ConfigError("an object of options is expected")
     return Config(**values)
 
 

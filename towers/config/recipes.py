@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from towers.config.choices import CONTAINERS
-from towers.config.config import FIELDS, Config, from_json, non_defaults
+from towers.config.config import (
+    FIELDS,
+    Config,
+    from_json,
+    from_values,
+    non_defaults,
+)
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
@@ -134,13 +140,12 @@ def _remark(name, folder):
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
     """The Config of a recipe: a name in `folder`, or the path of a Python file, of a
-    JSON file of options, or of a run folder, unless a recipe has its name."""
+    JSON or YAML file of options, or of a run folder, unless a recipe has its name."""
     path = _options_file(name, folder)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise ConfigError(f"--config={one_line(name, 100)}: write the options as JSON")
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
+        read = from_json if path.suffix == ".json" else _from_yaml
         try:
-            return from_json(path.read_bytes())
+            return read(path.read_bytes())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         except OSError as error:
@@ -155,6 +160,18 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         shown = one_line(config, 100)
         raise ConfigError(f"{path}: get_config() gave {shown}, not a Config")
     return config
+
+
+def _from_yaml(content):
+    try:
+        import yaml  # noqa: TID251, for safe_load
+    except ModuleNotFoundError:
+        why = "YAML needs PyYAML: pip install pyyaml, or write the options as JSON"
+        raise ConfigError(why) from None
+    try:
+        return from_values(yaml.safe_load(content))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"no YAML: {one_line(error, 100)}") from None
 
 
 def _options_file(name, folder):

@@ -9,7 +9,7 @@ import numpy as np
 
 from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import TITLES, reported_figure
+from towers.evaluation.report import TITLES, reported_figure, to_json
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import duration
@@ -245,7 +245,7 @@ def _run(content) -> Sequence[str]:
     parts += [
         page.table(["", ""], rows),
         page.details("Options that are not defaults", table),
-        '<p class="muted">The same as <a href="report.json">report.json</a></p>',
+        page.download("Download these figures", "report.json", to_json(content)),
     ]
     speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
     if not speed:

@@ -52,6 +52,13 @@ def paragraph(words: str) -> Html:
     return f'<p class="muted">{text(words)}</p>'
 
 
+def download(words: str, name: str, content: str) -> Html:
+    """A link that saves the content, which is in the page, in a file of that name."""
+    code = base64.b64encode(content.encode(errors="backslashreplace")).decode()
+    address = f"data:application/json;base64,{code}"
+    return f'<p><a download="{text(name)}" href="{address}">{text(words)}</a></p>'
+
+
 def row(*parts: Html) -> Html:
     """Parts next to each other, as far as there is room."""
     return f'<div class="row">{"".join(parts)}</div>'
