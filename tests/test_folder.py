@@ -206,9 +206,10 @@ def test_the_stored_config_comes_back(folder, tmp_path):
     config = Config(seed=3, batch_size=7)
     store.write_aside(folder.config, to_json(config))
     assert stored_config(folder) == config
-    repeating = dataclasses.replace(config, repeats=3)
+    repeating = dataclasses.replace(config, repeats=3, all_reduce="nccl")
     store.write_aside(folder.config, to_json(repeating))
     assert evaluation_config(folder, batch_size=1).batch_size == 1  # has no repeats
+    assert evaluation_config(folder).all_reduce == "auto"  # nccl needs two GPUs
     folder.config.unlink()
     for path in (folder.path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=f"{path} holds no run.*--workdir"):

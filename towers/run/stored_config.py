@@ -122,6 +122,7 @@ def evaluation_config(
         "device": "auto",
         "device_order": "",
         "parameter_device": "cpu",
+        "all_reduce": "auto",  # no gradients are reduced
         "batch_size": EVALUATION_BATCH_SIZE,
         "num_towers": 0,
         "repeats": 1,
