@@ -19,7 +19,7 @@ from small_runs import (
     uninterrupted,
 )
 
-from towers import callbacks
+from towers import callbacks, dry_run
 from towers.config import changed_mathematics
 from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
@@ -277,10 +277,12 @@ def test_evaluations_that_were_cut_off_are_made_up_for_once(
     assert "is finished" in capfd.readouterr().out
 
 
-def test_a_run_that_patience_ends_is_no_longer_followed(small, tmp_path):
+def test_a_run_that_patience_ends_is_no_longer_followed(small, tmp_path, capfd):
     run = shutil.copytree(uninterrupted(PATIENT).path, tmp_path / "run")
     result = evaluate(run, eval_interval_secs=1.0, sleep=pytest.fail)
     assert result["step"] == best_and_end(PATIENT)[1]
+    dry_run(run, PATIENT)
+    assert "takes no step. To continue raise --patience" in capfd.readouterr().out
 
 
 @pytest.mark.row(6)

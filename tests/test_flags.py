@@ -19,7 +19,7 @@ from towers.cli import train_flags
 from towers.cli.help import COMMON
 from towers.config import FIELDS, Config, synonyms, to_json
 from towers.config.choices import TABLES
-from towers.config.installation import RECIPES
+from towers.config.installation import RECIPES, command_of_program
 from towers.config.recipes import config_of_flags, load_recipe
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
@@ -70,6 +70,16 @@ def test_given_flags_are_those_on_the_command_line_in_the_type_of_their_option()
     found = given("--batch_size=128", "--learning_rate=1", "--nodeterministic")
     assert found == {"batch_size": 128, "learning_rate": 1.0, "deterministic": False}
     assert type(found["learning_rate"]) is float
+
+
+def test_a_command_of_another_program_is_in_the_folder_that_was_typed(monkeypatch):
+    for typed, expected in (
+        ("run_train.py", "run_predict.py"),
+        ("../the towers/run_train.py", "../the towers/run_predict.py"),
+        ("mine/train.py", "run_predict.py"),
+    ):
+        monkeypatch.setattr(sys, "argv", [typed])
+        assert command_of_program("predict") == ["python", expected]
 
 
 # The layers.

@@ -59,6 +59,14 @@ def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
     return [name if shutil.which(name) == path else path, *arguments]
 
 
+def command_of_program(name: str) -> list[str]:
+    """Arguments of a command that starts a program, see `program`, from the folder of
+    `run_train.py` where the user typed one."""
+    folder, typed = os.path.split(sys.argv[0] if sys.argv else "")
+    folder = folder if typed == program("train") else ""
+    return command_of(os.path.join(folder, program(name)))
+
+
 def with_programs(text: str) -> str:
     """A text with its commands `python run_train.py` as the user types them."""
     pattern = r"python run_(\w+)\.py"

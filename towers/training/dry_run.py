@@ -24,7 +24,7 @@ from towers.models.summary import activation_bytes, flops_per_image, parameter_t
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration
-from towers.run.progress import Lap, Stopwatch
+from towers.run.progress import Lap, Progress, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner, print_entry
@@ -83,12 +83,17 @@ def dry_run(
         print_entry("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():
         print_entry("overwrites", f"a run at step {steps[-1]}")
-    run = functools.partial(_try, config, parts, trainer, new)
+    progress = (
+        Progress.from_json(checkpoint.trainer_state) if checkpoint else Progress()
+    )
+    is_early = 0 < config.patience <= progress.num_worse
+    is_early &= trainer.step < parts.last_step
+    run = functools.partial(_try, config, parts, trainer, new, is_early)
     watched(run, trainer, config)
     console.line("dry run: all is in order, and nothing was written")
 
 
-def _try(config, parts, trainer, new, heartbeat):
+def _try(config, parts, trainer, new, is_early, heartbeat):
     """Describes the run, and takes steps until its time is known."""
     names = parts.data.class_names
     listed = [shown(name, 40) for name in names[:_MOST_NAMED]]
@@ -107,13 +112,13 @@ def _try(config, parts, trainer, new, heartbeat):
     heartbeat()
     _print_network(config, trainer)
     _print_memory(trainer)
-    if trainer.step < parts.last_step:
+    if trainer.step < parts.last_step and not is_early:
         head_secs = 0.0
         if config.linear_probe:
             head_secs = probe_secs(trainer, parts, config.batch_size, new, heartbeat)
         _time(config, parts, trainer, head_secs, heartbeat)
     else:
-        hint = how_to_continue(config, trainer.step, parts.total_steps)
+        hint = how_to_continue(config, trainer.step, parts.total_steps, is_early)
         print_entry("finished", f"the run takes no step. {hint}")
 
 
@@ -140,6 +145,9 @@ def _print_memory(trainer):
     sizes = collections.defaultdict(collections.Counter)
     for copy in trainer.strategy.copies:
         sizes[copy.device].update(copy.num_bytes())
+    if trainer.teacher:
+        for device, count in trainer.teacher.variable_bytes().items():
+            sizes[device]["teacher"] += count
     image_bytes = max(activation_bytes(phase.model) for phase in trainer.phases)
     num_shards = trainer.strategy.num_shards
     for number, device in enumerate(trainer.devices):

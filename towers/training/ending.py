@@ -120,8 +120,13 @@ def progress_text(run: Run) -> str:
     return message
 
 
-def how_to_continue(config: Config, step: int, total_steps: int) -> str:
-    """The options with which a finished run goes on, in a sentence."""
+def how_to_continue(
+    config: Config, step: int, total_steps: int, is_early: bool = False
+) -> str:
+    """The options with which a finished run goes on, in a sentence; `is_early` if its
+    patience has ended it."""
+    if is_early:
+        return "To continue raise --patience, or set it to 0"
     if step < total_steps:
         return (
             f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "

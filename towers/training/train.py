@@ -20,7 +20,7 @@ from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, non_defaults, to_json
-from towers.config.installation import command_of, program
+from towers.config.installation import command_of_program
 from towers.data.sets.arrays import Data
 from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
@@ -281,15 +281,15 @@ def finish(run: Run, report: bool) -> None:
         say(f"result: {result[name]:.4f} {weights}, {place}")
     folder = shlex.quote(os.fspath(run.folder.path))
     for name, rest in ("predict", "IMAGES"), ("export", "--format=saved_model"):
-        say(f"{name}: {' '.join(command_of(program(name)))} --workdir={folder} {rest}")
+        command = shlex.join(command_of_program(name))
+        say(f"{name}: {command} --workdir={folder} {rest}")
     say(f"curves: tensorboard --logdir={folder}")
 
 
 def say_finished(run: Run) -> None:
     """Says that no step is left, and how the run can go on."""
-    hint = how_to_continue(run.config, run.step, run.parts.total_steps)
-    if run.is_out_of_patience and run.step < run.last_step:
-        hint = "To continue raise --patience, or set it to 0"
+    is_early = run.is_out_of_patience and run.step < run.last_step
+    hint = how_to_continue(run.config, run.step, run.parts.total_steps, is_early)
     run.outputs.say(
         f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
         "--overwrite starts again"
