@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import small_runs
 from marks import slow
@@ -19,6 +20,7 @@ from small_runs import (
 
 from towers.errors import CheckpointError, ConfigError
 from towers.run.checkpointer import Checkpointer
+from towers.run.restore import validate_architecture
 from towers.training.train import train
 
 TENSORS = "tensors.data-00000-of-00001"
@@ -165,6 +167,18 @@ def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypa
     with pytest.raises(CheckpointError, match=message):
         train(half_way, small_config())
     assert snapshot(half_way) == before
+
+
+@pytest.mark.row(8)
+@pytest.mark.parametrize(
+    "kind,option", [("slots", "optimizer"), ("averages", "ema_decay")]
+)
+def test_row_8_a_tensor_of_another_option_names_it(kind, option):
+    weights = {"params/kernel": np.zeros(2)}
+    other = {f"{kind}/kernel": np.zeros(2)}
+    for pair in ((weights | other, weights), (weights, weights | other)):
+        with pytest.raises(CheckpointError, match=f"of another {option}: {kind}/"):
+            validate_architecture(*pair)
 
 
 # Rows 3, 6 and 7: the folder of checkpoints.

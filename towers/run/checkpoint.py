@@ -61,7 +61,8 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Snapshot):
-    """A verified checkpoint in a folder; `versions` are in the trainer state too."""
+    """A verified checkpoint in a folder; `versions` in the trainer state are those that
+    wrote it."""
 
     path: Path
 

@@ -45,7 +45,8 @@ class Profile:
         """Ends the trace, also where the run ends within it."""
         if self._steps and not self._is_tracing and not self._is_done:
             first, last = self._steps
-            console.warn(f"profile_steps={first},{last}: the run did not pass {first}")
+            why = f"the run was not at step {first} since its last start"
+            console.warn(f"profile_steps={first},{last}: {why}")
         if not self._is_tracing:
             return
         self._is_tracing, self._is_done = False, True

@@ -118,7 +118,9 @@ def validate_architecture(model: Tensors, saved: Tensors) -> None:
             problem = f"{ours} is {model[ours]} here, {saved[its]} in the checkpoint"
         else:
             continue
-        raise CheckpointError(f"the checkpoint is of another model: {problem}")
+        kind = problem.partition("/")[0]
+        other = {"slots": "optimizer", "averages": "ema_decay"}.get(kind, "model")
+        raise CheckpointError(f"the checkpoint is of another {other}: {problem}")
 
 
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
