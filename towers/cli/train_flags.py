@@ -22,8 +22,8 @@ flags.disclaim_key_flags()  # they are of the program that defines them
 
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags that name a run."""
-    about = "Recipe: a name of --list, a Python file, a run folder, or a JSON file of "
-    about += "options."
+    about = "Recipe: a name of --list, a Python file, a run folder, or a JSON or YAML "
+    about += "file of options."
     flags.DEFINE_string("config", None, about, flag_values=values)
     about = "Run folder; default: runs/<recipe>."
     flags.DEFINE_string("workdir", None, about, flag_values=values)
