@@ -192,8 +192,6 @@ class Progress:
         if self.best is not None and self.best["best_by"] != best_by:
             lowest = self.best["loss"]
             scores = {"accuracy": self.best["accuracy"], "loss": lowest and -lowest}
-            if self.best["best_by"] == "auto":  # as earlier versions stored the mAP
-                scores["map"] = self.best["score"]
             before = {**self.best, "score": scores.get(best_by), "best_by": best_by}
             self.best = before if best_by in scores else None
             self.improved_score = self.best and self.best["score"]
