@@ -320,9 +320,9 @@ class Config:
     )
     pos_weights: str = loss_option(
         "",
-        "With several labels per image, or binary_cross_entropy: weights of the positive "
-        "examples of each class, balanced (negative over positive images), or as "
-        "--class_weights; empty: none.",
+        "With several labels per image, or binary_cross_entropy: weights of the "
+        "positive examples of each class, balanced (negative over positive images), "
+        "or as --class_weights; empty: none.",
     )
     logit_adjustment: float = loss_option(
         0.0,
