@@ -104,7 +104,8 @@ class Relay(threading.Thread):
 
     def close(self) -> None:
         self._is_done = True
-        self.join()
+        if self.is_alive():
+            self.join()
         for tap in self._other_end:
             os.close(tap)
 
@@ -133,7 +134,7 @@ def namespaces(count: int, delay: float = 0.0) -> Iterator[Network]:
             relay.start()
         yield Network(names, switch)
     finally:
-        if relay and relay.is_alive():
+        if relay:
             relay.close()
         _remove(lambda pid: pid == str(os.getpid()))
 

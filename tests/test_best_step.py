@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -283,6 +284,20 @@ def test_a_run_that_patience_ends_is_no_longer_followed(small, tmp_path, capfd):
     assert result["step"] == best_and_end(PATIENT)[1]
     dry_run(run, PATIENT)
     assert "takes no step. To continue raise --patience" in capfd.readouterr().out
+
+
+def test_the_line_of_an_evaluation_has_losses_and_a_mark(small, tmp_path, capfd):
+    train(tmp_path, dataclasses.replace(PATIENT, patience=0))
+    pattern = r"validation accuracy (\S+), loss (\S+), training loss (\S+), \d+ s(.*)"
+    lines = re.findall(pattern, capfd.readouterr().out)
+    recorded = [x for x in records(tmp_path) if "validation_loss" in x]
+    keys = "validation_accuracy_ema", "validation_loss_ema", "epoch_loss"
+    for x, (*figures, _) in zip(recorded, lines, strict=True):
+        printed = list(map(float, figures))
+        assert printed == pytest.approx([x[k] for k in keys], rel=1e-3)
+    best = [x["step"] for x, line in zip(recorded, lines, strict=True) if line[3]]
+    assert best[0] == EVALUATED[0] and best[-1] == load_run(tmp_path).step
+    assert len(best) < len(EVALUATED)
 
 
 @pytest.mark.row(6)

@@ -195,7 +195,7 @@ def test_mlflow_reads_the_run_that_was_continued(small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore:.*experimental")
 def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     page = (ROOT / "docs" / "python.md").read_text().partition("\nWith Optuna ")[2]

@@ -201,7 +201,8 @@ def test_a_run_gives_its_options_to_another(recipes, tmp_path, name):
     ("name", "text"),
     [
         ("mine.json", '{"dataset": "shapes", "learning_rate": 1}'),
-        ("mine.yaml", "# ours\ndataset: shapes\nlearning_rate: 1"),
+        ("mine.yaml", "# ours\ndataset: shapes\nlearning_rate: 1e+0\n"),
+        ("mine.yml", "dataset: 'shapes'\nlearning_rate: 1\nearly_sizes: ''"),
     ],
 )
 def test_a_file_has_some_of_the_options(recipes, tmp_path, name, text):
@@ -210,7 +211,7 @@ def test_a_file_has_some_of_the_options(recipes, tmp_path, name, text):
     command = config_of_flags(str(path), recipes, {})
     assert command.config == Config(dataset="shapes", learning_rate=1.0)
     assert command.workdir == pathlib.Path("runs/mine")
-    for text in ('{"bach_size": 3}', "[]", "dataset: [shapes", "{1: 2}"):
+    for text in ('{"bach_size": 3}', "[]", "dataset: [shapes", "{1: 2}", "!!int a"):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"^{path}: "):
             load_recipe(str(path), recipes)

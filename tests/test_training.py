@@ -94,10 +94,10 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "2 towers with 3 images each" in out and "2 x 6 images a step" in out
     assert f"done: step 8 of 8 is saved in {tmp_path}" in out
-    # The options by their layers; a command leaves others to the trained weights.
+    # The options by their layers; those of no layer are of the config.
     assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
-    assert "\n             flags: num_epochs=2.3\n             the trained " in out
-    rest = out.partition(" weights: ")[2].partition("\ndevices")[0]
+    assert "\n             flags: num_epochs=2.3\n             config: " in out
+    rest = out.partition(" config: ")[2].partition("\ndevices")[0]
     changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
     assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
 

@@ -18,6 +18,7 @@ import gc
 import importlib
 import os
 import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def quiet_imports():
     with _ONE_FILTER, contextlib.ExitStack() as stack:
         if gc.isenabled():
             stack.callback(gc.enable)
-            if keeps_imports:
+            if keeps_imports and "tensorflow" not in sys.modules:
                 stack.callback(gc.freeze)
             gc.disable()
         if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":

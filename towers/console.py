@@ -160,7 +160,7 @@ def flush() -> None:
 
 
 def finish() -> None:
-    """Prints what is kept, before `os._exit`; waits for END_SECS at most."""
+    """Prints what is kept, before `os._exit`; waits for about END_SECS."""
     end = time.monotonic() + END_SECS
     while any([_out.print_kept(), _err.print_kept()]) and time.monotonic() < end:
         time.sleep(0.02)

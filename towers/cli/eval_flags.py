@@ -10,9 +10,10 @@ flags.disclaim_key_flags()  # they are of the program, for --help
 
 _OF_ONE_RUN = ("tta", "report", "eval_interval_secs")
 _OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE_RUN)
+_OF_MACHINES = ("data_dir", "device", "num_towers", "strategy", "batch_size")
 # What is done instead of an evaluation -> flags that have no effect then.
 _WITHOUT_EFFECT = {
-    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT),
+    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT, *_OF_MACHINES),
     "ensemble": ("average", "calibrate", "suspects", *_OF_ONE_RUN),
     "calibrate": ("suspects", "split", *_OF_ONE_RUN),
     "suspects": _OF_ONE_RUN,

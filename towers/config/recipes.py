@@ -4,6 +4,7 @@ gives a Config, the run in the run's folder, and flags."""
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -162,16 +163,35 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     return config
 
 
+# The kinds of YAML's values that are no texts.
+_SCALARS = {
+    "null": "null|~|",
+    "bool": "true|false",
+    "int": r"-?(0|[1-9][0-9]*)",
+    "float": r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?",
+}
+
+
 def _from_yaml(content):
     try:
         import yaml  # noqa: TID251, for safe_load
     except ModuleNotFoundError:
         why = "YAML needs PyYAML: pip install pyyaml, or write the options as JSON"
         raise ConfigError(why) from None
+
+    class Loader(yaml.SafeLoader):
+        """Of YAML 1.2: 1e-3 is a number, and 4:0.5 and 2024-01-01 are texts."""
+
+        yaml_implicit_resolvers = {}  # noqa: RUF012
+
+    for name, pattern in _SCALARS.items():
+        tag = f"tag:yaml.org,2002:{name}"
+        Loader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), None)
     try:
-        return from_values(yaml.safe_load(content))
-    except (yaml.YAMLError, RecursionError) as error:
+        values = Loader(content).get_single_data()
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"no YAML: {one_line(error, 100)}") from None
+    return from_values(values)
 
 
 def _options_file(name, folder):

@@ -115,7 +115,8 @@ def epoch_line(
     is_best: bool,
 ) -> str:
     """The line of an evaluation during the training: what is reported, the further
-    metrics, the mean training loss of the epoch and the seconds that it took."""
+    metrics, the mean training loss of the epoch so far, and the seconds since the last
+    evaluation."""
     figures = evaluation.reported
     name, title = ("map", "mAP") if "map" in figures else ("accuracy", "accuracy")
     line = f"epoch {epoch:g}: {split} {title} {figures[name]:.4f}"

@@ -246,9 +246,9 @@ def _read_temperature(folder, step, weights):
     except (OSError, ValueError, LookupError, TypeError) as error:
         of = f"the {weights.value} weights of step {step} ({one_line(error)})"
         why = f"{folder.calibration}: has no temperature of {of}"
-        command = f"{program('eval')} --calibrate"
-        way = f"{command}, with the same --step and --use_ema, writes it"
-        raise ConfigError(f"{why}; {way}") from None
+        ema = "use_ema" if weights is Weights.EMA else "nouse_ema"
+        command = f"{program('eval')} --calibrate --step={step} --{ema}"
+        raise ConfigError(f"{why}; {command} writes it") from None
 
 
 def read_checkpoint(

@@ -91,7 +91,7 @@ class Streams:
             datasets = [stream(step) for stream in self._streams]
             if self._on_gpus:
                 datasets = [
-                    dataset.map(_without_int32).apply(
+                    dataset.map(without_int32).apply(
                         tf.data.experimental.prefetch_to_device(device, 2)
                     )
                     for dataset, device in zip(datasets, self.devices, strict=True)
@@ -149,8 +149,8 @@ def add_on_each(
     return on_each(lambda x: x + tf.constant(addend, tf.int64), devices, numbers)
 
 
-def _without_int32(elements):
-    """int32 tensors of a GPU are in host memory."""
+def without_int32(elements: Batch) -> Batch:
+    """A batch for a GPU, whose int32 tensors would be in host memory."""
     return {
         name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
         for name, x in elements.items()

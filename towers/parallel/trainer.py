@@ -24,7 +24,13 @@ from towers.parallel.copies import check_equal, variable, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
-from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
+from towers.parallel.loop import (
+    Batch,
+    Feed,
+    Loop,
+    colocated_identity,
+    without_int32,
+)
 from towers.parallel.reduce import shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
@@ -237,6 +243,8 @@ class SynchronousTrainer(Trainer):
         out of every step would cost copies."""
         # Not from the feed: of each data set that it makes for a step TensorFlow keeps
         # some functions.
+        if "GPU" in self.devices[0]:
+            batch = without_int32(batch)
         batches = split_batch(batch, self.strategy.sizes)
         _, shards = self._inspect(phase_at(self.phases, self.step), batches)
         return whole(

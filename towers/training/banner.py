@@ -126,10 +126,13 @@ def _num_params(trainer):
 
 def _options(config, origins):
     """The options that are not defaults, by the layer that set them."""
-    others = (name for name in non_defaults(config) if name not in origins)
-    # A command sets all others: `with_resize_of_weights`.
-    layer = "the trained weights" if origins else "config"
-    origins = {**origins, **dict.fromkeys(others, layer)}
+    others = [name for name in non_defaults(config) if name not in origins]
+    # See `with_resize_of_weights`.
+    of_weights = {"interpolation", "center_crop"}.intersection(
+        others if origins else ()
+    )
+    origins = {**origins, **dict.fromkeys(others, "config")}
+    origins |= dict.fromkeys(sorted(of_weights), "the trained weights")
     name = "options"
     for layer in dict.fromkeys(origins.values()):
         values = ", ".join(

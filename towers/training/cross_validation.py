@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from towers import console, store
+from towers.cluster.cluster_spec import find_cluster
 from towers.config import Config
 from towers.data.sets.arrays import Data
 from towers.data.sources import location_of
@@ -19,7 +20,6 @@ from towers.errors import ConfigError
 from towers.evaluation.figures import figures
 from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
-from towers.run.peers import cluster_of
 from towers.training.train import train
 
 # The figures in the table.
@@ -65,8 +65,9 @@ def cross_validate(
             "and validation_fold"
         )
     # Their server would hold its port after the first fold.
-    cluster = cluster_of(config, options.get("cluster"), allow_public_address=True)
-    if cluster is not None:
+    reads_slurm = config.choice_of("strategy").processes
+    cluster = options.get("cluster") or find_cluster(reads_slurm=reads_slurm)
+    if cluster is not None and cluster.size > 1:
         raise ConfigError(
             f"{cluster.origin} names {cluster.size} workers, and folds={folds} takes "
             "one process: call it without them"

@@ -24,7 +24,7 @@ from towers.models.summary import activation_bytes, flops_per_image, parameter_t
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration
-from towers.run.progress import Lap, Progress, Stopwatch
+from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner, print_entry
@@ -83,10 +83,8 @@ def dry_run(
         print_entry("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():
         print_entry("overwrites", f"a run at step {steps[-1]}")
-    progress = (
-        Progress.from_json(checkpoint.trainer_state) if checkpoint else Progress()
-    )
-    is_early = 0 < config.patience <= progress.num_worse
+    num_worse = checkpoint.trainer_state["num_worse"] if checkpoint else 0
+    is_early = 0 < config.patience <= num_worse
     is_early &= trainer.step < parts.last_step
     run = functools.partial(_try, config, parts, trainer, new, is_early)
     watched(run, trainer, config)

@@ -94,7 +94,7 @@ class Run:
         self._periods = parts.periods
         self._summaries = Summaries(parts, trainer, self.reports, self.watchdog)
         self._metric = create_metric(self.best_by)
-        self._saved_at, self._evaluated_at = 0.0, time.monotonic()
+        self._saved_at = self._evaluated_at = 0.0
         # TensorFlow traces the functions of each data set that is made, and never frees
         # all of that: every evaluation has the same feed.
         self._eval_feed: Feed | None = None
@@ -172,7 +172,8 @@ class Run:
 
     def begin(self) -> None:
         """Calls `on_start`, and evaluates the last step if a stop came before that."""
-        self._saved_at = self._summaries.written_at = time.monotonic()
+        self._saved_at = self._evaluated_at = time.monotonic()
+        self._summaries.written_at = self._saved_at
         options = dataclasses.asdict(self.config)
         self.callbacks.call("on_start", self.folder.path, options, self.step)
         if self.progress.open_record:

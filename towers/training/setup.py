@@ -15,6 +15,7 @@ from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
 from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
+from towers.evaluation.figures import create_metric
 from towers.evaluation.restored import read_run
 from towers.models.keras import given
 from towers.optim.schedules import Schedule
@@ -75,6 +76,7 @@ def build_run(
     if parts.eval_split[0] != "validation":
         checks.validate_without_validation(config)
     checks.validate_metric(config, parts.data.multi_label)
+    create_metric(config.best_by)  # raises
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples, config.init_from)
     teacher = read_teacher(config, parts) if config.teacher else None

@@ -95,7 +95,7 @@ def train(
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
-            which lists the others under "config".
+            which lists the others under "config", or as the trained weights'.
         progress: "live" for bars at the end of a terminal, "plain" for lines by the
             clock, "off" for none; "auto" is live where standard output is a terminal.
         profile_steps: the steps before and after a part of the run that is traced for

@@ -20,7 +20,7 @@ from towers.data.files.paths import class_name, reason, shown
 from towers.data.streams import call_in_readers
 from towers.errors import DataError, nearest, with_nearest
 
-FORMAT = 1  # of the cached arrays of a shard
+FORMAT = 2  # of the cached arrays of a shard
 
 BETWEEN_LABELS = ";"
 

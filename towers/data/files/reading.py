@@ -340,9 +340,17 @@ def _from_cache(key, fetch, offset, length):
 def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
     """The path of the file with the content of a key, which is fetched once."""
     path = _cache_path(key)
-    with _fetching[hash(path) % len(_fetching)]:
+
+    def is_there():
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
+            return True
+        return False
+
+    if is_there():
+        return path
+    with _fetching[hash(path) % len(_fetching)]:
+        if is_there():
             return path
         # Several machines may share the folder: process numbers are not enough.
         folder, temporary = os.path.dirname(path), f"{path}.{uuid.uuid4().hex}.partial"

@@ -106,12 +106,13 @@ def read(
         except ValueError as error:
             raise DataError(f"{shown(table)}: {error}") from None
         classes_here = tuple(header[i] for i in class_columns)
+        roles_here = used.keys() - ({"fold"} if fold < 0 else ())
         if table == paths[0]:
-            classes, roles = classes_here, used.keys()
-        if (used.keys(), {*classes_here}) != (roles, {*classes}):
+            classes, roles = classes_here, roles_here
+        if (roles_here, {*classes_here}) != (roles, {*classes}):
             here, first = (
                 shown(", ".join(sorted(x)), 60)
-                for x in ({*used, *classes_here}, {*roles, *classes})
+                for x in ({*roles_here, *classes_here}, {*roles, *classes})
             )
             raise DataError(
                 f"{shown(table)}: has other columns than {shown(paths[0])}: {here}, "

@@ -84,14 +84,14 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
 
 
 def _label(text, number, where):
-    for values in (text, number):
-        values = [value for value in values if value not in (b"", b"-1")]
-        if values[1:]:
-            raise ValueError(
-                f"{where} has several labels; one is read, or several from a table"
-            )
-        if values:
+    given = [[x for x in values if x not in (b"", b"-1")] for values in (text, number)]
+    for values in given:
+        if len(values) == 1:
             return values[0].decode()
+    if any(given):
+        raise ValueError(
+            f"{where} has several labels; one is read, or several from a table"
+        )
     return None
 
 
