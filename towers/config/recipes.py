@@ -174,7 +174,7 @@ _SCALARS = {
 
 def _from_yaml(content):
     try:
-        import yaml  # noqa: TID251, for safe_load
+        import yaml  # noqa: TID251, a SafeLoader makes plain values
     except ModuleNotFoundError:
         why = "YAML needs PyYAML: pip install pyyaml, or write the options as JSON"
         raise ConfigError(why) from None
