@@ -52,7 +52,8 @@ def trained_network(run: RestoredRun) -> keras.Model:
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:
     """Float32 logits [n, classes] of a `trained_network` for uint8 images
     [n, *run.image_shape]."""
-    model = without_noise(trained)
+    # As a graph: TensorFlow warns of functions that layers call with many shapes.
+    model = tf.function(without_noise(trained), autograph=False, reduce_retracing=True)
     batches = np.split(images, range(BATCH_SIZE, len(images), BATCH_SIZE))
     with tf.device("CPU:0"):  # a GPU may round to TF32
         return np.concatenate([model(run.preprocess(batch)) for batch in batches])
