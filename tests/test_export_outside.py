@@ -119,7 +119,7 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     printed, errors = process.communicate()
     assert process.returncode == 0 and errors == ""
     assert printed.splitlines()[-1].startswith(f"{output}: ")
-    outside(blocks("Using a trained network elsewhere")[0], tmp_path)
+    outside(blocks("Exports")[0], tmp_path)
     [script] = blocks(HEADINGS[format])
     if format == "tflite" and not importlib.util.find_spec("ai_edge_litert"):
         script = script.replace(

@@ -204,5 +204,4 @@ def check_forms(folder):
         labels = [CLASSES.index(row["label"]) for row in csv.DictReader(file)]
     with np.load(folder / "features.npz") as file:
         np.testing.assert_array_equal(file["labels"], labels)
-        # 256 filters in a network of a quarter of the width.
-        assert file["features"].shape == (240, 64)
+        assert file["features"].shape == (240, 1280)  # of EfficientNet-Lite0

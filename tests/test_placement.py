@@ -15,7 +15,7 @@ from towers.config import Config, choices
 from towers.errors import ConfigError
 
 # Of the slow cases.
-CASES_AT_ONCE, MOST_CASES = 10, 130
+CASES_AT_ONCE, MOST_CASES = 10, 180
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
 

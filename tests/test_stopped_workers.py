@@ -12,7 +12,7 @@ from processes import Program, is_running, on_linux
 from small_runs import assert_equal_states, records, saved
 
 STOP_SECS = 10
-NUM_STEPS = 60
+NUM_STEPS = 200
 COMMAND = (
     "-m towers.launch --num_workers=2 -- --dataset=shapes --model=lenet --device=cpu "
     f"--num_towers=1 --batch_size=32 --max_steps={NUM_STEPS} --steps_per_loop=1 "
@@ -48,7 +48,10 @@ def test_row_12_a_signal_stops_all_workers_and_the_same_command_continues(
     target, uninterrupted, tmp_path
 ):
     with Program(COMMAND, tmp_path) as program:
-        program.wait_for(r"^\[0\] step 5/")
+        recorded = tmp_path / "run" / "metrics.jsonl"
+        program.wait_until(
+            lambda: recorded.exists() and '"step": 5,' in recorded.read_text()
+        )
         pids, addresses = workers_of(program)
         assert len(pids) == 2
         pid = pids[1] if target == "worker 1" else program.process.pid
