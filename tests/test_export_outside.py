@@ -52,6 +52,8 @@ def outside(script, folder):
 @pytest.mark.parametrize("name", FAMILIES.values())
 def test_every_network_in_every_format(tmp_path, name, format):
     need(format)
+    if "mobilenet" in name and format == "tflite":
+        pytest.skip("XNNPACK of TensorFlow 2.21 prepares no such narrow network")
     run = random_run(name, "tutorial" if name == "cnn" else "none", width=0.1)
     trained, images = run.network(), random_images(run, 8)
     expected = comparison.logits_of(run, trained, images)
