@@ -219,7 +219,7 @@ def _with_type(field, value):
 
 def _size(name, value):
     """An int of a square, HEIGHTxWIDTH of another rectangle."""
-    with contextlib.suppress(ValueError):
+    if isinstance(value, int) or re.fullmatch(r"\s*[+-]?\d{1,9}\s*", value):
         return int(value)
     sides = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", value, re.IGNORECASE)
     if not sides:
