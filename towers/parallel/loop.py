@@ -13,7 +13,7 @@ from towers import tf_internals
 from towers.parallel.compilation import Compilation
 from towers.parallel.copies import variable
 from towers.parallel.devices import HOST
-from towers.parallel.reduce import on_each
+from towers.parallel.reduce import on_each, without_int32
 
 # The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
 IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST, COMPUTING_OR_WAITING = range(6)
@@ -147,14 +147,6 @@ def add_on_each(
 ) -> list[tf.Tensor]:
     """Returns the number of each device, an int64 scalar, and the addend, on it."""
     return on_each(lambda x: x + tf.constant(addend, tf.int64), devices, numbers)
-
-
-def without_int32(elements: Batch) -> Batch:
-    """A batch for a GPU, whose int32 tensors would be in host memory."""
-    return {
-        name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
-        for name, x in elements.items()
-    }
 
 
 class Loop:

@@ -32,6 +32,14 @@ def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(number, dtype_hint=dtype), dtype)
 
 
+def without_int32(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """A batch for a GPU, whose int32 tensors would be in host memory."""
+    return {
+        name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
+        for name, x in batch.items()
+    }
+
+
 def split_batch(
     batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
 ) -> list[dict[str, tf.Tensor]]:

@@ -24,14 +24,8 @@ from towers.parallel.copies import check_equal, variable, whole
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
-from towers.parallel.loop import (
-    Batch,
-    Feed,
-    Loop,
-    colocated_identity,
-    without_int32,
-)
-from towers.parallel.reduce import shares, split_batch
+from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
+from towers.parallel.reduce import shares, split_batch, without_int32
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
