@@ -2,8 +2,10 @@
 
 import gc
 import threading
+import time
 import weakref
 
+import pytest
 import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels
@@ -28,7 +30,9 @@ def test_no_stream_is_tuned():
         assert stream.options().threading.private_threadpool_size == NUM_THREADS
 
 
-def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read(has_failed):
+    """Nor where the traceback of a failed step refers to the iterator too."""
     collected_by, dropped, over = [], threading.Event(), threading.Event()
 
     class Collecting:
@@ -50,6 +54,15 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
     class Cycle:
         pass
 
+    class Last:
+        def __del__(self):
+            time.sleep(0.1)  # other threads run between the iterator's end and this
+
+    @tf.function
+    def step(iterator):
+        _, labels = next(iterator)
+        tf.debugging.assert_positive(labels)
+
     source = CachedSource(Collecting(), (8, 6, 3), ImageOptions(image_cache_mb=0))
     numbers = tf.data.Dataset.range(1000).batch(10)
     reads = numbers.map(source.read, num_parallel_calls=1).prefetch(2)
@@ -57,7 +70,15 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
     try:
         cycle = Cycle()
         cycle.itself, cycle.iterator = cycle, iter(without_tuning(reads))
-        next(cycle.iterator)
+        if has_failed:
+            try:
+                step(cycle.iterator)
+            except tf.errors.InvalidArgumentError as error:
+                cycle.error = error
+        else:
+            next(cycle.iterator)
+        cycle.last = Last()
+        cycle.last.cycle = cycle
         weakref.finalize(cycle, lambda: collected_by.append(threading.get_ident()))
         del cycle
         dropped.set()

@@ -8,6 +8,7 @@ delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed 
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,9 @@ NUM_CALLS = max(4, num_cores() // 4)
 # Memory of the batches that are read at the same time.
 MOST_BATCH_BYTES = 10**9
 
+# Between looks at iterators to delete which something else refers to.
+PAUSE_SECS = 0.5
+
 # For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
@@ -38,14 +42,15 @@ _starting, _started = threading.Lock(), []
 
 
 def _start_readers():
-    """Starts the threads that read images, and one that deletes iterators: that waits
-    for the reads of the iterator, so a reader that collects garbage would wait for
-    itself."""
+    """Starts the threads that read images, and one that deletes iterators: deleting
+    waits for the reads of the iterator, so a reader that collects garbage would wait
+    for itself."""
     with _starting:
         if _started:
             return
-        # All of it, to be emptied there: whoever drops the last reference deletes.
-        tf.data.Iterator.__del__ = lambda self: _dropped.put(vars(self))
+        tf.data.Iterator.__del__ = lambda self: _dropped.put(
+            vars(self).pop("_iterator_resource", None)
+        )
         for run in [_read_images] * NUM_READERS + [_delete_iterators]:
             thread = threading.Thread(target=run, daemon=True)
             thread.start()
@@ -58,8 +63,18 @@ def _read_images():
 
 
 def _delete_iterators():
+    """The last reference to a resource deletes it. The traceback of a failed step has
+    references too, and may be garbage that a reader is collecting."""
+    resources = []
     while True:
-        _dropped.get().clear()
+        with contextlib.suppress(queue.Empty):
+            resources.append(_dropped.get(timeout=PAUSE_SECS if resources else None))
+        for _ in range(len(resources)):
+            resource = resources.pop(0)
+            is_eager = tf.is_tensor(resource) and not tf.is_symbolic_tensor(resource)
+            if is_eager and sys.getrefcount(resource) > 2:  # ours, and the argument's
+                resources.append(resource)
+            del resource
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:
