@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from processes import ROOT, fill
@@ -65,5 +66,6 @@ def test_row_12_the_end_of_a_process_waits_for_those_who_read(end, lines):
     with subprocess.Popen(command, cwd=ROOT, **streams) as process:
         os.close(writer)
         assert process.stdout.readline() == b"kept\n"
+        time.sleep(0.5)  # until no line is printed before the end
         with open(reader, "rb") as file:
             assert file.read()[num_bytes:].startswith(lines)
