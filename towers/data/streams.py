@@ -30,7 +30,7 @@ NUM_CALLS = max(4, num_cores() // 4)
 # Memory of the batches that are read at the same time.
 MOST_BATCH_BYTES = 10**9
 
-# Between looks at iterators to delete which something else refers to.
+# Between checks for other references to the iterators that are to be deleted.
 PAUSE_SECS = 0.5
 
 # For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
