@@ -39,6 +39,14 @@ def test_scalars_can_be_read_at_once_and_vectors_have_a_curve_per_tower(tmp_path
     assert read_board(tmp_path, "eval") == {"curves/loss": [(1, 0.75)]}
 
 
+def test_two_writers_of_a_second_have_a_file_each(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    for step in (1, 2):
+        Board(tmp_path, "train").scalars(step, {"loss": 0.5})
+    assert len([*(tmp_path / "train").iterdir()]) == 2
+    assert read_board(tmp_path, "train") == {"curves/loss": [(1, 0.5), (2, 0.5)]}
+
+
 def steps_of(folder, kind):
     """tag -> steps, of the curves as TensorBoard's slow loader reads them."""
     curves = read_board(folder, kind).items()

@@ -189,14 +189,15 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, when, change):
 @pytest.mark.row(36)
 def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeypatch):
     workdir, before = tmp_path / "run", {}
-    print_banner = banner.print_banner
+    target, print_banner = "towers.training.train.print_banner", banner.print_banner
 
     def replace_first(*args, **kwargs):
+        monkeypatch.setattr(target, print_banner)  # for the other run
         replace(workdir)
         before.update(small_runs.snapshot(workdir))
         return print_banner(*args, **kwargs)
 
-    monkeypatch.setattr("towers.training.train.print_banner", replace_first)
+    monkeypatch.setattr(target, replace_first)
     with pytest.raises(RunFolderError, match="is no longer the folder"):
         train(workdir, small_config(), overwrite=True)
     assert before and small_runs.snapshot(workdir) == before

@@ -90,9 +90,7 @@ class Board:
     """
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
-        host = platform.node().replace(".", "-")  # of an address; see `folder`
-        name = f"events.out.tfevents.{time.time():.0f}.{host}.{os.getpid()}"
-        self._path = folder / kind / name
+        self._folder, self._path = folder / kind, None
         self._first_step, self._is_new = first_step, True
         self._is_evaluation = kind != "train"
 
@@ -161,11 +159,24 @@ class Board:
                 start = SessionLog(status=SessionLog.START)
                 events.insert(1, Event(step=self._first_step, session_log=start))
             # Not with all folders above: a run's folder that was removed stays so.
-            for folder in (self._path.parent.parent, self._path.parent):
+            for folder in (self._folder.parent, self._folder):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(folder)
+            self._path = self._path or _new_path(self._folder)
         store.append(self._path, _as_records(events))
         self._is_new = False
+
+
+def _new_path(folder):
+    """Of an event file that is not there yet, also where a process begins two in a
+    second."""
+    host = platform.node().replace(".", "-")  # of an address; see `folder`
+    seconds = int(time.time())
+    while True:
+        path = folder / f"events.out.tfevents.{seconds}.{host}.{os.getpid()}"
+        if not os.path.lexists(path):
+            return path
+        seconds += 1
 
 
 def _as_records(events):
