@@ -69,12 +69,13 @@ def _delete_iterators():
     while True:
         with contextlib.suppress(queue.Empty):
             resources.append(_dropped.get(timeout=PAUSE_SECS if resources else None))
-        for _ in range(len(resources)):
-            resource = resources.pop(0)
-            is_eager = tf.is_tensor(resource) and not tf.is_symbolic_tensor(resource)
-            if is_eager and sys.getrefcount(resource) > 2:  # ours, and the argument's
-                resources.append(resource)
-            del resource
+        resources = [
+            x
+            for x in resources
+            if tf.is_tensor(x)
+            and not tf.is_symbolic_tensor(x)
+            and sys.getrefcount(x) > 3  # of the list, of x and of the argument
+        ]
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:

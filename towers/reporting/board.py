@@ -1,6 +1,7 @@
 """TensorBoard event files, and their pictures, which Pillow draws."""
 
 import contextlib
+import itertools
 import math
 import os
 import pathlib
@@ -171,12 +172,11 @@ def _new_path(folder):
     """Of an event file that is not there yet, also where a process begins two in a
     second."""
     host = platform.node().replace(".", "-")  # of an address; see `folder`
-    seconds = int(time.time())
-    while True:
-        path = folder / f"events.out.tfevents.{seconds}.{host}.{os.getpid()}"
-        if not os.path.lexists(path):
-            return path
-        seconds += 1
+    names = (
+        f"events.out.tfevents.{seconds}.{host}.{os.getpid()}"
+        for seconds in itertools.count(int(time.time()))
+    )
+    return next(folder / x for x in names if not os.path.lexists(folder / x))
 
 
 def _as_records(events):
