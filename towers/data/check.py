@@ -247,6 +247,7 @@ def report(
     images = {n: (x.prints.labels >= 0).sum() for n, x in statistics.items()}
     lines = [
         ("data set", f"{data_set.name}, {data_set.origin}"),
+        *itertools.islice(data_set.inventory.lines(data_set), 1, None),
         ("images", ", ".join(f"{x:,} {n}" for n, x in images.items())),
         ("read as", f"{height}x{width} (height x width), {channels} channel(s)"),
     ]

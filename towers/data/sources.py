@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from towers.data.inventory import Inventory
 from towers.errors import DataError
 
 # Held out of a data set that has no images for testing.
@@ -259,9 +260,9 @@ class DataSet:
 
     `train` is None where only the test images were loaded, to evaluate a trained
     network. `mean` and `std` are mean and standard deviation of the training
-    images, per channel, in units of 0..255. `origin` is the location of the data, for
-    the start banner. `validation` is for the evaluations during training, which use
-    `test` where the data set has no such images.
+    images, per channel, in units of 0..255. `origin` is the location of the data, and
+    `inventory` says how it was read. `validation` is for the evaluations during
+    training, which use `test` where the data set has no such images.
     """
 
     name: str
@@ -272,6 +273,7 @@ class DataSet:
     std: tuple[float, ...]
     origin: str
     validation: Source | None = None
+    inventory: Inventory = dataclasses.field(default_factory=Inventory)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -32,6 +32,7 @@ class DatasetInfo:
         checksum: of the training images' labels or names, see `sources.checksum`; None
             where it is not known.
         multi_label: whether an image may have several labels, or none.
+        inventory: how the data were read, the lines of the start banner.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DatasetInfo:
     num_train: int | None = None
     checksum: int | None = None
     multi_label: bool = False
+    inventory: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -54,15 +56,17 @@ class DatasetInfo:
             num_train=None if data.train is None else data.train.num_examples,
             checksum=None if data.train is None else checksum(data.train),
             multi_label=data.multi_label,
+            inventory=tuple(map(": ".join, data.inventory.lines(data))),
         )
 
     @classmethod
     def from_values(cls, values: Any) -> "DatasetInfo":
         """Creates the object from stored values; ConfigError where they are no such."""
         try:
-            own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-1]}
+            own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-2]}
             own["multi_label"] = values.get("multi_label", False)  # 0.1.0 has none
-            for name in ("class_names", "image_shape", "mean", "std"):
+            own["inventory"] = values.get("inventory", ())  # nor this
+            for name in ("class_names", "image_shape", "mean", "std", "inventory"):
                 own[name] = tuple(own[name])
             return cls(**own)
         except (AttributeError, KeyError, TypeError) as error:

@@ -45,6 +45,7 @@ def print_banner(
             f"{data.name}: {parts.num_examples:,} training and "
             f"{data.test.num_examples:,} test images, {data.origin}",
         ),
+        *data.inventory.lines(data),
         (
             "network",
             f"{config.model} on {height}x{width}x{channels}, {config.precision}: "

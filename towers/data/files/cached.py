@@ -22,6 +22,7 @@ from towers.data.augment.crops import random_box
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.files.paths import shown
+from towers.data.inventory import Inventory
 from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
@@ -40,9 +41,6 @@ NUM_BLOCKS = 16
 BATCH_BYTES = 50_000_000
 
 MEGABYTE = 1_000_000
-
-# Of bad images, in a line.
-MOST_NAMED = 3
 
 # Between lines that say how many images have been read.
 PROGRESS_SECS = 30
@@ -327,13 +325,13 @@ def read_in_batches(
 
 
 def leave_out_bad_images(
-    sources: Sequence[Source | None], options: ImageOptions
-) -> tuple[list[Source | None], str]:
-    """With bad_images=skip reads all images, and leaves out those that cannot be read;
-    their number and names follow the origin of the data set. Closes the survey."""
+    sources: Sequence[Source | None], options: ImageOptions, inventory: Inventory
+) -> list[Source | None]:
+    """With bad_images=skip reads all images, and leaves out those that cannot be read,
+    which the inventory then names. Closes the survey."""
     survey = options.survey
     if options.bad_images == "stop" or survey is None:
-        return list(sources), ""
+        return list(sources)
     different = [source for source in dict.fromkeys(sources) if source is not None]
     count_read = progress(
         sum(source.num_examples for source in different), console.line
@@ -348,14 +346,9 @@ def leave_out_bad_images(
         is_all = len(positions) == source.num_examples
         good[source] = source if is_all else Subset(source, positions)
     survey.close()
-    bad = survey.bad_images
-    named = [
-        f"{shown(location)} ({fault})"
-        for location, fault in list(bad.items())[:MOST_NAMED]
-    ]
-    more = ", ..." if len(bad) > MOST_NAMED else ""
-    note = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
-    return [good[source] for source in sources], note if bad else ""
+    for location, fault in survey.bad_images.items():
+        inventory.leave_out("bad images", f"{location} ({fault})")
+    return [good[source] for source in sources]
 
 
 def _are_read(labels):

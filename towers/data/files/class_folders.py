@@ -28,10 +28,10 @@ _NAME = (
 _SPLIT = re.compile(rf"(?P<prefix>.+[ _-])??{_NAME}", re.IGNORECASE)
 
 
-def find_folders(root: str) -> tuple[dict[str, str], str]:
+def find_folders(root: str) -> tuple[dict[str, str], list[str]]:
     """The folders for training, validation and testing that have labels: "train",
-    "validation" and "test" -> path, the root where there are none of them; and a note
-    about folders for validation or testing without class folders, or "".
+    "validation" and "test" -> path, the root where there are none of them; and the
+    names of folders for validation or testing without class folders.
 
     DataError where there is no such folder, or two for the same split.
     """
@@ -43,12 +43,11 @@ def find_folders(root: str) -> tuple[dict[str, str], str]:
         )
     names = split_folders(root, [entry.name for entry in folders_in(root)])
     folders = {x: _innermost(os.path.join(root, name)) for x, name in names.items()}
-    notes = []
+    unlabeled = []
     for split in ("validation", "test"):
         if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
-            name = os.path.basename(folders.pop(split))
-            notes.append(f"{name}/ has no class folders, so it is not used")
-    return folders or {"train": root}, "; ".join(notes)
+            unlabeled.append(os.path.basename(folders.pop(split)) + "/")
+    return folders or {"train": root}, unlabeled
 
 
 def split_folders(root: str, names: Iterable[str]) -> dict[str, str]:

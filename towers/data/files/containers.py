@@ -12,6 +12,7 @@ from towers.data.files.class_folders import split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index
 from towers.data.files.paths import shown
+from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
 
@@ -51,10 +52,11 @@ def data_set(
     openers: Mapping[str, Callable[[], Index]],
     options: ImageOptions,
     trained: Trained | None,
+    inventory: Inventory | None = None,
 ) -> DataSet:
     """The data set of `openers`, split -> function that gives its Index; errors as of
     `splits.data_set`."""
-    options = options.with_survey()
+    options, inventory = options.with_survey(), inventory or Inventory()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     unlabeled = [
         split
@@ -63,6 +65,7 @@ def data_set(
     ]
     if "train" not in openers and (trained is None or unlabeled):
         raise DataError(f"{shown(location)}: has no images for training")
+    inventory.leave_out("splits without labels", *unlabeled)
     return splits.data_set(
         name,
         location,
@@ -74,9 +77,7 @@ def data_set(
         options,
         trained,
         names={split: f"split {split}" for split in openers},
-        note=lambda: "".join(
-            f"; split {split} has no labels and is not used" for split in unlabeled
-        ),
+        inventory=inventory,
     )
 
 

@@ -45,6 +45,7 @@ from towers.data.files.paths import (
     is_image_name,
     shown,
 )
+from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
 
@@ -53,39 +54,24 @@ from towers.errors import DataError
 class Listing:
     """Lists folders of classes.
 
-    What cannot be used is an error, or goes to the survey. `num_skipped` counts files
-    that are no images and folders without images, `num_nested` images in folders inside
-    the folders of classes. `depth` is the number of folders that name a class, 0 until
-    one is listed.
+    What cannot be used is an error, or goes to the survey or the inventory.
+    `num_nested` counts images in folders inside the folders of classes. `depth` is the
+    number of folders that name a class, 0 until one is listed.
     """
 
     survey: Survey | None
-    num_skipped: int = 0
-    first_skipped: str = ""
+    inventory: Inventory = dataclasses.field(default_factory=Inventory)
     num_nested: int = 0
     depth: int = 0
 
     def skip(self, path: str) -> None:
-        self.num_skipped += 1
-        self.first_skipped = self.first_skipped or path
+        kind = "folders without images" if os.path.isdir(path) else "other files"
+        self.inventory.leave_out(kind, path)
 
     def refuse(self, path: str, message: str) -> None:
         if self.survey is None:
             raise DataError(f"{shown(path)}: {message}")
         self.survey.misplaced[path] = message
-
-    @property
-    def note(self) -> str:
-        """Follows the origin of the data set; empty where all is in place."""
-        note = ""
-        if self.depth > 1:
-            note += f"; classes are {self.depth} folders, one in the other"
-        elif self.num_nested:
-            note += f"; {self.num_nested:,} images in folders inside class folders"
-        if self.num_skipped:
-            note += f"; {self.num_skipped} other file(s) or empty folder(s), as "
-            note += f"{shown(self.first_skipped)}, skipped"
-        return note
 
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
         """The images of a folder, in the order of the names of classes and files."""
@@ -171,9 +157,11 @@ def _paths(by_folder):
 
 def _is_data_set(folder):
     """True if it has folders for training and testing, or train/CLASS."""
-    folders, note = find_folders(folder)
+    folders, unlabeled = find_folders(folder)
     train = folders.get("train", folder)
-    return len(folders) > 1 or bool(note) or train != folder and bool(folders_in(train))
+    return bool(folders.keys() - {"train"} or unlabeled) or (
+        train != folder and bool(folders_in(train))
+    )
 
 
 def load(
@@ -198,7 +186,8 @@ def load(
     options = (image_options or ImageOptions()).with_survey()
     if reading.is_url(data_dir):
         return _load_url(data_dir, options, trained)
-    listing, root = Listing(options.survey), data_folder(data_dir)
+    inventory, root = Inventory(), data_folder(data_dir)
+    listing = Listing(options.survey, inventory)
     if trained is not None:
         listing.depth = depth_of(trained.class_names)
     folders, unlabeled = find_folders(root)
@@ -222,15 +211,22 @@ def load(
 
     if trained is None:
         training_folder(root, folders)
-    return splits.data_set(
+    inventory.leave_out("folders of images without class folders", *unlabeled)
+    data = splits.data_set(
         "image_folder",
         root,
         {x: functools.partial(open_split, path) for x, path in folders.items()},
         options,
         trained,
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
-        note=lambda: f"; {unlabeled}{listing.note}" if unlabeled else listing.note,
+        inventory=inventory,
     )
+    if listing.depth > 1:
+        inventory.infer("folders", f"{listing.depth} nested folders name each class")
+    elif listing.num_nested:
+        nested = f"{listing.num_nested:,} images in folders inside class folders"
+        inventory.infer("folders", nested)
+    return data
 
 
 def _load_url(url, options, trained) -> DataSet:

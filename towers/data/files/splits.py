@@ -16,6 +16,7 @@ from towers.data.files.cached import (
 )
 from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageFiles, ImageOptions
 from towers.data.files.paths import shown
+from towers.data.inventory import Inventory
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -43,7 +44,7 @@ def data_set(
     *,
     names: Mapping[str, str],
     channels: int = CHANNELS,
-    note: Callable[[], str] = lambda: "",
+    inventory: Inventory | None = None,
 ) -> DataSet:
     """A data set of image files.
 
@@ -53,14 +54,14 @@ def data_set(
     and only the split for testing is opened; without one all images are for testing,
     unless the network was trained on these.
 
-    `names` are those of the splits in messages; `note` gives text to append to `origin`
-    when all are opened. Sources are uint8 [n, height, width, channels]; moments are of
-    a sample, see `cached.SAMPLE`. DataError where a split cannot be opened, has no
-    images or other classes than those for training, or an image of the sample cannot be
-    read.
+    `names` are those of the splits in messages; `inventory` is completed. Sources are
+    uint8 [n, height, width, channels]; moments are of a sample, see `cached.SAMPLE`.
+    DataError where a split cannot be opened, has no images or other classes than those
+    for training, or an image of the sample cannot be read.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)
+    inventory = inventory or Inventory()
     if not testing and "train" in splits and trained:
         if not _was_trained_on(trained, splits, options, location):
             console.warn(
@@ -70,13 +71,15 @@ def data_set(
             testing = "train"
     train = validation = None
     if trained is not None and testing:
-        classes, where, sizes = trained.class_names, "the run", ""
+        classes, where = trained.class_names, "the run"
         options, shape = _trained_size(options, trained)
     else:
         where = names.get("train", "")
         files = splits["train"](None, "")
         classes = files.class_names
         options, shape, sizes = settle_size(files, channels, options)
+        if sizes:
+            inventory.infer("sizes", sizes)
         train = CachedSource(files, shape, options, cache)
 
     def opened(split):
@@ -86,17 +89,24 @@ def data_set(
         test = opened(testing)
         if "validation" in splits and train is not None:
             validation = test if testing == "validation" else opened("validation")
-        described = _describe(splits, names)
-        use = "all for testing" if testing == "train" else described
+        used = {"validation": "validation", "test": testing}
+        inventory.splits |= {
+            split: names.get(x, "all images")
+            for split, x in ({"training": "train"} | used).items()
+            if x in splits and (x == testing or train is not None)
+        }
     else:
         per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))
         train, test = split_off_test(train, labels, location)
-        use = f"{TEST_FRACTION:.0%}{per_class} held out for testing"
-    (train, validation, test), bad_images = leave_out_bad_images(
-        (train, validation, test), options
+        whole = names.get("train", "all images")
+        inventory.splits |= {
+            "training": whole,
+            "test": f"{TEST_FRACTION:.0%}{per_class} of {whole}, held out at random",
+        }
+    train, validation, test = leave_out_bad_images(
+        (train, validation, test), options, inventory
     )
-    about = "; ".join(filter(None, (use, sizes)))
     known = trained and (trained.mean, trained.std)
     mean, std = known or sampled_moments(train)
     return DataSet(
@@ -106,8 +116,9 @@ def data_set(
         class_names=tuple(classes),
         mean=mean,
         std=std,
-        origin=f"{location} ({about}{note()}{bad_images})",
+        origin=location,
         validation=validation,
+        inventory=inventory,
     )
 
 
@@ -125,14 +136,6 @@ def _was_trained_on(trained, splits, options, location):
     except DataError:  # such as a class of one image
         return False
     return checksum(train) == trained.checksum
-
-
-def _describe(splits, names):
-    """The splits that are used for validation and for testing."""
-    if "validation" in splits and "test" not in splits:
-        return f"{names['validation']} for validation and testing"
-    uses = {"validation": "validation", "test": "testing"}
-    return ", ".join(f"{names[x]} for {use}" for x, use in uses.items() if x in splits)
 
 
 def _trained_size(options, trained):

@@ -1,0 +1,75 @@
+"""The inventory of a data set: what was used, inferred and left out."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from towers.data.files.paths import shown
+
+if TYPE_CHECKING:
+    from towers.data.sources import DataSet
+
+MAX_CLASSES = 10
+MAX_NAMES = 3
+
+
+@dataclasses.dataclass
+class Inventory:
+    """Records how the files, columns and labels that a user named are read.
+
+    Every reader fills one; the start banner, `--dry_run`, `python -m towers.data` and
+    `dataset_info.json` print it.
+
+    Attributes:
+        splits: "training", "validation" or "test" -> where its images come from.
+        inferred: heading such as "columns" -> what was concluded from the data.
+        unused: kind, a plural noun such as "folders next to train/" -> number of
+            things of this kind that are not used.
+        names: kind -> the first MAX_NAMES of them.
+    """
+
+    splits: dict[str, str] = dataclasses.field(default_factory=dict)
+    inferred: dict[str, str] = dataclasses.field(default_factory=dict)
+    unused: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def infer(self, heading: str, text: str) -> None:
+        """Record a conclusion under a heading of at most 11 characters."""
+        self.inferred[heading] = text
+
+    def leave_out(self, kind: str, *names: str) -> None:
+        """Record things that are not used, by a plural noun and their names."""
+        if not names:
+            return
+        self.unused[kind] += len(names)
+        first = self.names.setdefault(kind, [])
+        first += names[: MAX_NAMES - len(first)]
+
+    def lines(self, data_set: "DataSet") -> Iterator[tuple[str, str]]:
+        """Yield (heading, text) of each line: classes, splits, conclusions, and what is
+        not used."""
+        yield "classes", _classes(data_set)
+        yield from self.splits.items()
+        yield from self.inferred.items()
+        for kind, count in self.unused.items():
+            names = ", ".join(shown(name, 60) for name in self.names[kind])
+            more = ", ..." if count > len(self.names[kind]) else ""
+            yield "not used", f"{kind} ({count:,}): {names}{more}"
+
+
+def _classes(data_set):
+    """Describe the classes with their numbers of training images, or test images."""
+    from towers.data.classes import images_of_classes
+    from towers.data.sources import known_labels
+
+    names = [shown(name, 40) for name in data_set.class_names[:MAX_CLASSES]]
+    source = data_set.test if data_set.train is None else data_set.train
+    labels = known_labels(source)
+    if labels is not None and len(labels):
+        counts = images_of_classes(np.maximum(labels, 0), len(data_set.class_names))
+        names = [f"{name} {n:,}" for name, n in zip(names, counts, strict=False)]
+    more = ", ..." if len(data_set.class_names) > MAX_CLASSES else ""
+    return f"{len(data_set.class_names):,}: {', '.join(names)}{more}"
