@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 
+import fsspec
 import numpy as np
 import pytest
 from pictures import png, random_pixels, write_folder
@@ -42,7 +43,8 @@ def message(root):
 def test_the_table_of_data_sets_hands_the_options_on(root, monkeypatch):
     data_set = data.load("image_folder", str(root), image_size=4, image_cache_mb=0.0)
     assert data_set.train.image_shape == (4, 4, 3)
-    assert data_set.origin == f"{root} (test/ for testing)"
+    expected = {"training": "train/", "test": "test/"}
+    assert data_set.origin == str(root) and data_set.inventory.splits == expected
     monkeypatch.chdir(root.parent)
     root.rename(root.parent / "data")
     assert data.load("image_folder").train.image_shape == (8, 6, 3)
@@ -53,7 +55,8 @@ def test_evaluations_during_training_use_the_images_for_validation(root):
     for former, name in (("val", "Validation"), ("Validation", "VALID")):
         (root / former).rename(root / name)
         data_set = load(root)
-        assert f"({name}/ for validation, test/ for testing)" in data_set.origin
+        assert data_set.inventory.splits["validation"] == f"{name}/"
+        assert data_set.inventory.splits["test"] == "test/"
         images, labels = all_of(data_set.validation)
         assert labels.tolist() == [0, 2, 2] and data_set.test.num_examples == 5
         np.testing.assert_array_equal(images[0], random_pixels([2, 1, 0]))
@@ -66,7 +69,8 @@ def test_evaluations_during_training_use_the_images_for_validation(root):
         build.build(config)
     shutil.rmtree(root / "test")
     data_set = load(root)
-    assert f"({name}/ for validation and testing)" in data_set.origin
+    uses = data_set.inventory.splits
+    assert uses["validation"] == uses["test"] == f"{name}/"
     assert data_set.test.num_examples == data_set.validation.num_examples == 3
     shutil.copytree(root / name, root / "Val")
     assert "two folders for the same" in message(root)
@@ -88,7 +92,7 @@ def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
     assert (
         np.abs(images[labels == 1].astype(int) - 77).max((1, 2, 3)) <= 1
     ).sum() == 13
-    assert "; 1 other file(s) or empty folder(s), as " in load(root).origin
+    assert load(root).inventory.names == {"other files": [str(cats / "notes")]}
     for name in ("x.eps", "x.nef", "x.icns"):
         (cats / name).touch()
         assert message(root).startswith(f"{cats / name}: is of a format that is not re")
@@ -124,7 +128,7 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
     counts = {"a": 20, "b": 9, "c": 1}
     write_folder(tmp_path, "train", counts)
     data_set = load(tmp_path)
-    assert data_set.origin == f"{tmp_path} (10% of each class held out for testing)"
+    assert data_set.inventory.splits["test"].startswith("10% of each class of train/")
     (train_images, train_labels), (images, labels) = map(
         all_of, (data_set.train, data_set.test)
     )
@@ -152,13 +156,14 @@ def test_row_23_bad_images_are_left_out_and_named(root):
     for name, content in zip(names, contents, strict=True):
         (root / name).write_bytes(content)
     data_set = load(root, bad_images="skip")
-    assert "; 4 bad image(s) skipped: " in data_set.origin
-    assert sum(f"{root}/{name} (" in data_set.origin for name in names) == 3
+    bad = data_set.inventory.names["bad images"]
+    assert data_set.inventory.unused["bad images"] == 4 and len(bad) == 3
+    assert all(any(f"{root}/{name} (" in x for name in names) for x in bad)
     # What is left is a folder without them.
     for name in names:
         (root / name).unlink()
     clean = load(root, bad_images="skip")
-    assert "bad image" not in clean.origin
+    assert not clean.inventory.unused
     for one, other in ((data_set.train, clean.train), (data_set.test, clean.test)):
         for actual, expected in zip(all_of(one), all_of(other), strict=True):
             np.testing.assert_array_equal(actual, expected)
@@ -225,6 +230,11 @@ def test_folders_of_splits_have_the_names_that_archives_give_them(tmp_path):
             ("trainset", "dev", "test/test"),
             ("seg_train/seg_train", "seg_val", "seg_test/seg_test"),
             ("TRAIN", "eval", "testing_images"),
+            ("train2017", "val2017", "test2017"),
+            ("01_train", "", "02_test"),
+            ("train.v1", "val.v1", "test.v1"),
+            ("train-256", "val_v2", "test-256"),
+            ("train", "val2017", "test_v2"),
         ]
     ):
         root = tmp_path / str(number)
@@ -259,7 +269,8 @@ def test_folders_inside_a_class_are_read_and_flat_ones_keep_their_order(tmp_path
     names += ["dog/01", "dog/02", "dog/more/big/00", "dog/more/big/01"]
     assert places == [f"{tmp_path}/train/{name}.png" for name in names]
     images, labels = all_of(data_set.train)
-    assert labels.tolist() == [0] * 4 + [1] * 5 and "; 6 images in" in data_set.origin
+    assert labels.tolist() == [0] * 4 + [1] * 5
+    assert data_set.inventory.inferred["folders"].startswith("6 images in folders")
     wild = pixels["cat/wild/big"]
     expected = [*pixels["cat"], *wild, *pixels["dog"], *wild]
     np.testing.assert_array_equal(images, expected)
@@ -285,12 +296,10 @@ def test_folders_without_images_of_their_own_group_classes(tmp_path, splits):
     write_folder(tmp_path, "new", {"pets/dog": 1, "pets/dog/more": 1}, seed=1)
     new = image_folder.load(str(tmp_path / "new"), trained=DatasetInfo.of(data_set))
     assert new.test.labels.tolist() == [1, 1]
-    # Not where a group has an image, or all groups have the same folders.
+    # Not where a group has an image.
     for split in splits:
         shutil.copy(root / split / "wild/fox/00.png", root / split / "wild")
     assert load(root).class_names == ("pets", "wild")
-    write_folder(tmp_path, "same", dict.fromkeys(["a/x", "b/x", "b/y", "a/y"], 1))
-    assert load(tmp_path / "same").class_names == ("a", "b")
 
 
 @pytest.mark.parametrize("split", ["test", "val"])
@@ -301,10 +310,77 @@ def test_images_for_testing_without_labels_are_said_and_not_used(tmp_path, split
     shutil.copy(tmp_path / "train/cat/00.png", tmp_path / split)
     data_set = load(tmp_path)
     assert data_set.test.num_examples == 2 and data_set.validation is None
-    assert f"{split}/ has no class folders" in data_set.origin
+    assert [f"{split}/"] in data_set.inventory.names.values()
     assert data_set.train.checksum == before.train.checksum
     again = image_folder.training_images(str(tmp_path), data_set.image_shape)
     assert again.checksum == before.train.checksum
+
+
+@pytest.mark.row(60)
+@pytest.mark.parametrize(
+    "outer, inner",
+    [
+        (("color", "grayscale", "segmented"), ("healthy", "rust", "scab")),
+        (("fold1", "fold2"), ("cat", "dog")),
+        (("40X", "100X"), ("benign", "malignant", "other")),
+    ],
+)
+def test_row_60_folders_with_the_same_folders_inside_have_two_readings(
+    tmp_path, outer, inner
+):
+    root, counts = tmp_path / "root", {f"{a}/{b}": 2 for a in outer for b in inner}
+    write_folder(root, ".", counts)
+    text = message(root)
+    assert "which folders are the classes" in text
+    assert all(name in text for name in (*outer[:2], *inner[:2]))
+    assert f"--data_dir={root}/{min(outer)}" in text
+    for level, names, number in ((1, outer, len(inner)), (2, inner, len(outer))):
+        assert f"--class_level={level}" in text
+        data_set = data.load("image_folder", str(root), class_level=level)
+        assert data_set.class_names == tuple(sorted(names))
+        labels = np.concatenate([x.labels for x in data_set.sources.values()])
+        assert np.bincount(labels).tolist() == [2 * number] * len(names)
+    again = image_folder.training_images(str(root), (8, 6, 3), class_level=2)
+    assert again.checksum == data_set.train.checksum
+    fsspec.filesystem("memory").put(str(root), f"/{tmp_path.name}", recursive=True)
+    url = f"memory://{tmp_path.name}"
+    assert "--class_level=2" in line_of(data.load, "image_folder", url)
+    remote = data.load("image_folder", url, class_level=2)
+    assert remote.train.labels.tolist() == data_set.train.labels.tolist()
+
+
+@pytest.mark.row(60)
+def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
+    write_folder(tmp_path / "a", "train2017", {"cat": 3, "dog": 3})
+    write_folder(tmp_path / "a", ".", {"extra": 2})
+    text = message(tmp_path / "a")
+    assert f"--data_dir={tmp_path}/a/train2017 or --class_level=1" in text
+    assert load(tmp_path / "a/train2017").class_names == ("cat", "dog")
+    data_set = data.load("image_folder", str(tmp_path / "a"), class_level=1)
+    assert data_set.class_names == ("extra", "train2017")
+    write_folder(tmp_path / "b", ".", {"train2017": 2, "val2017": 2})
+    assert "named like splits and have no class folders" in message(tmp_path / "b")
+    data_set = data.load("image_folder", str(tmp_path / "b"), class_level=1)
+    assert data_set.class_names == ("train2017", "val2017")
+    write_folder(tmp_path / "c", ".", {"test_tube": 2, "steam_train/old": 2, "cup": 2})
+    assert load(tmp_path / "c").class_names == ("cup", "steam_train", "test_tube")
+
+
+@pytest.mark.row(60)
+def test_row_60_what_is_next_to_the_training_images_is_named(tmp_path):
+    """The layout of Tiny ImageNet, and a test folder for Keras."""
+    write_folder(tmp_path, "train", {"n01/images": 8, "n02/images": 8})
+    write_folder(tmp_path, "val", {"images": 2})
+    (tmp_path / "val/val_annotations.txt").write_text("00.png\tn01\t0\t0\t9\t9\n")
+    write_folder(tmp_path, "test", {"unknown": 2})
+    write_folder(tmp_path, "holdout", {"n01": 2})
+    (tmp_path / "words.txt").touch()
+    data_set = load(tmp_path)
+    assert data_set.class_names == ("n01", "n02") and data_set.validation is None
+    assert data_set.test.num_examples == 2
+    folders, files, unlabeled = data_set.inventory.names.values()
+    assert (folders, files) == (["holdout/"], ["words.txt"])
+    assert "test/" in unlabeled and any("val_annotations.txt" in x for x in unlabeled)
 
 
 def test_names_of_classes_differ_where_their_folders_do(tmp_path):

@@ -103,7 +103,7 @@ def test_splits_are_a_column_tables_or_a_fold(root):
     assert splits_of(load(str(root))) == expected
     write(root, {"path": FILES[2::3]}, "test.csv")
     data_set = load(str(root))
-    assert "; split test has no labels and is not used" in data_set.origin
+    assert data_set.inventory.names["splits without labels"] == ["test"]
     assert splits_of(data_set)["test"] == expected["validation"]
     folds = [number % 5 for number in range(12)]
     path = write(root, {"path": FILES, "label": LABELS, "fold": folds})

@@ -69,9 +69,9 @@ def test_a_prepared_folder_is_left_as_it_is_and_nothing_is_said(prepared, capsys
     assert after == before
     assert data_set.name == "tfds:shapes"
     folder = os.path.normpath(prepared)
-    assert os.path.normpath(data_set.origin) == (
-        f"tensorflow-datasets shapes/1.2.3 in {folder} (split test for testing)"
-    )
+    origin = f"tensorflow-datasets shapes/1.2.3 in {folder}"
+    assert os.path.normpath(data_set.origin) == origin
+    assert data_set.inventory.splits["test"] == "split test"
     assert not capsys.readouterr().out
 
 
@@ -96,12 +96,12 @@ def test_images_of_any_size_and_other_features(tmp_path, file_format):
         }
     )
     store(tmp_path, examples, None, spec=features, file_format=file_format)
-    assert "sizes differ: resized to 64x64" in load(tmp_path).origin
+    assert "resized to 64x64" in load(tmp_path).inventory.inferred["sizes"]
     data_set = load(tmp_path, image_size=8)
     assert data_set.train.image_shape == (8, 8, 1)
     assert data_set.class_names == ("0", "1", "2")
     counts = data_set.train.num_examples, data_set.test.num_examples
-    assert counts == (11, 1) and "10% held out for testing" in data_set.origin
+    assert counts == (11, 1) and "10% of" in data_set.inventory.splits["test"]
     actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
     # What is 8 pixels high is cropped and no more where the width is even.
     even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
@@ -158,4 +158,4 @@ def test_damaged_records_are_named_or_left_out(prepared, tmp_path):
     ]
     data_set = load(tmp_path, bad_images="skip")
     assert data_set.train.num_examples == 5 and data_set.test.num_examples == 2
-    assert "; 1 bad image(s) skipped: " in data_set.origin
+    assert data_set.inventory.unused == {"bad images": 1}

@@ -23,7 +23,7 @@ from towers.errors import ConfigError
 
 PROGRAM = "towers.data"
 OPTIONS = (
-    *("dataset", "data_dir", "columns", "image_dir", "fold"),
+    *("dataset", "data_dir", "columns", "image_dir", "fold", "class_level"),
     *("image_size", "max_image_pixels"),
 )
 
@@ -49,7 +49,10 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
         recipe = photo_recipe(RECIPES, {})
-        given = photo_options(*folders, recipe == FINETUNE_RECIPE) | given
+        given = (
+            photo_options(*folders, recipe == FINETUNE_RECIPE, values.class_level)
+            | given
+        )
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
         from towers.data import check

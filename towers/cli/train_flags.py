@@ -108,7 +108,8 @@ def config_of_command(**options: Any) -> CommandLine:
     stored = functools.partial(
         config_to_continue, overwrite=values.overwrite, **options
     )
-    given = given_flags(), values.workdir, stored, photo_options
+    photos = functools.partial(photo_options, class_level=values.class_level)
+    given = given_flags(), values.workdir, stored, photos
     return config_of_flags(values.config, RECIPES, *given)
 
 

@@ -83,6 +83,12 @@ class Config:
     fold: int = dataset_option(
         -1, "Value of column fold of test images; -1 for none.", Range(at_least=-1)
     )
+    class_level: int = dataset_option(
+        0,
+        "Level of the folders that name the classes of image_folder, counted from 1; 0 "
+        "infers it and stops if there are two readings.",
+        NOT_NEGATIVE,
+    )
     shuffle_buffer_mb: float = dataset_option(
         1000.0,
         "Shuffle buffer in megabytes, for row groups of Parquet files and blocks of "

@@ -20,6 +20,7 @@ def load(
     columns: str = "",
     image_dir: str = "",
     fold: int = -1,
+    class_level: int = 0,
     **image_options: Any,
 ) -> "DataSet":
     """Loads a data set by its name.
@@ -34,6 +35,7 @@ def load(
         columns: ROLE:NAME by commas, of a container's columns that have other names
             than usual, see `files.containers`.
         image_dir, fold: of tables, see `files.tables.read`.
+        class_level: of folders, see `files.image_folder.load`.
         image_options: of `image_files.ImageOptions`, for images that are decoded when
             they are read.
 
@@ -55,6 +57,7 @@ def load(
         columns=columns,
         image_dir=image_dir,
         fold=fold,
+        class_level=class_level,
         image_options=options,
         trained=trained,
         **vars(options),

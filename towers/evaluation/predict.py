@@ -299,7 +299,9 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
     @functools.cache
     def trained():
         try:
-            train = image_folder.training_images(config.data_dir, run.image_shape)
+            train = image_folder.training_images(
+                config.data_dir, run.image_shape, config.class_level
+            )
         except DataError:
             return ()
         if checksum(train) != run.dataset_info.checksum:

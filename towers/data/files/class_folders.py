@@ -1,12 +1,14 @@
 """The layout of a folder of images, one folder a class. Imports no TensorFlow."""
 
+import collections
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from towers.data.files.paths import is_folder, is_image, shown
+from towers.data.files.paths import class_name, ending, is_folder, is_image, shown
+from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
 
 LAYOUT = (
@@ -20,48 +22,120 @@ JUNK = ("__macosx", "thumbs.db", "desktop.ini")
 
 # A folder with one of these names is taken before one with a longer name.
 _SHORT = ("train", "val", "valid", "validation", "test")
-# Such as Training, val_images, Test-Set or seg_train.
+# Such as Training, val_images or Test-Set.
 _NAME = (
     r"(?:(?P<train>train(?:ing)?)|(?P<validation>val(?:id(?:ation)?)?|dev|eval)"
     r"|(?P<test>test(?:ing)?))(?:[ _-]?(?:images?|set|data|labels?))?"
 )
-_SPLIT = re.compile(rf"(?P<prefix>.+[ _-])??{_NAME}", re.IGNORECASE)
+_SPLIT = re.compile(_NAME, re.IGNORECASE)
+# Also seg_train, 01_test, val2017 or train.v1.
+_CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
+
+MIN_SHARED = 0.5
 
 
-def find_folders(root: str) -> tuple[dict[str, str], list[str]]:
-    """The folders for training, validation and testing that have labels: "train",
-    "validation" and "test" -> path, the root where there are none of them; and the
-    names of folders for validation or testing without class folders.
+def find_folders(
+    root: str, inventory: Inventory | None = None, class_level: int = 0
+) -> dict[str, str]:
+    """Return the folders for training, validation and testing that have labels.
 
-    DataError where there is no such folder, or two for the same split.
+    They are "train", "validation" and "test" -> path; the root itself is for training
+    if there is no such folder. The inventory names what is left out: other folders and
+    files next to these, and folders of images without labels.
+
+    DataError if there is no folder `root`, or its folders have two readings.
     """
+    inventory = inventory or Inventory()
     if not os.path.isdir(root):
         above, name = os.path.split(root)
         others = [x.name for x in folders_in(above)] if os.path.isdir(above) else []
         raise DataError(
             f"{root}: there is no such folder; {nearest(name, others)}{LAYOUT}"
         )
-    names = split_folders(root, [entry.name for entry in folders_in(root)])
-    folders = {x: _innermost(os.path.join(root, name)) for x, name in names.items()}
-    unlabeled = []
-    for split in ("validation", "test"):
-        if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
-            unlabeled.append(os.path.basename(folders.pop(split)) + "/")
-    return folders or {"train": root}, unlabeled
+
+    def names_in(name):
+        return [x.name for x in folders_in(os.path.join(root, name))]
+
+    names = names_in("")
+    splits = split_folders(root, names, names_in, class_level)
+    if not splits:
+        return {"train": root}
+    folders = {x: _innermost(os.path.join(root, name)) for x, name in splits.items()}
+    leave_out_neighbors(inventory, splits, names)
+    files = [x.name for x in entries(root) if not is_folder(x)]
+    inventory.leave_out("files next to these folders", *sorted(files))
+    for split in folders.keys() & {"validation", "test"} if "train" in folders else ():
+        folder = folders[split]
+        inside = [x.name for x in folders_in(folder)]
+        if not inside and not any(map(is_image, entries(folder))):
+            continue
+        if are_unlabeled(inside, [x.name for x in folders_in(folders["train"])]):
+            name = os.path.basename(folders.pop(split)) + "/"
+            texts = [x.name for x in entries(folder) if ending(x.name) == ".txt"]
+            if texts:
+                name += f" (labels in {texts[0]} are not read: make class folders)"
+            inventory.leave_out("folders of images without class folders", name)
+    return folders
 
 
-def split_folders(root: str, names: Iterable[str]) -> dict[str, str]:
-    """The split -> its name, of the names of the folders in a root; DataError where two
-    are for the same split."""
-    by_prefix = {}
+def leave_out_neighbors(
+    inventory: Inventory, splits: Mapping[str, str], names: Iterable[str]
+) -> None:
+    """Record the folders that are next to those of the splits."""
+    others = [f"{name}/" for name in names if name not in splits.values()]
+    near = ", ".join(f"{name}/" for name in splits.values())
+    inventory.leave_out(f"folders next to {near}", *others)
+
+
+def are_unlabeled(names: Sequence[str], classes: Sequence[str]) -> bool:
+    """Return whether the folders inside a folder for testing name no classes: there is
+    none, or a single one such as `images/` or `unknown/` that is not in `classes`."""
+    known = {*map(class_name, classes)}
+    return not names or len(names) == 1 and class_name(names[0]) not in known
+
+
+def split_folders(
+    root: str,
+    names: Iterable[str],
+    names_in: Callable[[str], Sequence[str]],
+    class_level: int = 0,
+) -> dict[str, str]:
+    """Return split -> name, of the folders in a root; none if they are classes.
+
+    A name such as `train` is a split; one that contains it, such as `seg_train` or
+    `val2017`, is a split if it has class folders inside, because a class may be called
+    `steam_train`.
+
+    Args:
+        root: for messages.
+        names: of the folders in the root.
+        names_in: the name of one of them -> the names of the folders inside.
+        class_level: if it is given, names that contain a split are classes.
+
+    Raises:
+        DataError: there are two folders for a split, or two readings.
+    """
+    names, splits, alike = list(names), {}, {}
     for name in names:
-        if match := _SPLIT.fullmatch(name):
-            splits = by_prefix.setdefault((match["prefix"] or "").lower(), {})
-            splits.setdefault(match.lastgroup, []).append(name)
-    splits = by_prefix.pop("", {})
-    if "train" not in splits:  # a prefix needs two, as a class may be steam_train
-        pairs = (x for x in by_prefix.values() if "train" in x and len(x) > 1)
-        splits = next(pairs, splits)
+        if is_split(name):
+            splits.setdefault(split_of(name), []).append(name)
+        elif class_level == 0 and split_of(name):
+            alike.setdefault(split_of(name), []).append(name)
+    deep = {x: list(filter(names_in, named)) for x, named in alike.items()}
+    deep = {split: named for split, named in deep.items() if named}
+    is_all = len(alike) > 1 and not {*names} - {*itertools.chain(*alike.values())}
+    if splits or "train" in deep and len(deep) > 1:
+        splits = deep | splits
+    elif "train" in deep and is_all:
+        splits = alike
+    elif "train" in deep:
+        _refuse_alone(os.path.join(root, deep["train"][0]), names_in(deep["train"][0]))
+    elif is_all:
+        raise DataError(
+            f"{shown(root)}: {shown(' and '.join(names[:2]), 60)} are named like "
+            f"splits and have no class folders inside; {LAYOUT}; --class_level=1 if "
+            "they are the classes"
+        )
     for split, named in splits.items():
         named = [x for x in named if x.lower() in _SHORT] or named
         if named[1:]:
@@ -73,15 +147,26 @@ def split_folders(root: str, names: Iterable[str]) -> dict[str, str]:
     return splits
 
 
+def _refuse_alone(path, inside):
+    """Refuse a folder named like the training images, without one for testing next to
+    it, if it has several folders: it may also be a class."""
+    if len(inside) > 1:
+        raise DataError(
+            f"{shown(path)}: are these the training images, in class folders such as "
+            f"{shown(', '.join(inside[:3]), 60)}, or images of one class? "
+            f"--data_dir={shown(path)} or --class_level=1"
+        )
+
+
 def is_split(name: str) -> bool:
-    """True if a folder of this name is for training, validation or testing."""
+    """Return whether a folder of this name is for training, validation or testing."""
     return _SPLIT.fullmatch(name) is not None
 
 
 def split_of(name: str) -> str | None:
-    """ "train", "validation" or "test" where the name of a file has the name of a split
-    in it, such as set-train-00000.tar, else None."""
-    match = re.search(rf"(?<![a-z]){_NAME}(?![a-z])", name, re.IGNORECASE)
+    """Return "train", "validation" or "test" if the name of a file or folder contains
+    the name of a split, such as set-train-00000.tar, else None."""
+    match = _CONTAINS_SPLIT.search(name)
     return match and match.lastgroup
 
 
@@ -91,10 +176,6 @@ def _innermost(folder):
     inner = os.path.join(folder, os.path.basename(folder))
     is_alone = names == [os.path.basename(folder)] and os.path.isdir(inner)
     return _innermost(inner) if is_alone else folder
-
-
-def _is_unlabeled(folder):
-    return not folders_in(folder) and any(map(is_image, entries(folder)))
 
 
 def training_folder(root: str, folders: dict[str, str]) -> str:
@@ -128,7 +209,8 @@ def suggestion(root: str) -> str:
     empty if there is none."""
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
-    above = [os.path.dirname(root)] if _is_unlabeled(root) else []
+    has_images = not folders_in(root) and any(map(is_image, entries(root)))
+    above = [os.path.dirname(root)] if has_images else []
     for path in (*below, *deeper, *above):
         if has_classes(path):
             return f"--data_dir={shown(path)} has class folders; "
@@ -139,35 +221,52 @@ def has_classes(root: str) -> bool:
     """True if two class folders, or more, have images; of large folders the first files
     are inspected."""
     try:
-        folders = folders_in(find_folders(root)[0].get("train", ""))
+        folders = folders_in(find_folders(root).get("train", ""))
         files = [itertools.islice(files_below(x.path), 1000) for x in folders]
         return sum(any(map(is_image, some)) for some in files) > 1
     except DataError:
         return False
 
 
-def class_depth(paths: Iterable[str]) -> int:
-    """The number of folders that name the class of an image, from the paths of all
-    below the folder of the classes.
+def class_depth(paths: Iterable[str], location: str = "") -> int:
+    """Return the number of folders that name the class of an image, from the paths of
+    all below the folder of the classes.
 
-    It is 1 where a folder has images itself. Where all have folders instead,
-    `animals/cats/1.jpg` is of the class `animals/cats`, unless all have the same ones,
-    such as `CLASS/images/`.
+    It is 1 if a folder has images itself. If all have folders instead,
+    `animals/cats/1.jpg` is of the class `animals/cats`, unless all have a single one of
+    the same name, as in `CLASS/images/`.
+
+    DataError, with the location, if most folders inside have a name that is also in
+    another folder, as in `color/cat` and `gray/cat`: either may be the class.
     """
     folders, depth = {tuple(path.split("/")[:-1]) for path in paths}, 1
     while all(len(folder) > depth for folder in folders):
         inside = {}
         for folder in folders:
             inside.setdefault(folder[:depth], set()).add(folder[depth])
-        if all(names == min(inside.values(), key=len) for names in inside.values()):
+        counts = collections.Counter(itertools.chain(*inside.values()))
+        if len(counts) == 1 or not folders:
             break
+        shared = [name for name, count in counts.items() if count > 1]
+        if len(shared) >= max(2, MIN_SHARED * len(counts)):
+            outer = sorted("/".join(names) for names in inside)
+            raise DataError(
+                f"{shown(location)}: which folders are the classes, the {len(outer):,} "
+                f"outer ones ({shown(', '.join(outer[:3]), 60)}), "
+                f"--class_level={depth}, or the {len(counts):,} inside them "
+                f"({shown(', '.join(sorted(shared)[:3]), 60)}), "
+                f"--class_level={depth + 1}? Or one of the outer ones alone, "
+                f"--data_dir={shown(os.path.join(location, outer[0]))}"
+            )
         depth += 1
     return depth
 
 
-def class_folder(path: str, depth: int) -> str:
-    """The part of a path that names the class, see `class_depth`."""
-    return "/".join(path.split("/")[:-1][:depth])
+def class_folder(path: str, depth: int, class_level: int = 0) -> str:
+    """Return the part of a path that names the class: `depth` folders, see
+    `class_depth`, or the one at a level, counted from 1; "" if there is none."""
+    folders = path.split("/")[:-1]
+    return "/".join(folders[class_level - 1 :][:1] if class_level else folders[:depth])
 
 
 def depth_of(class_names: Iterable[str]) -> int:

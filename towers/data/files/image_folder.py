@@ -6,7 +6,6 @@ Names are read at the start, contents when they are needed.
 
 import dataclasses
 import functools
-import itertools
 import os
 from operator import attrgetter
 
@@ -18,6 +17,7 @@ from towers.data.files.cached import CachedSource
 from towers.data.files.class_folders import (
     JUNK,
     LAYOUT,
+    are_unlabeled,
     class_depth,
     class_folder,
     depth_of,
@@ -26,6 +26,7 @@ from towers.data.files.class_folders import (
     find_folders,
     folders_in,
     is_without_images,
+    leave_out_neighbors,
     misfit,
     split_folders,
     suggestion,
@@ -56,13 +57,15 @@ class Listing:
 
     What cannot be used is an error, or goes to the survey or the inventory.
     `num_nested` counts images in folders inside the folders of classes. `depth` is the
-    number of folders that name a class, 0 until one is listed.
+    number of folders that name a class, 0 until one is listed; `class_level` as of
+    `load`.
     """
 
     survey: Survey | None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
     num_nested: int = 0
     depth: int = 0
+    class_level: int = 0
 
     def skip(self, path: str) -> None:
         kind = "folders without images" if os.path.isdir(path) else "other files"
@@ -107,21 +110,26 @@ class Listing:
                 self.skip(entry.path)
         for path in loose if by_folder else ():
             self.refuse(path, f"is an image of no class; {LAYOUT}")
-        if not self.depth:
-            self.depth = 1 if has_own else class_depth(_paths(by_folder))
-        if self.depth > 1:
-            folder_of = functools.partial(class_folder, depth=self.depth)
-            by_folder = {
-                name: b"".join(os.fsencode(f"{path}\0") for path in paths)
-                for name, paths in itertools.groupby(_paths(by_folder), folder_of)
-            }
+        if not self.depth and not self.class_level:
+            self.depth = 1 if has_own else class_depth(_paths(by_folder), folder)
+        if self.depth > 1 or self.class_level > 1:
+            regrouped = {}
+            for path in _paths(by_folder):
+                name = class_folder(path, self.depth, self.class_level)
+                if not name:
+                    why = f"class_level={self.class_level}: is not in so many folders"
+                    self.refuse(os.path.join(folder, path), why)
+                regrouped.setdefault(name, []).append(os.fsencode(f"{path}\0"))
+            regrouped.pop("", None)
+            order = sorted(regrouped, key=lambda name: name.split("/"))
+            by_folder = {name: b"".join(regrouped[name]) for name in order}
         by_class = {}
         for name, paths in by_folder.items():
             if class_name(name) in by_class:
                 raise DataError(
                     f"{shown(os.path.join(folder, name))}: there are two folders of "
-                    "this name, whose letters are composed in one (Unicode's NFC) and "
-                    "not in the other (NFD); move their images to one of them"
+                    "this name, which differ in spaces or in composed letters "
+                    "(Unicode's NFC and NFD); move their images to one of them"
                 )
             by_class[class_name(name)] = paths
         return by_class
@@ -157,10 +165,9 @@ def _paths(by_folder):
 
 def _is_data_set(folder):
     """True if it has folders for training and testing, or train/CLASS."""
-    folders, unlabeled = find_folders(folder)
-    train = folders.get("train", folder)
-    return bool(folders.keys() - {"train"} or unlabeled) or (
-        train != folder and bool(folders_in(train))
+    splits = split_folders(folder, (x.name for x in folders_in(folder)), lambda x: ())
+    return len(splits) > 1 or any(
+        folders_in(os.path.join(folder, name)) for name in splits.values()
     )
 
 
@@ -168,29 +175,31 @@ def load(
     data_dir: str = "",
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
+    class_level: int = 0,
 ) -> DataSet:
     """Lists an image folder, or its URL, by default `data`; its files are decoded when
     they are read, to uint8 [n, height, width, 3].
 
     The classes are the folders in `train/`, or in `data_dir` where there is no folder
     for a split, or folders inside these, see `class_depth`; all images in and below the
-    folder of a class are of that class. Classes and files are in the order of their
-    names. Names that begin with a dot are skipped, as are other files and folders
-    without images, which `origin` counts. Missing splits and `trained` are as in
-    `splits.data_set`.
+    folder of a class are of that class. With `class_level` the classes are the folders
+    of that level, counted from 1, below the folder of the classes. Classes and files
+    are in the order of their names. Names that begin with a dot are skipped, as are
+    other files and folders without images, which the inventory counts. Missing splits
+    and `trained` are as in `splits.data_set`.
 
-    DataError where the folder is not laid out like that; it has fewer than two classes,
-    or for testing one that is not trained; there are image files of other kinds, or an
+    DataError if the folder is not laid out like that; it has fewer than two classes, or
+    for testing one that is not trained; there are image files of other kinds, or an
     image of the sample cannot be read.
     """
     options = (image_options or ImageOptions()).with_survey()
     if reading.is_url(data_dir):
-        return _load_url(data_dir, options, trained)
+        return _load_url(data_dir, class_level, options, trained)
     inventory, root = Inventory(), data_folder(data_dir)
-    listing = Listing(options.survey, inventory)
+    listing = Listing(options.survey, inventory, class_level=class_level)
     if trained is not None:
         listing.depth = depth_of(trained.class_names)
-    folders, unlabeled = find_folders(root)
+    folders = find_folders(root, inventory, class_level)
 
     @functools.cache
     def listed(folder):
@@ -211,7 +220,6 @@ def load(
 
     if trained is None:
         training_folder(root, folders)
-    inventory.leave_out("folders of images without class folders", *unlabeled)
     data = splits.data_set(
         "image_folder",
         root,
@@ -221,7 +229,9 @@ def load(
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
         inventory=inventory,
     )
-    if listing.depth > 1:
+    if class_level:
+        inventory.infer("folders", f"folders of level {class_level} name the classes")
+    elif listing.depth > 1:
         inventory.infer("folders", f"{listing.depth} nested folders name each class")
     elif listing.num_nested:
         nested = f"{listing.num_nested:,} images in folders inside class folders"
@@ -229,30 +239,55 @@ def load(
     return data
 
 
-def _load_url(url, options, trained) -> DataSet:
-    """The images below a URL, in the classes and the order that the same folder has on
-    the disk."""
-    location, files = url.rstrip("/"), {}
-    paths = [x[len(location) :].strip("/") for x in reading.matches(location)]
-    paths = [x for x in paths if is_image_name(x) and not _is_left_out(x)]
-    names = sorted({path.split("/")[0] for path in paths if "/" in path})
-    folders = split_folders(location, names) or ({"train": ""} if paths else {})
-    for split, name in folders.items():
-        folder = f"{name}/" if name else ""
-        inside = [x for x in paths if x.startswith(folder)]
-        while name and all(x.startswith(f"{folder}{name}/") for x in inside):
-            folder += f"{name}/"  # as in archives
-        inside = [x[len(folder) :] for x in inside]
-        files[split] = folder, sorted(inside, key=lambda x: x.split("/", 1))
-    if trained is not None:
-        depth = depth_of(trained.class_names)
-    else:
-        depth = class_depth(files["train"][1] if "train" in files else ())
-    openers = {}
-    for split, (folder, inside) in files.items():
-        classes = [class_folder(path, depth) or None for path in inside]
-        is_unlabeled = split != "train" and "train" in files and not any(classes)
-        if None in classes and not is_unlabeled:
+def _load_url(url, class_level, options, trained) -> DataSet:
+    """Load the images below a URL, in the classes and the order that the same folder
+    has on the disk."""
+    location, openers, inventory = url.rstrip("/"), {}, Inventory()
+    found = [x[len(location) :].strip("/") for x in reading.matches(location)]
+    found = [x for x in found if not _is_left_out(x)]
+    paths = list(filter(is_image_name, found))
+    inventory.leave_out("other files", *(x for x in found if not is_image_name(x)))
+
+    def names_in(name, folder=""):
+        inside = (x.removeprefix(folder) for x in paths if x.startswith(folder))
+        return sorted({x.split("/")[0] for x in inside if "/" in x})
+
+    names = names_in("")
+    splits = split_folders(
+        location, names, lambda name: names_in(name, f"{name}/"), class_level
+    )
+    folders = {}
+    for split, name in splits.items():
+        folders[split] = f"{name}/"
+        inside = [x for x in paths if x.startswith(f"{name}/")]
+        while all(x.startswith(f"{folders[split]}{name}/") for x in inside):
+            folders[split] += f"{name}/"  # as in archives
+    if splits:
+        leave_out_neighbors(inventory, splits, names)
+    elif paths:
+        folders = {"train": ""}
+    files = {
+        split: sorted(
+            (x.removeprefix(folder) for x in paths if x.startswith(folder)),
+            key=lambda x: x.split("/", 1),
+        )
+        for split, folder in folders.items()
+    }
+    train = folders.get("train", "")
+    depth = depth_of(trained.class_names) if trained else 0
+    if not depth:
+        place = f"{location}/{train}".rstrip("/")
+        depth = class_depth(files.get("train", ()), place) if not class_level else 1
+    for split, folder in folders.items():
+        inside = files[split]
+        if class_level > 1:
+            inside.sort(key=lambda path: class_folder(path, depth, class_level))
+        classes = [class_folder(path, depth, class_level) or None for path in inside]
+        is_unlabeled = split != "train" and "train" in files
+        is_unlabeled &= are_unlabeled(names_in("", folder), names_in("", train))
+        if is_unlabeled:
+            classes = [None] * len(inside)
+        elif None in classes:
             path = f"{location}/{folder}{inside[classes.index(None)]}"
             raise DataError(f"{shown(path)}: is an image of no class; {LAYOUT}")
         openers[split] = functools.partial(
@@ -262,7 +297,9 @@ def _load_url(url, options, trained) -> DataSet:
             max_pixels=options.max_image_pixels,
             settle=_in_their_order,
         )
-    return containers.data_set("image_folder", location, openers, options, trained)
+    return containers.data_set(
+        "image_folder", location, openers, options, trained, inventory
+    )
 
 
 def _is_left_out(path):
@@ -276,13 +313,15 @@ def _in_their_order(labels, names):
     return {"labels": labels.astype(np.int32), "class_names": classes}
 
 
-def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
+def training_images(
+    data_dir: str, image_shape: tuple[int, int, int], class_level: int = 0
+) -> Source:
     """The training images that `load` gives where all can be read; reads none.
     DataError where the folder is missing or laid out otherwise."""
     root = data_folder(data_dir)
-    folders, _ = find_folders(root)
+    folders = find_folders(root, None, class_level)
     folder = training_folder(root, folders)
-    files = Listing(None).index(folder)
+    files = Listing(None, class_level=class_level).index(folder)
     train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
     if folders.keys() - {"train"}:
         return train

@@ -28,7 +28,9 @@ FROM_SCRATCH = 10_000, 15, 100
 FINE_TUNING = 15_000, 5, 30
 
 
-def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
+def photo_options(
+    data_dir: str, fine_tuning: bool = False, class_level: int = 0
+) -> dict[str, Any]:
     """Options for what is in a folder: the data set, and of images in class folders
     their size and the number of epochs, for a training from trained weights or from
     scratch.
@@ -43,7 +45,7 @@ def photo_options(data_dir: str, fine_tuning: bool = False) -> dict[str, Any]:
             return {"dataset": "image_folder"}
     root, names = data_folder(data_dir), []
     try:
-        paths = _image_paths(root)
+        paths = _image_paths(root, class_level)
     except DataError:
         if os.path.isdir(root):
             with quiet_imports():  # of TensorFlow
@@ -80,15 +82,15 @@ def _container_of(path):
     return next((name for name, row in CONTAINERS.items() if row.matches(path)), None)
 
 
-def _image_paths(root):
+def _image_paths(root, class_level):
     """The images of all classes, sorted."""
-    train = training_folder(root, find_folders(root)[0])
+    train = training_folder(root, find_folders(root, None, class_level))
     classes = {
         x.name: [y.path for y in files_below(x.path) if is_file(y) and is_image(y)]
         for x in folders_in(train)
     }
     counts = {name: len(paths) for name, paths in classes.items() if paths}
-    if len(counts) < 2:
+    if len(counts) < 2 and class_level < 2:
         raise misfit(root, train, counts)
     return sorted(sum(classes.values(), []))
 
