@@ -296,7 +296,7 @@ def test_folders_without_images_of_their_own_group_classes(tmp_path, splits):
     write_folder(tmp_path, "new", {"pets/dog": 1, "pets/dog/more": 1}, seed=1)
     new = image_folder.load(str(tmp_path / "new"), trained=DatasetInfo.of(data_set))
     assert new.test.labels.tolist() == [1, 1]
-    # Not where a group has an image.
+    # Not if a group has an image.
     for split in splits:
         shutil.copy(root / split / "wild/fox/00.png", root / split / "wild")
     assert load(root).class_names == ("pets", "wild")
@@ -347,6 +347,9 @@ def test_row_60_folders_with_the_same_folders_inside_have_two_readings(
     assert "--class_level=2" in line_of(data.load, "image_folder", url)
     remote = data.load("image_folder", url, class_level=2)
     assert remote.train.labels.tolist() == data_set.train.labels.tolist()
+    # One image outside of the folders inside decides nothing.
+    shutil.copy(root / outer[0] / inner[0] / "00.png", root / outer[0])
+    assert "which folders are the classes" in message(root)
 
 
 @pytest.mark.row(60)

@@ -55,7 +55,7 @@ class Inventory:
         yield from self.splits.items()
         yield from self.inferred.items()
         for kind, count in self.unused.items():
-            names = ", ".join(shown(name, 60) for name in self.names[kind])
+            names = ", ".join(shown(name, 100) for name in self.names[kind])
             more = ", ..." if count > len(self.names[kind]) else ""
             yield "not used", f"{kind} ({count:,}): {names}{more}"
 

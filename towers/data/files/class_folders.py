@@ -31,6 +31,7 @@ _SPLIT = re.compile(_NAME, re.IGNORECASE)
 # Also seg_train, 01_test, val2017 or train.v1.
 _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 
+# Folders inside folders have two readings if this share of their names is repeated.
 MIN_SHARED = 0.5
 
 
@@ -239,27 +240,29 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
     DataError, with the location, if most folders inside have a name that is also in
     another folder, as in `color/cat` and `gray/cat`: either may be the class.
     """
-    folders, depth = {tuple(path.split("/")[:-1]) for path in paths}, 1
-    while all(len(folder) > depth for folder in folders):
-        inside = {}
-        for folder in folders:
-            inside.setdefault(folder[:depth], set()).add(folder[depth])
-        counts = collections.Counter(itertools.chain(*inside.values()))
-        if len(counts) == 1 or not folders:
-            break
-        shared = [name for name, count in counts.items() if count > 1]
-        if len(shared) >= max(2, MIN_SHARED * len(counts)):
-            outer = sorted("/".join(names) for names in inside)
+    images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
+    for depth in itertools.count(1):
+        inside, num_inside = {}, 0
+        for folder, count in images.items():
+            if len(folder) > depth:
+                inside.setdefault(folder[:depth], set()).add(folder[depth])
+                num_inside += count
+        names = collections.Counter(itertools.chain(*inside.values()))
+        if len(names) < 2 or 2 * num_inside < images.total():
+            return depth
+        shared = [name for name, count in names.items() if count > 1]
+        if len(shared) >= MIN_SHARED * len(names):
+            outer = sorted("/".join(folder) for folder in inside)
             raise DataError(
                 f"{shown(location)}: which folders are the classes, the {len(outer):,} "
                 f"outer ones ({shown(', '.join(outer[:3]), 60)}), "
-                f"--class_level={depth}, or the {len(counts):,} inside them "
+                f"--class_level={depth}, or the {len(names):,} inside them "
                 f"({shown(', '.join(sorted(shared)[:3]), 60)}), "
                 f"--class_level={depth + 1}? Or one of the outer ones alone, "
                 f"--data_dir={shown(os.path.join(location, outer[0]))}"
             )
-        depth += 1
-    return depth
+        if any(len(folder) <= depth for folder in images):
+            return depth
 
 
 def class_folder(path: str, depth: int, class_level: int = 0) -> str:

@@ -88,7 +88,7 @@ class Listing:
     def classes(self, folder: str) -> dict[str, bytes]:
         """Class -> the paths of its images from the folder, each followed by a zero
         byte."""
-        by_folder, loose, has_own = {}, [], False
+        by_folder, loose, num_own = {}, [], 0
         for entry in sorted(entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not is_without_images(entry):
                 num_nested = self.num_nested
@@ -101,7 +101,7 @@ class Listing:
                         f"{shown(entry.path)}: is no class, as there are folders for "
                         f"training or testing in it; {suggestion(folder)}{LAYOUT}"
                     )
-                has_own |= self.num_nested - num_nested < len(images)
+                num_own += len(images) - (self.num_nested - num_nested)
                 paths = (f"{entry.name}/{image}\0" for image in images)
                 by_folder[entry.name] = b"".join(map(os.fsencode, paths))
             elif is_image(entry) and not is_folder(entry):
@@ -111,7 +111,8 @@ class Listing:
         for path in loose if by_folder else ():
             self.refuse(path, f"is an image of no class; {LAYOUT}")
         if not self.depth and not self.class_level:
-            self.depth = 1 if has_own else class_depth(_paths(by_folder), folder)
+            is_flat = num_own >= self.num_nested
+            self.depth = 1 if is_flat else class_depth(_paths(by_folder), folder)
         if self.depth > 1 or self.class_level > 1:
             regrouped = {}
             for path in _paths(by_folder):
