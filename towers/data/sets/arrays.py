@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from towers.config import factories
 from towers.data.files.unlabeled import fit_images, pixels, reading
-from towers.data.sources import ArraySource, DataSet, channel_moments, split_off_test
+from towers.data.inventory import Inventory
+from towers.data.sources import (
+    TEST_FRACTION,
+    ArraySource,
+    DataSet,
+    channel_moments,
+    split_off_test,
+)
 from towers.errors import DataError, one_line
 
 ORIGIN = "given in Python"
@@ -55,10 +62,14 @@ def give_test_set(
 def _give(arrays, class_names, multi_label=False):
     """Registers arrays without importing TensorFlow, whose devices are chosen later."""
     each = {name: labels for name, (_, labels, _) in arrays.items()}
+    inventory = Inventory({name: "arrays" for name in arrays})
     sets = [labels for labels in each.values() if labels.ndim == 2]
     if not multi_label and all((labels.sum(1) == 1).all() for labels in sets):
-        # One-hot.
+        if sets:
+            inventory.infer("labels", "one class an image, from one-hot columns")
         each = {k: x.argmax(1) if x.ndim == 2 else x for k, x in each.items()}
+    elif sets:
+        inventory.infer("labels", f"a set an image, from {sets[0].shape[1]} columns")
     if len({labels.shape[1:] for labels in each.values()}) > 1:
         shapes = ", ".join(str(list(x.shape)) for x in each.values())
         raise DataError(f"data: the labels of its parts differ in shape: {shapes}")
@@ -71,7 +82,7 @@ def _give(arrays, class_names, multi_label=False):
         crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
-    factories.give("dataset", name, lambda: _data_set(arrays, class_names))
+    factories.give("dataset", name, lambda: _data_set(arrays, class_names, inventory))
     return name
 
 
@@ -101,11 +112,13 @@ def _class_names(labels, class_names):
     return class_names or tuple(map(str, range(high + 1)))
 
 
-def _data_set(arrays, class_names):
+def _data_set(arrays, class_names, inventory):
     sources = {name: ArraySource(*values) for name, values in arrays.items()}
     train, test = sources.get("training"), sources.get("test")
     if test is None:
         train, test = split_off_test(train, train.labels, "data")
+        held_out = f"{TEST_FRACTION:.0%} of each class of these, held out at random"
+        inventory.splits["test"] = held_out
     mean, std = channel_moments(next(iter(arrays.values()))[0])
     return DataSet(
         name="arrays",
@@ -116,6 +129,7 @@ def _data_set(arrays, class_names):
         std=std,
         origin=ORIGIN,
         validation=sources.get("validation"),
+        inventory=inventory,
     )
 
 
