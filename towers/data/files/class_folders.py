@@ -64,7 +64,7 @@ def find_folders(
     folders = {x: _innermost(os.path.join(root, name)) for x, name in splits.items()}
     leave_out_neighbors(inventory, splits, names)
     files = [x.name for x in entries(root) if not is_folder(x)]
-    inventory.leave_out("files next to these folders", *sorted(files))
+    inventory.leave_out("files next to the folders of the splits", *sorted(files))
     for split in folders.keys() & {"validation", "test"} if "train" in folders else ():
         folder = folders[split]
         inside = [x.name for x in folders_in(folder)]
@@ -84,8 +84,8 @@ def leave_out_neighbors(
 ) -> None:
     """Record the folders that are next to those of the splits."""
     others = [f"{name}/" for name in names if name not in splits.values()]
-    near = ", ".join(f"{name}/" for name in splits.values())
-    inventory.leave_out(f"folders next to {near}", *others)
+    near = splits.get("train") or next(iter(splits.values()))
+    inventory.leave_out(f"folders next to {near}/", *others)
 
 
 def are_unlabeled(names: Sequence[str], classes: Sequence[str]) -> bool:
