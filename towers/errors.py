@@ -80,6 +80,13 @@ class DataError(TowersError):
     exit_code = 3
 
 
+class UnavailableError(DataError):
+    """A disk, a server or a limit of this machine keeps data from being read; the same
+    command may succeed later."""
+
+    exit_code = 75
+
+
 class CheckpointError(TowersError):
     """A checkpoint cannot be written, read, or does not fit the model."""
 
@@ -256,14 +263,14 @@ def _saved(content, folder):
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raises a DataError again as itself where TensorFlow has wrapped it, as it does
-    with an error in a function that a graph or `tf.data` calls."""
+    """Raise a DataError or UnavailableError again as itself if TensorFlow has wrapped
+    it, as it does with an error in a function that a graph or `tf.data` calls."""
     try:
         yield
     except TowersError:
         raise
     except Exception as error:
-        match = re.search(rf"\b{DataError.__name__}: (.*)", str(error))
-        if match is None:
-            raise
-        raise DataError(match[1]) from None
+        for kind in (DataError, UnavailableError):
+            if match := re.search(rf"\b{kind.__name__}: (.*)", str(error)):
+                raise kind(match[1]) from None
+        raise

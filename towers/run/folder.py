@@ -264,7 +264,8 @@ class Lock:
         self._path, self._is_new = folder / _LOCK, is_new
         self._about = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"the lock {self._path} cannot be opened: {error.strerror}; remove it "

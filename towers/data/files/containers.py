@@ -31,7 +31,7 @@ def load(
     Args:
         container: a key of `choices.CONTAINERS`.
         roles: of columns that have names, see `parse_columns`.
-        read: (paths of files, columns=role -> name) -> their index.
+        read: (paths of files, columns=role -> name, inventory=) -> their index.
         data_dir: as in `find_files`.
         columns, image_options, trained: as of `data.load`.
 
@@ -39,11 +39,13 @@ def load(
         DataError: a file is missing or invalid, or as of `splits.data_set`.
         ConfigError: `columns` names no role of the container.
     """
-    read = functools.partial(read, columns=parse_columns(columns, container, roles))
+    inventory = Inventory()
+    columns = parse_columns(columns, container, roles)
+    read = functools.partial(read, columns=columns, inventory=inventory)
     location, paths = find_files(data_dir, container)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
     options = image_options or ImageOptions()
-    return data_set(container, location, openers, options, trained)
+    return data_set(container, location, openers, options, trained, inventory)
 
 
 def data_set(

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from towers import store
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import reading
 from towers.data.files.paths import class_name, reason, shown
+from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
-from towers.errors import DataError, nearest, with_nearest
+from towers.errors import DataError, TowersError, nearest, with_nearest
 
-FORMAT = 2  # of the cached arrays of a shard
+FORMAT = 3  # of the cached arrays of a shard
 
 BETWEEN_LABELS = ";"
 
@@ -52,7 +54,8 @@ class Index:
     """Images of files, with their labels; an `ImageFiles`.
 
     Image i is in `files[numbers[i]]`, at `offsets` and of `lengths`, int64 [n]; None
-    where a file is one image. `labels` are int32 [n], or of label sets uint8 [n,
+    if a file is one image; else `versions` has the version of each file that was
+    indexed, and another is not read. `labels` are int32 [n], or of label sets uint8 [n,
     classes]; `sample_weights`, float32 [n], are factors on the losses. `rows`, int64
     [n], of images inside of files, are indices of `names`, or numbers in the file where
     there are no names. `max_pixels` bounds the size of a file that is one image.
@@ -68,6 +71,7 @@ class Index:
     names: Sequence[str] | None = None
     rows: np.ndarray | None = None
     max_pixels: int = MAX_IMAGE_PIXELS
+    versions: Sequence[reading.Version] = ()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -79,7 +83,8 @@ class Index:
         if self.offsets is None:
             return reading.read_image_file(file, self.max_pixels), label
         span = int(self.offsets[index]), int(self.lengths[index])
-        return reading.read_range(file, *span), label
+        version = self.versions[self.numbers[index]]
+        return reading.read_range(file, *span, version), label
 
     def location(self, index: int) -> str:
         file = self.files[self.numbers[index]]
@@ -255,32 +260,72 @@ def settle_label_sets(
     return {"labels": sets[labels], "class_names": classes}
 
 
+# Texts that programs write for a missing value.
+_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
+
+
+def label_text(value: Any) -> str | None:
+    """Return the name of the class that a value means, or None for an empty one;
+    ValueError if it is not a label, or a text that programs write for a missing
+    value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = "" if value is None or value != value else str(value).strip()
+    if not isinstance(value, str | int | None) and text:
+        raise ValueError(
+            f"{shown(text, 40)} is not a label: expected a name or an integer"
+        )
+    if text in _MISSING:
+        raise ValueError(
+            f"is {text} a missing label, or a class? Leave the image out, or rename "
+            "the class"
+        )
+    return text or None
+
+
 class Shard(NamedTuple):
-    """The images of one file: offsets and lengths, int64 [n]; labels [n], None without
-    one; names inside of the file [n], None where they are numbered."""
+    """The images of one file.
+
+    Offsets and lengths are int64 [n]; labels [n], None without one; names inside of the
+    file [n], None if they are numbered. `inferred` and `unused` are for the inventory:
+    (heading, text) and (kind, name).
+    """
 
     offsets: np.ndarray
     lengths: np.ndarray
     labels: list[str | None]
     names: list[str] | None = None
+    inferred: Sequence[tuple[str, str]] = ()
+    unused: Sequence[tuple[str, str]] = ()
 
 
 def read_shards(
     paths: Sequence[str],
     columns: Mapping[str, str],
-    read: Callable[[str, Mapping[str, str]], Shard],
+    inventory: Inventory,
+    read: Callable[[str, reading.Version, Mapping[str, str]], Shard],
 ) -> Index:
-    """The images of files, in their order. `read` reads each once, and its index is
-    kept in `reading.cache_folder` until the file changes; DataError where one cannot be
+    """Return the images of files, in their order. `read` reads each once, and its index
+    is kept in `reading.cache_folder` until the file changes; DataError if one cannot be
     read."""
-    shards = [None] * len(paths)
+    shards, versions = [None] * len(paths), [None] * len(paths)
 
     def read_one(number):
         path = paths[number]
+
+        def make():
+            arrays = _arrays(read(path, version, columns))
+            version.require(path, reading.current_version(path))
+            return arrays
+
         try:
-            key = f"{FORMAT} {read.__module__} {columns} {reading.version(path)}"
-            shards[number] = _cached_arrays(key, lambda: _arrays(read(path, columns)))
-        except (OSError, ValueError) as error:
+            version = versions[number] = reading.current_version(path)
+            place = path if reading.is_url(path) else os.path.realpath(path)
+            key = f"{FORMAT} {read.__module__} {columns} {place} {version[:3]}"
+            shards[number] = _cached_arrays(key, make)
+        except TowersError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{shown(path)}: {reason(error)}") from error
 
     call_in_readers(read_one, len(paths))
@@ -288,6 +333,12 @@ def read_shards(
     for path, count in zip(paths, counts, strict=True):
         if not count:
             raise DataError(f"{shown(path)}: has no images")
+    about = [json.loads(shard["about"].tobytes()) for shard in shards]
+    for heading in {x: 0 for each in about for x, _ in each["inferred"]}:
+        texts = {y: 0 for each in about for x, y in each["inferred"] if x == heading}
+        inventory.infer(heading, " or ".join(texts))
+    for kind, name in {(*x,): 0 for each in about for x in each["unused"]}:
+        inventory.leave_out(kind, name)
     texts = [x["classes"].tobytes().decode().split("\0")[:-1] for x in shards]
     names = list(dict.fromkeys(itertools.chain(*texts)))
     numbers = {name: number for number, name in enumerate(names)}
@@ -306,12 +357,14 @@ def read_shards(
         **joined,
         names=Names(b"".join(buffers)) if is_named else None,
         rows=np.concatenate(list(rows)),
+        versions=versions,
     )
 
 
 def _arrays(shard):
     """A shard as arrays; names of classes and images are texts that end with zero."""
     labels, classes = _numbered(shard.labels)
+    about = {"inferred": shard.inferred, "unused": shard.unused}
 
     def joined(names):
         return np.frombuffer(Names.of(names).content, np.uint8)
@@ -322,6 +375,7 @@ def _arrays(shard):
         "labels": labels,
         "classes": joined(classes),
         "names": joined(shard.names or ()),
+        "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
     }
 
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ from pyarrow import parquet, types
 
 from towers.data.files import containers, reading
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.index import Index, find_column, settle_classes
+from towers.data.files.index import Index, find_column, label_text, settle_classes
 from towers.data.files.paths import class_name, reason, shown
+from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
-from towers.errors import DataError, one_line
+from towers.errors import DataError, TowersError, one_line
 
 _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
@@ -63,28 +65,31 @@ class ParquetIndex(Index):
     """Images in row groups; each group is read as a whole. `offsets` are the numbers of
     the row groups, and `lengths` the rows in them.
 
-    Each of `groups` is a file, the number there, and the bytes uncompressed; `column`
-    is the path of the column of bytes.
+    Each of `groups` is the number of a file, the number there, and the bytes
+    uncompressed; `column` is the path of the column of bytes.
     """
 
-    groups: Sequence[tuple[str, int, int]] = ()
+    groups: Sequence[tuple[int, int, int]] = ()
     column: tuple[str, ...] = ()
     cache: RowGroups | None = None
 
     def read(self, index: int) -> tuple[bytes, int]:
         group = int(self.offsets[index])
-        path, number, num_bytes = self.groups[group]
+        *place, num_bytes = self.groups[group]
         values = self.cache.get(
-            (path, number), num_bytes, lambda: self._read_group(path, number)
+            (self.files[place[0]], self.versions[place[0]], place[1]),
+            num_bytes,
+            lambda: self._read_group(*place),
         )
         value = values[int(self.lengths[index])].as_buffer()
         if value is None:
             raise ValueError("has no bytes; only images inside of the file are read")
         return value.to_pybytes(), int(self.labels[index])
 
-    def _read_group(self, path, number):
+    def _read_group(self, file_number, number):
         names = [".".join(self.column)]
-        with _errors_of_arrow(f"row group {number} "), _opened(path) as file:
+        place = self.files[file_number], self.versions[file_number]
+        with _errors_of_arrow(f"row group {number} "), _opened(*place) as file:
             table = file.read_row_group(number, names, use_threads=False)
             values = table.column(0).combine_chunks()
         for name in self.column[1:]:
@@ -106,7 +111,8 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Parquet files with images; arguments and errors as of `data.load` and `read`."""
+    """Load Parquet files with images; arguments and errors as of `data.load` and
+    `read`."""
     options = image_options or ImageOptions()
     read_files = functools.partial(
         read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
@@ -116,20 +122,32 @@ def load(
     )
 
 
-def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> Index:
-    """The index of the images in files; only labels are read, -1 where there are none.
+def read(
+    paths: Sequence[str],
+    columns: Mapping[str, str],
+    inventory: Inventory,
+    cache: RowGroups,
+) -> Index:
+    """Return the index of the images in files; only labels are read, -1 if there are
+    none.
 
     `columns` names the columns "image" and "label"; by default those that the metadata
     of `datasets` name, or that have a usual name. DataError where a file is no Parquet
     file, or has other columns than the first.
     """
     groups, numbers, group_numbers, group_rows, rows, labels = [], [], [], [], [], []
-    first, label_numbers = None, {}
+    first, label_numbers, versions = None, {}, []
     for file_number, path in enumerate(paths):
         try:
-            with _errors_of_arrow(), _opened(path) as file:
+            versions.append(reading.current_version(path))
+            with _errors_of_arrow(), _opened(path, versions[-1]) as file:
                 columns_here = _find_columns(file.schema_arrow, columns)
-                first = first or columns_here
+                if first is None:
+                    first = columns_here
+                    inventory.infer("columns", first.description)
+                    others = {first.image[0], first.label}
+                    names = [x for x in file.schema_arrow.names if x not in others]
+                    inventory.leave_out("columns", *names)
                 if columns_here != first:
                     raise ValueError(
                         f"has other columns than {shown(paths[0])}: "
@@ -139,12 +157,14 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
                 if first.label:
                     values = file.read([first.label]).column(0)
                     labels.append(_label_numbers(values, first, label_numbers))
+        except TowersError:
+            raise
         except (OSError, ValueError) as error:
             raise DataError(f"{shown(path)}: {reason(error)}") from error
         for number, (num_rows, num_bytes) in enumerate(sizes):
             group_numbers.append(np.full(num_rows, len(groups)))
             group_rows.append(np.arange(num_rows))
-            groups.append((path, number, num_bytes))
+            groups.append((file_number, number, num_bytes))
         rows.append(np.arange(sum(num_rows for num_rows, _ in sizes)))
         numbers.append(np.full(len(rows[-1]), file_number, np.int32))
     numbers = np.concatenate(numbers)
@@ -165,6 +185,7 @@ def read(paths: Sequence[str], columns: Mapping[str, str], cache: RowGroups) -> 
         groups=groups,
         column=first.image,
         cache=cache,
+        versions=versions,
     )
 
 
@@ -185,12 +206,10 @@ class _Columns(NamedTuple):
 
 
 def _find_columns(schema, columns):
-    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = metadata.get("info", {}).get("features") or {}
+    features = _features(schema)
     names = {}
     for role, kind in (("image", "Image"), ("label", "ClassLabel")):
-        about = {x: y for x, y in features.items() if isinstance(y, dict)}
-        typed = [x for x, y in about.items() if y.get("_type") == kind]
+        typed = [x for x, y in features.items() if y.get("_type") == kind]
         name = columns.get(role) or (typed[0] if len(typed) == 1 else None)
         index = find_column(role, schema.names, name, [_NAMES[role]])
         names[role] = None if index is None else schema.names[index]
@@ -205,9 +224,27 @@ def _find_columns(schema, columns):
     if not (types.is_binary(image) or types.is_large_binary(image)):
         raise ValueError(f"the column {'.'.join(path)} is {image}, and not of bytes")
     label = names["label"]
-    class_names = (features.get(label) or {}).get("names") or ()
+    class_names = features.get(label, {}).get("names") or ()
+    if not all(isinstance(name, str) for name in class_names):
+        raise ValueError(
+            f"the metadata of datasets have class names for {label} that are no texts; "
+            "write the file anew"
+        )
     kind = str(schema.field(label).type) if label else ""
+    if re.fullmatch(r"u?int\d+", kind):  # files of one set may differ in their bits
+        kind = "integers"
     return _Columns(path, label, kind, tuple(map(class_name, class_names)))
+
+
+def _features(schema):
+    """Return column -> what the metadata of `datasets` tell about it, if they have the
+    form that it writes."""
+    try:
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        items = about["info"]["features"].items()
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
+        return {}
+    return {name: x for name, x in items if isinstance(x, dict)}
 
 
 def _group_sizes(metadata, image):
@@ -246,19 +283,19 @@ def _label_numbers(values, columns, numbers):
             )
         return labels.astype(np.int32)
     encoded = values.combine_chunks().dictionary_encode()
-    new = [
-        -1 if x in (None, "", -1) else numbers.setdefault(str(x), len(numbers))
-        for x in encoded.dictionary.to_pylist()
-    ]
+    texts = [label_text(None if x == -1 else x) for x in encoded.dictionary.to_pylist()]
+    new = [-1 if x is None else numbers.setdefault(x, len(numbers)) for x in texts]
     indices = encoded.indices.fill_null(len(new)).to_numpy()
     return np.array([*new, -1], np.int32)[indices]
 
 
-def _opened(path):
-    """A file whose columns are read in ranges."""
+def _opened(path, version):
+    """Open a file whose columns are read in ranges."""
     if reading.is_url(path):
-        return parquet.ParquetFile(reading.open_file(path))
-    return parquet.ParquetFile(path, memory_map=True)
+        return parquet.ParquetFile(reading.open_file(path, version))
+    file = parquet.ParquetFile(path, memory_map=True)
+    version.require(path, reading.current_version(path))
+    return file
 
 
 @contextlib.contextmanager

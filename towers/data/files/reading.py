@@ -1,80 +1,150 @@
-"""Bytes of files that are on this machine, on a web server or in a bucket.
+"""Read bytes of files that are on this machine, on a web server or in a bucket.
 
-Whole files, or blocks of BLOCK_BYTES, of URLs are kept in the folder of `cache_folder`:
-those used last, at most TOWERS_CACHE_GB gigabytes (20 by default). A file that changes
-under its URL and keeps its size is not read again. http and https are read with
-`urllib`, other schemes with fsspec, which needs a package for each, see PACKAGES.
+What is read of URLs is kept in the folder of `cache_folder`: at most TOWERS_CACHE_GB
+gigabytes (20 by default) of what was used last. http and https are read with `urllib`,
+as fsspec does not compare their versions; other schemes with fsspec, which needs a
+package for each, see PACKAGES.
 """
 
+import base64
+import collections
 import contextlib
 import errno
 import functools
 import glob
 import hashlib
+import http.client
 import io
 import os
 import re
+import resource
+import socket
 import stat
+import string
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterable
-from typing import BinaryIO
+import zlib
+from typing import BinaryIO, NamedTuple, Self
 
-from towers.errors import DataError, one_line, printable
+from towers.errors import (
+    ConfigError,
+    DataError,
+    TowersError,
+    UnavailableError,
+    one_line,
+    printable,
+)
 
 BLOCK_BYTES = 4 * 2**20
-# Of an image file: what four channels of 16 bits take, for each pixel, and what all
-# that is no pixels may take, such as a profile of colors.
+# Bytes that an image file may have for each pixel, as of four channels of 16 bits, and
+# for everything else, such as a profile of colors.
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"}
 # A request is repeated after pauses, in seconds.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
-# Files of which ranges are read.
-MOST_OPEN = 64
+# Local files that stay open: few enough to leave descriptors for everything else.
+MAX_OPEN = max(4, min(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+# Times that bytes are fetched again if another process deletes them in the cache.
+MAX_READS = 5
+# Faults of a disk, of a machine or of a network, which may be over later.
+TRANSIENT = (
+    *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
+    *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENXIO, errno.ENODEV),
+    *(errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN),
+)
+
+
+class Version(NamedTuple):
+    """What tells a file from the one that replaces it: the size in bytes; the time of
+    its last change, or ETag, Last-Modified or the like; of a local file its inode, and
+    when that changed, in ns."""
+
+    size: int
+    tag: str
+    inode: int = 0
+    changed: int = 0
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Return the version of a local file."""
+        times = str(status.st_mtime_ns), status.st_ctime_ns
+        return cls(status.st_size, times[0], status.st_ino, times[1])
+
+    def require(self, path: str, found: Self) -> None:
+        """Raise DataError if a file that is read is not the one that was indexed. Some
+        file systems in user space give a file another inode when it is opened again."""
+        is_same = self.inode == found.inode or self.changed == found.changed
+        if self[:2] != found[:2] or not is_same:
+            raise DataError(
+                f"{printable(path)}: was replaced or changed after this program had "
+                "indexed it; start again to read it as it is now"
+            )
 
 
 def is_url(path: str | os.PathLike) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fsdecode(path)) is not None
 
 
+def is_web(path: str) -> bool:
+    """True if a path is a URL of a web server."""
+    return re.match("https?://", path, re.IGNORECASE) is not None
+
+
+def without_query(path: str) -> str:
+    """Return a URL of a web server without what follows its path; others as they are.
+    The path of a signed URL is followed by `?` and its signature."""
+    return re.split(r"[?#]", path)[0] if is_web(path) else path
+
+
 def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
-    """A regular file, or a link to one, that is open for reading; OSError where it
-    cannot be opened, is another thing, or has more bytes than `most_bytes`."""
+    """Open a regular file, or a link to one; OSError if it cannot be opened, is another
+    thing, or has more bytes than `most_bytes`."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no file", path)
+        raise OSError(errno.EINVAL, "is not a file", path)
     if most_bytes is not None and status.st_size > most_bytes:
         message = f"has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
         raise OSError(errno.EFBIG, message, path)
-    return open(path, "rb")
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        _KeptOpen.of.cache_clear()
+        return open(path, "rb")
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
-    """The content of a regular file; OSError as of `open_data_file`."""
+    """Read a regular file; OSError as of `open_data_file`."""
     with open_data_file(path, most_bytes) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def read_range(path: str, offset: int, length: int) -> bytes:
-    """Some bytes of a file; OSError where it cannot be read, ValueError where it ends
-    before."""
+def read_range(
+    path: str, offset: int, length: int, version: Version | None = None
+) -> bytes:
+    """Read some bytes of a file that has this version.
+
+    OSError if it cannot be read, ValueError if it ends before, DataError if it has
+    another version, UnavailableError if a disk or a server does not answer.
+    """
     if not is_url(path):
-        file = _KeptOpen.of(path)  # another thread may drop it
-        content = os.pread(file.number, length, offset)
-    elif os.path.exists(_cache_path(path)):
-        content = _from_cache(path, lambda: _fetch_blocks(path), offset, length)
+        content = _retry(path, _pread_kept, offset, length, version)
     else:
-        pieces, end = [], min(offset + length, size(path))
+        version = version or known_version(path)
+        pieces, end = [], min(offset + length, version.size)
         while offset < end:
-            number, begin = divmod(offset, BLOCK_BYTES)
-            most = min(BLOCK_BYTES - begin, end - offset)
-            pieces.append(_from_block(path, number, begin, most))
-            offset += most
+            begin = offset - offset % BLOCK_BYTES
+            most = min(begin + BLOCK_BYTES, version.size)
+            span = offset - begin, min(most, end) - offset
+            pieces.append(_read_cached(path, version, begin, most, *span))
+            offset += span[1]
         content = b"".join(pieces)
     if len(content) < length:
         raise ValueError(f"the file ends {length - len(content):,} bytes too early")
@@ -82,71 +152,91 @@ def read_range(path: str, offset: int, length: int) -> bytes:
 
 
 def read_image_file(path: str, max_pixels: int) -> bytes:
-    """The content of an image file that may have as many pixels as are decoded;
-    ValueError where it is larger than such a file."""
-    if is_url(path):
-        path = local_copy(path, in_blocks=False)
+    """Read an image file that may have as many pixels as are decoded; ValueError if it
+    is larger than such a file, other errors as of `read_range`."""
     most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
-    with open_data_file(path) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
+
+    def checked(num_bytes):
         if num_bytes > most_bytes:
             raise ValueError(
                 f"has {num_bytes:,} bytes, and at most {most_bytes:,} are read with "
                 f"max_image_pixels={max_pixels}; shrink it, or raise "
                 "--max_image_pixels"
             )
-        return file.read(num_bytes)
+        return num_bytes
 
-
-def open_file(path: str) -> BinaryIO:
-    """A file that is open for reading, with `seek`; OSError where it cannot be read."""
     if is_url(path):
-        return io.BufferedReader(_RemoteFile(path), BLOCK_BYTES)
-    return open_data_file(path)
+        return read_range(path, 0, checked(known_version(path).size))
+
+    def read(path):
+        with open_data_file(path) as file:
+            return file.read(checked(os.fstat(file.fileno()).st_size))
+
+    return _retry(path, read)
 
 
-def local_copy(path: str, in_blocks: bool = True) -> str:
-    """The path, or the path of a copy of a URL in the cache, of a file that may be
-    large and is fetched `in_blocks`; OSError where it cannot be read."""
+def open_file(path: str, version: Version | None = None) -> BinaryIO:
+    """Open a file for reading, with `seek`; errors as of `read_range`."""
+    if is_url(path):
+        file = _RemoteFile(path, version or current_version(path))
+        return io.BufferedReader(file, BLOCK_BYTES)
+    file = open_data_file(path)
+    if version is not None:
+        version.require(path, Version.of(os.fstat(file.fileno())))
+    return file
+
+
+def local_copy(path: str, version: Version | None = None) -> str:
+    """Return the path, or for a URL that of a copy in the cache; errors as of
+    `read_range`."""
     if not is_url(path):
         return path
-    fetch = _fetch_blocks if in_blocks else lambda path: [_fetch(path)]
-    return _cached(path, lambda: fetch(path))
+    version = version or current_version(path)
+    return _cached(path, version, 0, version.size)
 
 
-@functools.cache
-def size(path: str) -> int:
-    """Bytes of the file at a URL."""
-    return _retry(path, _size_of)
+def current_version(path: str) -> Version:
+    """Return the version that a file has now."""
+    if not is_url(path):
+        return Version.of(os.stat(path))
+    _versions[path] = version = _retry(path, _remote_version)
+    return version
 
 
-def version(path: str) -> str:
-    """A text that differs after a file is replaced."""
-    if is_url(path):
-        return f"{path} {size(path)}"
-    status = os.stat(path)
-    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
+def known_version(path: str) -> Version:
+    """Return the version of a remote file as it was asked for last."""
+    return _versions.get(path) or current_version(path)
+
+
+# URL -> version, of images that are read one by one.
+_versions: dict[str, Version] = {}
+# Another data set that is loaded asks for all versions anew.
+forget_versions = _versions.clear
 
 
 def expand(pattern: str) -> list[str]:
-    """The files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted within
-    each alternative of the braces; DataError where there is none. A file on this
-    machine may have such a name itself."""
+    """Return the files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted
+    within each alternative of the braces; DataError if there are none, or one twice. A
+    file on this machine, or what follows the path in a URL, may look like a pattern."""
     paths = []
     for one in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
         if is_url(one):
-            matches = sorted(_list(one)) if re.search(r"[*?\[]", one) else [one]
+            name = without_query(one).partition("://")[2].partition("/")[2]
+            matches = sorted(_list(one)) if re.search(r"[*?\[]", name) else [one]
         else:
             matches = [one] if os.path.exists(one) else sorted(glob.glob(one))
         if not matches:
             raise DataError(f"{printable(one)}: there is no such file")
         paths += matches
+    [(path, count)] = collections.Counter(paths).most_common(1)
+    if count > 1:
+        raise DataError(f"{printable(pattern)}: names {printable(path)} twice")
     return paths
 
 
 def matches(folder: str, pattern: str = "**") -> list[str]:
-    """The files of a pattern in a folder, sorted; all in it and below it by default.
-    DataError where it cannot be listed."""
+    """Return the files of a pattern in a folder, sorted; all in it and below it by
+    default. DataError if it cannot be listed."""
     if is_url(folder):
         return sorted(_list(f"{folder.rstrip('/')}/{pattern}"))
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
@@ -154,7 +244,7 @@ def matches(folder: str, pattern: str = "**") -> list[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`x{a,b}` as xa and xb, `{08..10}` as 08, 09 and 10."""
+    """Return `x{a,b}` as xa and xb, `{08..10}` as 08, 09 and 10."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -168,10 +258,10 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 class _KeptOpen:
-    """A file that is closed when nobody uses it."""
+    """Closes a file when nobody uses it."""
 
-    def __init__(self, path):
-        with open_data_file(path) as file:
+    def __init__(self, path, version):
+        with open_file(path, version) as file:
             self.number = os.dup(file.fileno())
 
     def __del__(self, close=os.close):
@@ -179,21 +269,23 @@ class _KeptOpen:
             close(self.number)
 
     @classmethod
-    @functools.lru_cache(MOST_OPEN)
-    def of(cls, path):
-        return cls(path)
+    @functools.lru_cache(MAX_OPEN)
+    def of(cls, path, version):
+        return cls(path, version)
 
 
-def _pread(path, offset, length):
-    with open_data_file(path) as file:
-        return os.pread(file.fileno(), length, offset)
+def _pread_kept(path, offset, length, version):
+    version = version or current_version(path)
+    file = _KeptOpen.of(path, version)  # another thread may drop it
+    version.require(path, Version.of(os.fstat(file.number)))
+    return os.pread(file.number, length, offset)
 
 
 def open_lock_file(path: str) -> BinaryIO:
-    """A regular file to lock, made where it is missing, and never written to; OSError
-    where it is a link or another thing."""
+    """Open a regular file to lock, made if it is missing, and never written to; OSError
+    if it is a link or another thing."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(errno.EINVAL, "is no file", path)
+        raise OSError(errno.EINVAL, "is not a file", path)
     return open(path, "ab")
 
 
@@ -201,8 +293,8 @@ def open_lock_file(path: str) -> BinaryIO:
 
 
 class _RemoteFile(io.RawIOBase):
-    def __init__(self, path):
-        self._path, self._place, self._size = path, 0, size(path)
+    def __init__(self, path, version):
+        self._path, self._place, self._version = path, 0, version
 
     def readable(self):
         return True
@@ -211,85 +303,134 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset, whence=io.SEEK_SET):
-        self._place = offset + (0, self._place, self._size)[whence]
+        self._place = offset + (0, self._place, self._version.size)[whence]
         return self._place
 
     def readinto(self, buffer):
-        length = max(0, min(len(buffer), self._size - self._place))
-        content = read_range(self._path, self._place, length) if length else b""
+        length = max(0, min(len(buffer), self._version.size - self._place))
+        content = read_range(self._path, self._place, length, self._version)
         buffer[: len(content)] = content
         self._place += len(content)
         return len(content)
 
 
-def _from_block(path, number, offset, length):
-    begin = number * BLOCK_BYTES
-    end = min(begin + BLOCK_BYTES, size(path))
-    key = f"{path} {size(path)} {number}"
-    return _from_cache(key, lambda: [_fetch(path, begin, end)], offset, length)
-
-
-def _fetch_blocks(path):
-    for begin in range(0, size(path), BLOCK_BYTES):
-        yield _fetch(path, begin, min(begin + BLOCK_BYTES, size(path)))
-
-
-def _fetch(path, begin=None, end=None):
-    return _retry(path, lambda path: _request(path, begin, end))
-
-
-def _retry(path, request):
+def _retry(path, request, *arguments):
+    """Return `request(path, *arguments)`, repeated after errors that may be over later.
+    UnavailableError if they are not."""
     for pause in (*PAUSES, None):
         try:
-            return request(path)
+            return request(path, *arguments)
         except Exception as error:  # of any class, by the library of a bucket
-            final = FileNotFoundError | PermissionError | DataError
-            is_final = isinstance(error, final)
-            is_final |= getattr(error, "code", 500) in (401, 403, 404)
-            if pause is None or is_final:
-                if isinstance(error, DataError):
+            if isinstance(error, TowersError) or not is_url(path):
+                if getattr(error, "errno", None) not in TRANSIENT:
                     raise
-                why = f"cannot be fetched: {one_line(error, 150)}"
-                raise OSError(errno.EIO, why, path) from error
+                _KeptOpen.of.cache_clear()
+            elif final := _final(path, error):
+                raise final from error
+            if pause is None:
+                why = getattr(error, "strerror", None) or one_line(error, 150)
+                what = "fetched" if is_url(path) else "read"
+                raise UnavailableError(
+                    f"{printable(path)}: cannot be {what}: {why}; the same command "
+                    "may succeed later"
+                ) from error
         time.sleep(pause)
 
 
-def _request(path, begin, end):
-    if not path.startswith(("http://", "https://")):
-        return _bucket(path).cat_file(path, start=begin, end=end)
-    ranges = {} if begin is None else {"Range": f"bytes={begin}-{end - 1}"}
-    with _open_url(path, headers=ranges) as response:
-        if ranges and response.status != 206:
-            raise DataError(f"{printable(path)}: the server gives no ranges of files")
-        content = response.read()
-    expected = int(response.headers.get("Content-Length", len(content)))
-    if len(content) != expected:
-        raise OSError(errno.EIO, f"{len(content)} of {expected} bytes came", path)
+def _final(path, error):
+    """Return the error to raise if another request would fail alike; else None."""
+    code, cause = getattr(error, "code", None), getattr(error, "reason", error)
+    code = code if isinstance(code, int) else 0
+    why = f"cannot be fetched: {one_line(error, 150)}"
+    if code in (404, 410) or isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, why, path)
+    if code in (401, 403) or isinstance(error, PermissionError):
+        return PermissionError(errno.EACCES, why, path)
+    is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+    is_refused = 400 <= code < 500 and code not in (408, 425, 429)
+    # A certificate that is not valid is a ValueError.
+    is_wrong = isinstance(cause, TypeError | ValueError | http.client.InvalidURL)
+    if is_unknown or is_refused or is_wrong:
+        return DataError(f"{printable(path)}: {why}")
+    return None
+
+
+def _fetch(path, version, begin, end):
+    """Return some bytes of a remote file; DataError if it has another version."""
+    if not is_web(path):
+        content = _bucket(path).cat_file(path, start=begin, end=end)
+        version.require(path, _remote_version(path))
+    else:
+        is_whole = (begin, end) == (0, version.size)
+        ranges = {} if is_whole else {"Range": f"bytes={begin}-{end - 1}"}
+        with _open_url(path, headers=ranges) as response:
+            if ranges and response.status != 206:
+                raise DataError(
+                    f"{printable(path)}: the server gives no ranges of files"
+                )
+            found = _version_in(response, [version.tag.partition(" ")[0]])
+            # What an answer does not tell is taken for the same.
+            size = version.size if found.size < 0 else found.size
+            version.require(path, Version(size, found.tag or version.tag))
+            content = response.read()
+    if len(content) != end - begin:
+        raise OSError(errno.EIO, f"{len(content)} of {end - begin} bytes came", path)
     return content
 
 
-def _size_of(path):
-    if not path.startswith(("http://", "https://")):
-        return int(_bucket(path).info(path)["size"])
-    with _open_url(path, method="HEAD") as response:
-        return int(response.headers["Content-Length"])
+def _remote_version(path):
+    if not is_web(path):
+        about = _bucket(path).info(path, refresh=True)
+        return Version(int(about["size"]), str(about))  # as in fsspec's `ukey`
+    version = Version(-1, "")
+    try:
+        with _open_url(path, method="HEAD") as response:
+            version = _version_in(response)
+    except urllib.error.HTTPError as error:
+        if error.code not in (400, 403, 405, 501):  # a URL may be signed for GET alone
+            raise
+    if version.size < 0:
+        with _open_url(path, headers={"Range": "bytes=0-0"}) as response:
+            version = _version_in(response)
+            if version.size < 0:
+                version = version._replace(size=len(response.read()))
+    return version
+
+
+def _version_in(response, names=("ETag", "Last-Modified")):
+    """Return the version in an answer: with size -1 if it does not tell the size, with
+    the first header of these names as the tag."""
+    is_part = response.status == 206
+    size = response.headers.get("Content-Range" if is_part else "Content-Length", "")
+    size = size.rpartition("/")[2]
+    name = next((name for name in names if response.headers.get(name)), "")
+    tag = f"{name} {response.headers[name].removeprefix('W/')}" if name else ""
+    return Version(int(size) if size.isdigit() else -1, tag)
 
 
 def _open_url(path, **options):
-    request = urllib.request.Request(path, **options)  # noqa: S310, http or https
+    parts = urllib.parse.urlsplit(path)
+    host = parts.netloc.rpartition("@")[2]
+    # Spaces and letters that are not ASCII are encoded.
+    url = urllib.parse.quote(parts._replace(netloc=host).geturl(), string.punctuation)
+    request = urllib.request.Request(url, **options)  # noqa: S310, http or https
+    if parts.username is not None:
+        names = f"{parts.username}:{parts.password or ''}"
+        text = base64.b64encode(urllib.parse.unquote(names).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {text}")
     return urllib.request.urlopen(request, timeout=TIMEOUT_SECS)  # noqa: S310
 
 
 def _list(pattern):
     scheme = pattern.split(":")[0]
-    if scheme in ("http", "https"):
+    if is_web(pattern):
         raise DataError(
             f"{printable(pattern)}: a web server lists no files; name them, such as "
             "https://HOST/train-{000..146}.tar"
         )
     try:
-        bucket = _bucket(pattern)
-        names = [x for x in bucket.glob(pattern) if bucket.isfile(x)]
+        found = _bucket(pattern).glob(pattern, detail=True)
+        names = [name for name, about in found.items() if about["type"] == "file"]
         return [f"{scheme}://{name.lstrip('/')}" for name in names]
     except DataError:
         raise
@@ -302,7 +443,7 @@ def _bucket(path):
 
     scheme = path.split(":")[0].lower()
     try:
-        return fsspec.filesystem(scheme)
+        return fsspec.filesystem(scheme, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         package = PACKAGES.get(scheme)
         hint = f"pip install {package}" if package else one_line(error, 100)
@@ -315,76 +456,127 @@ def _bucket(path):
 
 
 def cache_folder() -> str:
-    """TOWERS_CACHE_DIR, or `towers` in XDG_CACHE_HOME or ~/.cache."""
+    """Return TOWERS_CACHE_DIR, or `towers` in XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.environ.get("TOWERS_CACHE_DIR") or os.path.join(home, "towers")
 
 
-def _cache_path(key):
-    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-    ending = os.path.splitext(key)[1] if key.count(" ") == 0 else ""
-    return os.path.join(cache_folder(), "remote", name + ending[:12])
+def _cache_bytes():
+    text = os.environ.get("TOWERS_CACHE_GB", "20")
+    with contextlib.suppress(ValueError):
+        if float(text) >= 0:
+            return float(text) * 1e9
+    raise ConfigError(f"TOWERS_CACHE_GB={text}: should be a number of gigabytes")
 
 
-# A file is fetched by one thread; the others that need it wait.
+# Bytes are fetched by one thread; the others that need them wait.
 _fetching = [threading.Lock() for _ in range(256)]
 _guard = threading.Lock()
+# Name in the cache without the checksum -> path, and what changes if it is written to.
+_checked: dict[str, tuple[str, tuple[int, ...]]] = {}
 
 
-def _from_cache(key, fetch, offset, length):
-    while True:
+def _read_cached(path, version, begin, end, offset, length):
+    """Return some of the bytes from `begin` to `end` of a remote file."""
+
+    def read(place):
+        with open_data_file(place) as file:
+            return os.pread(file.fileno(), length, offset)
+
+    for _ in range(MAX_READS):
+        place = _cached(path, version, begin, end)
         with contextlib.suppress(FileNotFoundError):  # deleted by another process
-            return _pread(_cached(key, fetch), offset, length)
+            content = _retry(place, read)
+            if len(content) == length:
+                return content
+    raise UnavailableError(f"{cache_folder()}: files are deleted before they are read")
 
 
-def _cached(key: str, fetch: Callable[[], Iterable[bytes]]) -> str:
-    """The path of the file with the content of a key, which is fetched once."""
-    path = _cache_path(key)
-
-    def is_there():
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(path)
-            return True
-        return False
-
-    if is_there():
-        return path
-    with _fetching[hash(path) % len(_fetching)]:
-        if is_there():
-            return path
+def _cached(path: str, version: Version, begin: int, end: int) -> str:
+    """Return the path of a file with the bytes from `begin` to `end` of a remote file,
+    which are fetched once. Its name ends with their checksum."""
+    key = f"{path} {version.size} {version.tag} {begin} {end}"
+    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+    prefix = os.path.join(cache_folder(), "remote", name[:2], name)
+    if place := _intact(prefix, end - begin):
+        return place
+    with _fetching[hash(prefix) % len(_fetching)]:
+        if place := _intact(prefix, end - begin):
+            return place
+        most = _cache_bytes()
         # Several machines may share the folder: process numbers are not enough.
-        folder, temporary = os.path.dirname(path), f"{path}.{uuid.uuid4().hex}.partial"
-        os.makedirs(folder, exist_ok=True)
+        temporary, checksum = f"{prefix}.{uuid.uuid4().hex}.partial", 0
+        ending = os.path.splitext(without_query(path))[1][:12]
         try:
+            os.makedirs(os.path.dirname(prefix), exist_ok=True)
             with open(temporary, "wb") as file:
-                file.writelines(fetch())
-            os.replace(temporary, path)
-        except BaseException:
+                for first in range(begin, end, BLOCK_BYTES):
+                    last = min(first + BLOCK_BYTES, end)
+                    content = _retry(path, _fetch, version, first, last)
+                    checksum = zlib.crc32(content, checksum)
+                    file.write(content)
+            place = f"{prefix}-{checksum:08x}{ending}"
+            os.replace(temporary, place)
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
-            raise
-        _shrink(folder, path)
-    return path
+            if not isinstance(error, OSError) or error.filename == path:
+                raise
+            raise DataError(
+                f"{cache_folder()}: remote files cannot be kept there: "
+                f"{error.strerror}; TOWERS_CACHE_DIR names another folder"
+            ) from error
+        _shrink(place, most)
+    return place
+
+
+def _intact(prefix, num_bytes):
+    """Return the path of a file in the cache with its length and checksum, or None. The
+    checksum is computed again only if the file was changed since."""
+    found = _checked.get(prefix)
+    paths = [found[0]] if found else glob.glob(f"{glob.escape(prefix)}-*")
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            about = status.st_ino, status.st_size, status.st_mtime_ns
+            if found is None or found[1] != about:
+                _checked.pop(prefix, None)
+                if status.st_size != num_bytes or not _has_checksum(path, prefix):
+                    os.remove(path)
+                    continue
+                _checked[prefix] = path, about
+            with contextlib.suppress(OSError):  # it was used now
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+            return path
+    _checked.pop(prefix, None)
+    return None
+
+
+def _has_checksum(path, prefix):
+    checksum = 0
+    with open_data_file(path) as file:
+        while content := file.read(BLOCK_BYTES):
+            checksum = zlib.crc32(content, checksum)
+    return path.startswith(f"{prefix}-{checksum:08x}")
 
 
 _written = [float("inf")]  # bytes since the folder was last measured
 
 
-def _shrink(folder, kept):
-    """Deletes the files used longest ago where there are more bytes than may be; looks
-    only after every twentieth of them."""
-    most = float(os.environ.get("TOWERS_CACHE_GB", "20")) * 1e9
+def _shrink(kept, most):
+    """Delete the files used longest ago if there are more bytes than may be; look only
+    after every twentieth of them."""
     with _guard:
         _written[0] += os.path.getsize(kept)
         if _written[0] < most / 20:
             return
         _written[0] = 0
-    files = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # it got its name, or is gone
-                status = entry.stat()
-                files.append((status.st_mtime, status.st_size, entry.path))
+    files, root = [], os.path.join(glob.escape(cache_folder()), "remote")
+    for path in glob.glob(os.path.join(root, "**"), recursive=True):
+        with contextlib.suppress(FileNotFoundError):  # it got its name, or is gone
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode):
+                files.append((status.st_atime, status.st_size, path))
     excess = sum(size for _, size, _ in files) - 0.95 * most
     for _, num_bytes, path in sorted(files):
         if excess <= 0:

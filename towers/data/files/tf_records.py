@@ -1,16 +1,22 @@
 """TFRecord files of `tf.train.Example`, one image each."""
 
+import contextlib
 import functools
 import os
+import re
+import shutil
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from towers.data.files import containers, reading
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.index import Index, Shard, read_shards
+from towers.data.files.index import Index, Shard, label_text, read_shards
+from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Trained
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
@@ -32,20 +38,21 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """TFRecord files with images; arguments and errors as of `containers.load`."""
+    """Load TFRecord files with images; arguments and errors as of
+    `containers.load`."""
     read_files = functools.partial(read_shards, read=read)
     return containers.load(
         "tfrecord", _KEYS, read_files, data_dir, columns, image_options, trained
     )
 
 
-def read(path: str, columns: Mapping[str, str]) -> Shard:
-    """The images of a TFRecord file, which is read once, with its checksums.
+def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Shard:
+    """Return the images of a TFRecord file, which is read once, with its checksums.
 
     `columns` are "image", "label" and "text" -> key of the feature, by default as in
     TensorFlow's ImageNet. A text names the class, otherwise the label does. ValueError
-    where a checksum is wrong, the file breaks off, or a record has no image or several
-    labels.
+    if a checksum is wrong, the file breaks off, or a record has no image, no such
+    label, or several.
     """
     keys = _KEYS | columns
     kinds = {
@@ -61,33 +68,100 @@ def read(path: str, columns: Mapping[str, str]) -> Shard:
         numbers = tf.strings.as_string(tf.sparse.to_dense(label, -1)[:, :2])
         return records, examples[keys["image"]], texts, numbers
 
-    offsets, lengths, labels, offset = [], [], [], 0
-    dataset = tf.data.TFRecordDataset(reading.local_copy(path), buffer_size=2**20)
-    dataset = without_tuning(dataset.batch(_BATCH).map(parse))
+    offsets, lengths, labels, offset, features = [], [], [], 0, {}
+    with _file(path, version) as name:
+        dataset = tf.data.TFRecordDataset(name, buffer_size=2**20).batch(_BATCH)
+        try:
+            for record in dataset.take(1).as_numpy_iterator():
+                features = _features(record[0])
+            dataset = without_tuning(dataset.map(parse))
+            for records, images, texts, numbers in dataset.as_numpy_iterator():
+                for row, (record, image) in enumerate(
+                    zip(records, images, strict=True)
+                ):
+                    where = f"record {len(offsets)} (counted from 0)"
+                    if not image:
+                        raise ValueError(
+                            f"{where} has no bytes in {keys['image']}; "
+                            f"{_hint(features, keys)}"
+                        )
+                    offsets.append(offset + _BEFORE + record.find(image))
+                    lengths.append(len(image))
+                    labels.append(_label(texts[row], numbers[row], where))
+                    offset += _BEFORE + len(record) + _AFTER
+        except tf.errors.OpError as error:
+            where = f"record {len(offsets)} or one of the next {_BATCH}"
+            text = f"{where} (counted from 0): {cause(error)}"
+            if "ata types don't match" in str(error):
+                text += f"; {_hint(features, keys)}"
+            raise ValueError(text) from error
+    used = [keys[x] for x in ("image", "text", "label") if keys[x] in features]
+    if not any(labels) and features.keys() - used:
+        raise ValueError(f"has no labels; {_hint(features, keys)}")
+    unused = [("features", key) for key in features if key not in used]
+    spans = np.array(offsets, np.int64), np.array(lengths, np.int64)
+    return Shard(*spans, labels, None, [("columns", ", ".join(used))], unused)
+
+
+@contextlib.contextmanager
+def _file(path, version):
+    """Yield the path of a file, or for a URL of a copy; ValueError if it is packed."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(reading.open_file(path, version))
+        if file.read(2) == b"\x1f\x8b":
+            raise ValueError(
+                "is compressed by gzip, and images are read one by one; gunzip -S '' "
+                "or `zcat FILE > NEW` unpacks it"
+            )
+        if reading.is_url(path):
+            file.seek(0)
+            copy = stack.enter_context(tempfile.NamedTemporaryFile())
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            path = copy.name
+        yield path
+
+
+def _features(record):
+    """Return key -> kind of the features of a record, bytes, int64 or float."""
     try:
-        for records, images, texts, numbers in dataset.as_numpy_iterator():
-            for row, (record, image) in enumerate(zip(records, images, strict=True)):
-                where = f"record {len(offsets)} (counted from 0)"
-                if not image:
-                    raise ValueError(
-                        f"{where} has no bytes in {keys['image']}; "
-                        "--columns=image:KEY names the feature"
-                    )
-                offsets.append(offset + _BEFORE + record.find(image))
-                lengths.append(len(image))
-                labels.append(_label(texts[row], numbers[row], where))
-                offset += _BEFORE + len(record) + _AFTER
-    except tf.errors.OpError as error:
-        where = f"record {len(offsets)} or one of the next {_BATCH} (counted from 0)"
-        raise ValueError(f"{where}: {cause(error)}") from error
-    return Shard(np.array(offsets, np.int64), np.array(lengths, np.int64), labels)
+        features = tf.train.Example.FromString(record).features.feature
+    except DecodeError:
+        return {}
+    kinds = {key: x.WhichOneof("kind") or "empty" for key, x in features.items()}
+    return {key: kinds[key].partition("_")[0] for key in sorted(kinds)}
+
+
+def _hint(features, keys):
+    """Return the features that there are, and the option that names them."""
+    if not features:
+        return "it holds no tf.train.Example"
+    names = {
+        role: [x for x in features if re.search(rf"{role}|{other}", x, re.IGNORECASE)]
+        for role, other in (("image", "img|jpe?g|png"), ("label", "class|target"))
+    }
+    of_kind = {"image": "bytes", "label": "int64"}
+    named = []
+    for role, kind in of_kind.items():
+        fitting = [x for x in features if features[x] == kind]
+        first = [x for x in (keys[role], *names[role], *fitting) if x in fitting]
+        text = [x for x in names[role] if features[x] == "bytes" and x not in named]
+        if first:
+            named.append(f"{role}:{first[0]}")
+        elif text:
+            named.append(f"text:{text[0]}")
+    listed = ", ".join(f"{key} ({kind})" for key, kind in features.items())
+    return f"it has {shown(listed, 150)}; --columns={','.join(named)} names them"
 
 
 def _label(text, number, where):
     given = [[x for x in values if x not in (b"", b"-1")] for values in (text, number)]
     for values in given:
         if len(values) == 1:
-            return values[0].decode()
+            try:
+                return label_text(values[0].decode())
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
     if any(given):
         raise ValueError(
             f"{where} has several labels; one is read, or several from a table"
@@ -103,6 +177,7 @@ def open_records(paths: Sequence[str]) -> Index:
     readers alone. ValueError where one breaks off, or is no TFRecord file.
     """
     spans = [None] * len(paths)
+    versions = [reading.current_version(path) for path in paths]
 
     def read_spans(number):
         spans[number] = _spans(paths[number])
@@ -112,7 +187,7 @@ def open_records(paths: Sequence[str]) -> Index:
     counts = [x.shape[1] for x in spans]
     numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     labels = np.zeros(len(numbers), np.int32)
-    return Index(paths, numbers, labels, (), offsets, lengths)
+    return Index(paths, numbers, labels, (), offsets, lengths, versions=versions)
 
 
 def _spans(path):
