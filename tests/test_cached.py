@@ -172,7 +172,7 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     survey = Survey()
     assert settle_size(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, "")
     nothing = Files([b"", b""])
-    assert "no image can be decoded" in message(
+    assert "can be read, 2 like folder/0.png: the file is empty" in message(
         settle_size, nothing, 3, ImageOptions(survey=survey)
     )
 
@@ -197,7 +197,9 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
 def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     files, pixels, monkeypatch
 ):
-    mean, std = cached.sampled_moments(CachedSource(files, SHAPE, ImageOptions()))
+    mean, std = cached.sampled_moments(
+        CachedSource(files, SHAPE, ImageOptions()), ImageOptions(), files
+    )
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
     monkeypatch.setattr(cached, "SAMPLE", 4)
@@ -205,6 +207,6 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     for _ in range(2):
         files.num_reads = 0
         source = CachedSource(files, SHAPE, ImageOptions())
-        actual.append(cached.sampled_moments(source))
+        actual.append(cached.sampled_moments(source, ImageOptions(), files))
         assert files.num_reads == 4
     assert actual[0] == actual[1]

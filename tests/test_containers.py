@@ -33,7 +33,7 @@ from towers.data.files import reading
 from towers.data.files.parquet import ParquetIndex
 from towers.data.orders import BlockOrder, block_order
 from towers.data.sources import checksum
-from towers.errors import DataError, UnavailableError
+from towers.errors import DataError, UnavailableDataError
 from towers.training.train import train
 
 COUNT = 45
@@ -294,7 +294,7 @@ def test_the_cache_of_remote_files_is_bounded(tmp_path, cache, monkeypatch):
         with open(reading.local_copy(path), "rb") as file:
             assert file.read() == content
         server.fail = 9
-        with pytest.raises(UnavailableError, match="cannot be fetched: .*503"):
+        with pytest.raises(UnavailableDataError, match="cannot be fetched: .*503"):
             monkeypatch.setattr(reading, "PAUSES", (0.0, 0.0))
             reading.read_range(f"{server.url}/other", 0, 1)
 
@@ -355,7 +355,11 @@ def two_labels(path):
     "name, spoil, words",
     [
         ("Parquet", cut, "cannot be read: "),
-        ("Parquet", other_columns, "other columns than .*: picture and label (integers)"),
+        (
+            "Parquet",
+            other_columns,
+            "other columns than .*: picture and label (integers)",
+        ),
         ("Parquet", wrong_label, "row 0 has the label 3, expected 0 to 2"),
         ("Parquet", texts, "no column is named like an image, only a, b; --columns=im"),
         ("tar", cut, "breaks off"),

@@ -80,7 +80,7 @@ class DataError(TowersError):
     exit_code = 3
 
 
-class UnavailableError(DataError):
+class UnavailableDataError(DataError):
     """A disk, a server or a limit of this machine keeps data from being read; the same
     command may succeed later."""
 
@@ -263,14 +263,15 @@ def _saved(content, folder):
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raise a DataError or UnavailableError again as itself if TensorFlow has wrapped
-    it, as it does with an error in a function that a graph or `tf.data` calls."""
+    """Raise a DataError, also of data that are not available, again as itself if
+    TensorFlow has wrapped it, as it does with an error in a function that a graph or
+    `tf.data` calls."""
     try:
         yield
     except TowersError:
         raise
     except Exception as error:
-        for kind in (DataError, UnavailableError):
+        for kind in (DataError, UnavailableDataError):
             if match := re.search(rf"\b{kind.__name__}: (.*)", str(error)):
                 raise kind(match[1]) from None
         raise

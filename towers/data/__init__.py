@@ -45,10 +45,12 @@ def load(
         ConfigError: there is no such name or column role, or a function in a file gives
             no DataSet.
     """
+    from towers.data.files import reading
     from towers.data.files.image_files import ImageOptions
     from towers.data.sources import DataSet
     from towers.data.validate import validate, validate_labels
 
+    reading.forget_versions()
     options = ImageOptions(**image_options)
     data_set = factories.create(
         "dataset",

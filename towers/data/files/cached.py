@@ -5,6 +5,7 @@ reading is a look-up. Nothing else is kept: the data set may be larger than memo
 """
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import math
@@ -19,9 +20,8 @@ from towers import console
 from towers.config.list_options import height_and_width
 from towers.data import streams
 from towers.data.augment.crops import random_box
-from towers.data.files.image import read_image, upright_size
-from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
-from towers.data.files.paths import shown
+from towers.data.files.image import greatest_of_16_bits, read_image, upright_size
+from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
 from towers.data.inventory import Inventory
 from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
@@ -33,6 +33,10 @@ NUM_COMPARED = 256
 # random with a fixed seed. The error of a mean is about 1 of 255 (the means of images
 # differ by 50).
 SAMPLE = 5000
+
+# An image is constant, or nearly so, if its values of 0..255 span less than this; a
+# warning says so if this share of the sample is.
+FLAT_RANGE, FLAT_SHARE = 16, 0.1
 
 # Blocks that are read for a sample, where images are read in blocks.
 NUM_BLOCKS = 16
@@ -271,12 +275,14 @@ def settle_size(
     `default_size`.
 
     Returns the options with the `image_size` that is used, the shape, and a note for
-    the user, or "". DataError where an image of those cannot be read, or with a survey
+    the user, or "". DataError if an image of those cannot be read, or with a survey
     none of them.
     """
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
-    sizes, count = set(), min(len(files), NUM_COMPARED)
+    sizes, count, survey = set(), min(len(files), NUM_COMPARED), None
+    if options.survey is not None or options.bad_images == "skip":
+        survey = Survey(skips=options.bad_images == "skip")
     indices = np.linspace(0, len(files) - 1, count).astype(int)
     if (blocks := blocks_of(files)) is not None:
         indices = indices_in_blocks(blocks, count)
@@ -284,12 +290,11 @@ def settle_size(
         try:
             sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
         except (OSError, ValueError, MemoryError) as error:
-            if options.survey is None and options.bad_images == "stop":
-                # Else it is detected again with all others.
-                refuse(files, index, error, None)
+            refuse(files, index, error, survey)  # it is detected again with all others
     if not sizes:
         raise DataError(
-            f"{shown(files.location(0))} and all that follow: no image can be decoded"
+            f"none of {len(indices)} images that were tried can be read, "
+            f"{survey.summary()}"
         )
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
@@ -344,6 +349,10 @@ def leave_out_bad_images(
             count_read(len(labels))
         positions = np.flatnonzero(_are_read(np.concatenate(all_labels)))
         is_all = len(positions) == source.num_examples
+        if not len(positions):
+            raise DataError(
+                f"none of {source.num_examples} images can be read, {survey.summary()}"
+            )
         good[source] = source if is_all else Subset(source, positions)
     survey.close()
     for location, fault in survey.bad_images.items():
@@ -373,9 +382,12 @@ def progress(
     return count_read
 
 
-def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, 0..255, of SAMPLE images or all;
-    DataError where one cannot be read."""
+def sampled_moments(
+    source: Source, options: ImageOptions, files: ImageFiles
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, 0..255, of SAMPLE images or
+    all; warn if many of them are constant or nearly so. DataError if one cannot be
+    read."""
     indices = np.arange(source.num_examples)
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
@@ -383,9 +395,33 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
             indices = indices_in_blocks(blocks, SAMPLE)
         else:
             indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
-    counts = np.zeros((source.image_shape[-1], 256))
+    counts, num_flat = np.zeros((source.image_shape[-1], 256)), 0
     for images, labels in read_in_batches(source, 50, indices):
-        counts += channel_counts(images[_are_read(labels)])
+        images = images[_are_read(labels)]
+        counts += channel_counts(images)
+        spans = images.max((1, 2, 3)).astype(int) - images.min((1, 2, 3))
+        num_flat += int(np.sum(spans < FLAT_RANGE))
     if not counts.any():
-        raise DataError(f"none of {len(indices)} training images can be read")
+        faults = options.survey.summary() if options.survey else ""
+        raise DataError(f"none of {len(indices)} training images can be read, {faults}")
+    if num_flat >= FLAT_SHARE * len(indices):
+        _warn_of_flat_images(num_flat, len(indices), options, files)
     return moments(counts)
+
+
+def _warn_of_flat_images(num_flat, count, options, files):
+    greatest, most = [], min(len(files), NUM_BLOCKS)
+    for index in np.linspace(0, len(files) - 1, most).astype(int).tolist():
+        with contextlib.suppress(OSError, ValueError, MemoryError):
+            content, _ = files.read(index)
+            greatest.append(greatest_of_16_bits(content, options.max_image_pixels))
+    hint = ""
+    if any(greatest):
+        hint = (
+            f"; 16-bit files, of which the upper 8 bits are read, have values up to "
+            f"{max(greatest):,} of 65,535: scale them to 65,535, or to 8 bits"
+        )
+    console.warn(
+        f"{num_flat:,} of {count:,} training images are constant or nearly so, their "
+        f"values span less than {FLAT_RANGE} of 255{hint}"
+    )

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import math
 import struct
 import warnings
@@ -15,6 +16,7 @@ from PIL.TgaImagePlugin import TgaImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
+from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.streams import Memory
 from towers.errors import one_line
 
@@ -49,6 +51,8 @@ SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
 # Metadata that are damaged turn nothing, and are not warned about.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+# Pillow logs faults that it raises too.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 class Refused(ValueError):
@@ -172,6 +176,8 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     Refused where it is none, has too many pixels, or is damaged."""
     if not content:
         raise Refused("the file is empty")
+    if content.startswith(LFS):
+        raise Refused(LFS_HINT)
     try:
         with _opened(content) as image:
             num_pixels = image.width * image.height
@@ -223,12 +229,23 @@ def _completed(image, content):
     return read(b"") if len(pixels) == 1 else image
 
 
+def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
+    """Return the greatest value of a gray image of 16 bits; 0 of another one."""
+    with opened(content, max_pixels) as image:
+        image.load()
+        return int(np.asarray(image).max()) if _has_16_bits(image) else 0
+
+
+def _has_16_bits(image):
+    # Pillow scales PGM files of more than 8 bits to 16 bits, as 32-bit integers.
+    is_pgm = image.format == "PPM" and image.mode == "I"
+    return image.mode.startswith("I;16") or is_pgm
+
+
 def _pixels(image, channels):
     """The image decoded, in 8 bits, gray or in colors, as stored."""
     image.load()
-    # Pillow scales PGM files of more than 8 bits to 16 bits, as 32-bit integers.
-    is_pgm = image.format == "PPM" and image.mode == "I"
-    if image.mode.startswith("I;16") or is_pgm:
+    if _has_16_bits(image):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise Refused("has pixels of 32 bits; 8 and 16 bits are read")

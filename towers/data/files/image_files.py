@@ -2,16 +2,27 @@
 
 import collections
 import dataclasses
+import errno
+import re
 import threading
 from typing import Protocol
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason, shown
-from towers.errors import DataError
+from towers.data.files.reading import is_transient
+from towers.errors import DataError, TowersError, UnavailableDataError
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.
 DEFAULT_IMAGE_SIZE = 64
+
+# What is at a path is missing, or not a file.
+CONTENT_ERRORS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
+# Kinds of faults in a line.
+MAX_KINDS = 3
 
 
 class ImageFiles(Protocol):
@@ -34,18 +45,30 @@ class ImageFiles(Protocol):
 class Survey:
     """Faults and sizes of all images of a data set: `faults`, location -> what is wrong
     there; `misplaced`, path -> why it is none of the images; `sizes`, (height, width)
-    -> how often it was decoded."""
+    -> how often it was decoded. If it `skips`, images with faults are left out."""
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
     misplaced: dict[str, str] = dataclasses.field(default_factory=dict)
     sizes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     is_closed: bool = False
+    skips: bool = False
 
     @property
     def bad_images(self) -> dict[str, str]:
         """location -> what is wrong there, of all, in the order of the locations."""
         return dict(sorted((self.misplaced | self.faults).items()))
+
+    def summary(self) -> str:
+        """Return the kinds of faults, each with its number and an example. Faults are
+        of one kind if they differ in numbers alone."""
+        kinds = {}
+        for location, text in self.bad_images.items():
+            kind = re.sub(r"\d[\d,.]*", "0", text)
+            kinds.setdefault(kind, []).append((location, text))
+        most = sorted(kinds.values(), key=len, reverse=True)[:MAX_KINDS]
+        texts = (f"{len(x)} like {shown(x[0][0], 60)}: {x[0][1]}" for x in most)
+        return "; ".join(texts)
 
     def close(self) -> None:
         """Ends the survey: from now on faults are raised."""
@@ -97,17 +120,32 @@ class ImageOptions:
         """The options, with a survey where bad images are to be skipped."""
         if self.survey is not None or self.bad_images == "stop":
             return self
-        return dataclasses.replace(self, survey=Survey())
+        return dataclasses.replace(self, survey=Survey(skips=True))
 
 
 def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
-    """Records a fault in an open survey, else raises it as a DataError."""
+    """Record a fault of an image in an open survey, else raise it as a DataError.
+
+    A fault that may be over later is always raised, as an UnavailableDataError; if bad
+    images are left out, so are others that are not of an image's content, such as a
+    file that may not be opened.
+    """
+    if isinstance(error, TowersError):
+        raise error
     location, message = files.location(index), reason(error)
-    if survey is None or survey.is_closed:
-        raise DataError(
-            f"{shown(location)}: {message}; --bad_images=skip leaves bad images out, "
-            "`python -m towers.data` finds them all"
+    if is_transient(error):
+        raise UnavailableDataError(
+            f"{shown(location)}: {message}; the same command may succeed later"
         )
-    survey.add_fault(location, message)
+    is_content = isinstance(error, ValueError) or (
+        isinstance(error, OSError) and error.errno in CONTENT_ERRORS
+    )
+    if survey is not None and not survey.is_closed and (is_content or not survey.skips):
+        survey.add_fault(location, message)
+        return
+    hint = "; --bad_images=skip leaves bad images out" if is_content else ""
+    raise DataError(
+        f"{shown(location)}: {message}{hint}, `python -m towers.data` finds them all"
+    )

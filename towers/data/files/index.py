@@ -20,7 +20,13 @@ from towers.data.files import reading
 from towers.data.files.paths import class_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
-from towers.errors import DataError, TowersError, nearest, with_nearest
+from towers.errors import (
+    DataError,
+    TowersError,
+    UnavailableDataError,
+    nearest,
+    with_nearest,
+)
 
 FORMAT = 3  # of the cached arrays of a shard
 
@@ -283,6 +289,17 @@ def label_text(value: Any) -> str | None:
     return text or None
 
 
+def data_error(path: str, error: Exception) -> TowersError:
+    """Return the error to raise for a container that cannot be read."""
+    if isinstance(error, TowersError):
+        return error
+    text = reason(error)
+    with contextlib.suppress(OSError), reading.open_file(path) as file:
+        text = reading.LFS_HINT if file.read(len(reading.LFS)) == reading.LFS else text
+    kind = UnavailableDataError if reading.is_transient(error) else DataError
+    return kind(f"{shown(path)}: {text}")
+
+
 class Shard(NamedTuple):
     """The images of one file.
 
@@ -323,10 +340,8 @@ def read_shards(
             place = path if reading.is_url(path) else os.path.realpath(path)
             key = f"{FORMAT} {read.__module__} {columns} {place} {version[:3]}"
             shards[number] = _cached_arrays(key, make)
-        except TowersError:
-            raise
         except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{shown(path)}: {reason(error)}") from error
+            raise data_error(path, error) from error
 
     call_in_readers(read_one, len(paths))
     counts = [len(x["offsets"]) for x in shards]

@@ -16,11 +16,17 @@ from pyarrow import parquet, types
 
 from towers.data.files import containers, reading
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.index import Index, find_column, label_text, settle_classes
-from towers.data.files.paths import class_name, reason, shown
+from towers.data.files.index import (
+    Index,
+    data_error,
+    find_column,
+    label_text,
+    settle_classes,
+)
+from towers.data.files.paths import class_name, shown
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
-from towers.errors import DataError, TowersError, one_line
+from towers.errors import DataError, one_line
 
 _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
@@ -157,10 +163,8 @@ def read(
                 if first.label:
                     values = file.read([first.label]).column(0)
                     labels.append(_label_numbers(values, first, label_numbers))
-        except TowersError:
-            raise
         except (OSError, ValueError) as error:
-            raise DataError(f"{shown(path)}: {reason(error)}") from error
+            raise data_error(path, error) from error
         for number, (num_rows, num_bytes) in enumerate(sizes):
             group_numbers.append(np.full(num_rows, len(groups)))
             group_rows.append(np.arange(num_rows))
@@ -225,9 +229,11 @@ def _find_columns(schema, columns):
         raise ValueError(f"the column {'.'.join(path)} is {image}, and not of bytes")
     label = names["label"]
     class_names = features.get(label, {}).get("names") or ()
-    if not all(isinstance(name, str) for name in class_names):
+    if not isinstance(class_names, list | tuple) or not all(
+        isinstance(name, str) for name in class_names
+    ):
         raise ValueError(
-            f"the metadata of datasets have class names for {label} that are no texts; "
+            f"the metadata of datasets have no texts for the classes of {label}; "
             "write the file anew"
         )
     kind = str(schema.field(label).type) if label else ""

@@ -34,7 +34,7 @@ from towers.errors import (
     ConfigError,
     DataError,
     TowersError,
-    UnavailableError,
+    UnavailableDataError,
     one_line,
     printable,
 )
@@ -45,6 +45,9 @@ BLOCK_BYTES = 4 * 2**20
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"}
+# How a file begins that only names what Git LFS has stored elsewhere.
+LFS = b"version https://git-lfs.github.com/"
+LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
 # A request is repeated after pauses, in seconds.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
@@ -85,6 +88,11 @@ class Version(NamedTuple):
                 f"{printable(path)}: was replaced or changed after this program had "
                 "indexed it; start again to read it as it is now"
             )
+
+
+def is_transient(error: Exception) -> bool:
+    """True if an error is of a disk, a machine or a network, and may be over later."""
+    return getattr(error, "errno", None) in TRANSIENT
 
 
 def is_url(path: str | os.PathLike) -> bool:
@@ -132,7 +140,7 @@ def read_range(
     """Read some bytes of a file that has this version.
 
     OSError if it cannot be read, ValueError if it ends before, DataError if it has
-    another version, UnavailableError if a disk or a server does not answer.
+    another version, UnavailableDataError if a disk or a server does not answer.
     """
     if not is_url(path):
         content = _retry(path, _pread_kept, offset, length, version)
@@ -316,13 +324,13 @@ class _RemoteFile(io.RawIOBase):
 
 def _retry(path, request, *arguments):
     """Return `request(path, *arguments)`, repeated after errors that may be over later.
-    UnavailableError if they are not."""
+    UnavailableDataError if they are not."""
     for pause in (*PAUSES, None):
         try:
             return request(path, *arguments)
         except Exception as error:  # of any class, by the library of a bucket
             if isinstance(error, TowersError) or not is_url(path):
-                if getattr(error, "errno", None) not in TRANSIENT:
+                if not is_transient(error):
                     raise
                 _KeptOpen.of.cache_clear()
             elif final := _final(path, error):
@@ -330,7 +338,7 @@ def _retry(path, request, *arguments):
             if pause is None:
                 why = getattr(error, "strerror", None) or one_line(error, 150)
                 what = "fetched" if is_url(path) else "read"
-                raise UnavailableError(
+                raise UnavailableDataError(
                     f"{printable(path)}: cannot be {what}: {why}; the same command "
                     "may succeed later"
                 ) from error
@@ -489,7 +497,9 @@ def _read_cached(path, version, begin, end, offset, length):
             content = _retry(place, read)
             if len(content) == length:
                 return content
-    raise UnavailableError(f"{cache_folder()}: files are deleted before they are read")
+    raise UnavailableDataError(
+        f"{cache_folder()}: files are deleted before they are read"
+    )
 
 
 def _cached(path: str, version: Version, begin: int, end: int) -> str:

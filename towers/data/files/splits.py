@@ -108,7 +108,7 @@ def data_set(
         (train, validation, test), options, inventory
     )
     known = trained and (trained.mean, trained.std)
-    mean, std = known or sampled_moments(train)
+    mean, std = known or sampled_moments(train, options, files)
     return DataSet(
         name=name,
         train=train,

@@ -146,14 +146,15 @@ def _members(read_at, size):
             for start, program in _COMPRESSED.items():
                 if header.startswith(start) and not offset:
                     raise ValueError(f"is compressed by {program} unpacks it")
-            if len(header) == _BLOCK and offset:
+            if len(header) == _BLOCK and (offset or header[257:262] == b"ustar"):
                 raise ValueError(f"is damaged at byte {offset:,}, in a header")
             fault = f"breaks off at byte {offset:,}" if offset else "is not a tar file"
             raise ValueError(fault)
         name = extended.get(b"path") or header[:100].partition(b"\0")[0]
         if header[345] and not extended and header[257:263] == b"ustar\0":
             name = header[345:500].partition(b"\0")[0] + b"/" + name
-        kind, begin, length = header[156:157], offset + _BLOCK, 0
+        kind, begin = header[156:157], offset + _BLOCK
+        length = 0
         if kind not in _EMPTY:
             length = int(extended.get(b"size") or _number(header[124:136]))
         if length < 0:
@@ -340,5 +341,7 @@ def _label(name, wanted, read_at, begin, length):
                 f"has no key {key}, only {keys}; --columns=label:json:KEY names it"
             )
         return label_text(values[key])
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{shown(name, 60)} is nested too deeply") from None
+    except ValueError as error:
         raise ValueError(f"{shown(name, 60)}: {one_line(error, 200)}") from error
