@@ -9,6 +9,8 @@ import pathlib
 import re
 import tarfile
 import threading
+import zlib
+from email.utils import formatdate
 
 import numpy as np
 import pyarrow
@@ -115,14 +117,17 @@ CONTAINERS = {
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A web server of a folder; `fail` of the next requests end in an error.
+    """A web server of a folder; `fail` of the next requests end in an error, and those
+    of the paths in `bad` always in that one.
 
     Attributes:
         requests: (path, range) of those that were answered.
+        headers: names of further headers that answers have.
     """
 
     def __init__(self, folder):
         self.folder, self.requests, self.fail = pathlib.Path(folder), [], 0
+        self.bad, self.headers = {}, ()
         super().__init__(("127.0.0.1", 0), _Request)
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -136,15 +141,22 @@ class _Request(http.server.BaseHTTPRequestHandler):
         if self.server.fail:
             self.server.fail -= 1
             return self.send_error(503)
+        if self.path in self.server.bad:
+            return self.send_error(self.server.bad[self.path])
         if not path.is_file():
             return self.send_error(404)
         content, status = path.read_bytes(), 200
+        headers = {"ETag": f'"{zlib.crc32(content):x}"', "Last-Modified": None}
+        headers["Last-Modified"] = formatdate(path.stat().st_mtime, usegmt=True)
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
             first, last = map(int, wanted.groups())
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
             content, status = content[first : last + 1], 206
         self.server.requests.append((self.path, wanted and wanted.groups()))
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
+        for name in headers.keys() & set(self.server.headers):
+            self.send_header(name, headers[name])
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content)

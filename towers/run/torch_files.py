@@ -7,6 +7,7 @@ are all that can be called. A file with another one is refused by that name.
 """
 
 import contextlib
+import functools
 import math
 import os
 import pickletools
@@ -191,7 +192,8 @@ class _Unpickler:
     """
 
     def __init__(self, read: Callable[[str], bytes], byte_order: str):
-        self._read, self._byte_order = read, byte_order
+        # All tensors of a file may be in one storage.
+        self._read, self._byte_order = functools.lru_cache(1)(read), byte_order
         self.storages: dict[str, Storage] = {}
         self._stack: list = []
         self._marks: list[int] = []
@@ -313,7 +315,8 @@ class _Unpickler:
                 )
             order = {"little": "<", "big": ">"}[self._byte_order]
             bits = np.frombuffer(content, f"{order}u{step}", storage.size)
-            flat = bits.astype(f"u{step}").view(storage.dtype)[offset:]
+            bits = bits[offset : last + 1]
+            flat = bits.astype(f"u{step}").view(storage.dtype)
             return np.lib.stride_tricks.as_strided(
                 flat, shape, [step * x for x in strides], writeable=False
             ).copy()

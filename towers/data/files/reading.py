@@ -188,10 +188,12 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)
-    file = open_data_file(path)
-    if version is not None:
-        version.require(path, Version.of(os.fstat(file.fileno())))
-    return file
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_data_file(path))
+        if version is not None:
+            version.require(path, Version.of(os.fstat(file.fileno())))
+        stack.pop_all()
+        return file
 
 
 def local_copy(path: str, version: Version | None = None) -> str:
@@ -329,6 +331,8 @@ def _retry(path, request, *arguments):
         try:
             return request(path, *arguments)
         except Exception as error:  # of any class, by the library of a bucket
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             if isinstance(error, TowersError) or not is_url(path):
                 if not is_transient(error):
                     raise

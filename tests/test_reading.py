@@ -1,0 +1,319 @@
+"""Bytes of local and remote files that change, are cut, or cannot be read."""
+
+import errno
+import hashlib
+import http.server
+import os
+import subprocess
+import sys
+import threading
+
+import containers
+import fsspec
+import numpy as np
+import pytest
+import tensorflow as tf
+from containers import CONTAINERS, examples, serving
+from pictures import png
+from PIL import Image
+from prepared_sets import all_of, message
+
+from towers import data
+from towers.data.files import reading
+from towers.data.sources import known_labels
+from towers.errors import ConfigError, DataError, report
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOWERS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(reading, "PAUSES", (0.0, 0.0))
+    return tmp_path / "cache"
+
+
+def write_tar(path, labels):
+    """A tar file of gray images whose value is their label."""
+    rows = [
+        (f"{i:02}.png", int(x), png(np.full((40, 40, 3), 80 * x + 20, np.uint8)))
+        for i, x in enumerate(labels)
+    ]
+    rows = [(name, label, content + bytes(2000)) for name, label, content in rows]
+    folder = path.with_suffix("")
+    containers.write_tars(folder, rows[:17], "x")
+    (folder / "x-000.tar").replace(path)
+
+
+def assert_right_or_refused(read):
+    """Pixels and labels belong together, or the program says that the file changed."""
+    try:
+        images, labels = read()
+    except DataError as error:
+        assert "was replaced or changed after" in str(error)
+        return
+    np.testing.assert_array_equal((images[:, 0, 0, 0] - 20) // 80, labels)
+
+
+ORDERS = [0, 1] * 8, [0, 0, 1, 1] * 4
+
+
+@pytest.mark.row(59)
+@pytest.mark.parametrize("change", ["size", "etag", "last_modified"])
+def test_row_59_a_remote_file_that_changes_is_never_read_with_old_labels(
+    tmp_path, cache, change, monkeypatch
+):
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 8192)
+    write_tar(tmp_path / "a.tar", ORDERS[0])
+    with serving(tmp_path) as server:
+        names = {"size": "Content-Range", "etag": "ETag"}
+        server.headers = [names.get(change, "Last-Modified")]
+        place = f"{server.url}/a.tar"
+        old = data.load("webdataset", place, image_cache_mb=0)
+        some = known_labels(old.train)
+        write_tar(tmp_path / "a.tar", ORDERS[1])
+        with open(tmp_path / "a.tar", "ab") as file:
+            file.write(bytes(10240) if change == "size" else b"")
+        os.utime(tmp_path / "a.tar", (10**9, 10**9))
+        for path in (cache / "remote").rglob("*-*"):
+            path.unlink()
+        assert_right_or_refused(lambda: all_of(old.train))
+        # A new start reads what is there now, whatever the cache has.
+        new = data.load("webdataset", place, image_cache_mb=0)
+        labels = known_labels(new.train)
+        assert len(labels) != len(some) or (labels != some).any()
+        images, labels = all_of(new.train)
+        np.testing.assert_array_equal((images[:, 0, 0, 0] - 20) // 80, labels)
+
+
+@pytest.mark.row(59)
+def test_row_59_a_file_in_a_bucket_that_changes_is_read_anew(tmp_path):
+    memory, seen = fsspec.filesystem("memory"), []
+    for order in ORDERS:
+        write_tar(tmp_path / "a.tar", order)
+        memory.pipe(f"/{tmp_path.name}/a.tar", (tmp_path / "a.tar").read_bytes())
+        data_set = data.load("webdataset", f"memory://{tmp_path.name}/a.tar")
+        images, labels = all_of(data_set.train)
+        np.testing.assert_array_equal((images[:, 0, 0, 0] - 20) // 80, labels)
+        seen.append(labels)
+    assert (seen[0] != seen[1]).any()
+    memory.pipe(f"/{tmp_path.name}/x.bin", b"1" * 1000)
+    with open(reading.local_copy(f"memory://{tmp_path.name}/x.bin"), "rb") as file:
+        assert file.read() == b"1" * 1000
+    memory.pipe(f"/{tmp_path.name}/x.bin", b"2" * 1000)
+    with open(reading.local_copy(f"memory://{tmp_path.name}/x.bin"), "rb") as file:
+        assert file.read() == b"2" * 1000
+
+
+@pytest.mark.row(59)
+@pytest.mark.parametrize("container", ["tar", "Parquet", "TFRecord"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_row_59_a_local_file_that_is_replaced_is_noticed(tmp_path, container, in_place):
+    write, name, pattern = CONTAINERS[container]
+    rows = examples(16)
+    write(tmp_path / "old", rows)
+    write(tmp_path / "new", [(x, (y + 1) % 3, z) for x, y, z in rows[::-1]])
+    [old], [new] = ([*(tmp_path / x).iterdir()] for x in ("old", "new"))
+    options = {"image_cache_mb": 0, "image_size": 8, "shuffle_buffer_mb": 0.0001}
+    data_set = data.load(name, str(old), **options)
+    source = data_set.train
+    expected = all_of(source)
+    if in_place:
+        old.write_bytes(new.read_bytes())
+    else:  # with the same size and time, as of `cp -p`
+        status = old.stat()
+        os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.replace(new, old)
+    for _ in range(2):
+        try:  # what is still open is read as it was
+            actual = all_of(source)
+        except DataError as error:
+            assert "was replaced or changed after" in str(error)
+        else:
+            for one, other in zip(actual, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+        reading._KeptOpen.of.cache_clear()
+    labels = known_labels(data.load(name, str(old), **options).train)
+    assert len(labels) != len(expected[1]) or (labels != expected[1]).any()
+
+
+@pytest.mark.row(59, 62)
+@pytest.mark.parametrize("damage", ["cut", "empty", "bit", "longer"])
+def test_row_59_a_damaged_block_of_the_cache_is_fetched_again(tmp_path, cache, damage):
+    write_tar(tmp_path / "a.tar", ORDERS[0])
+    with serving(tmp_path) as server:
+        place = f"{server.url}/a.tar"
+        expected = all_of(data.load("webdataset", place).train)
+        for path in (cache / "remote").rglob("*-*"):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            new = {"cut": content[:-9], "empty": b"", "longer": content + b"x"}
+            path.write_bytes(new.get(damage, content))
+        actual = all_of(data.load("webdataset", place, bad_images="skip").train)
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """A server whose answers `how` says."""
+
+    content = bytes(range(256)) * 40
+
+    def do_HEAD(self):
+        if self.server.how in ("405", "403"):
+            return self.send_error(int(self.server.how))
+        self.send_response(200)
+        if self.server.how != "no length":
+            self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+
+    def do_GET(self):
+        if self.server.how == "password":
+            if self.headers["Authorization"] != "Basic bWU6c2VjcmV0":
+                return self.send_error(401)
+        content, wanted = self.content, self.headers["Range"]
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            first, last = map(int, wanted[6:].split("-"))
+            content = content[first : last + 1]
+            text = f"bytes {first}-{last}/{len(self.content)}"
+            self.send_header("Content-Range", text)
+        if self.server.how != "no length":
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("how", ["405", "403", "no length", "password"])
+def test_servers_that_refuse_heads_or_tell_no_length(how):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.how = how
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}/a b.bin?X-Amz-Signature=[*]"
+        if how == "password":
+            place = place.replace("//", "//me:secret@")
+        assert reading.expand(place) == [place]
+        assert reading.read_range(place, 300, 4) == bytes(range(44, 48))
+        with open(reading.local_copy(place), "rb") as file:
+            assert file.read() == Answer.content
+        server.shutdown()
+
+
+def test_hosts_of_ipv6_are_not_patterns_and_files_are_not_doubled(tmp_path):
+    assert reading.expand("http://[::1]:8/a{0..1}.tar?x=*") == [
+        f"http://[::1]:8/a{i}.tar?x=*" for i in range(2)
+    ]
+    (tmp_path / "a.tar").touch()
+    assert "names " in message(reading.expand, f"{tmp_path}/{{a,a}}.tar")
+    assert "lists no files" in message(reading.expand, "https://host/*.tar")
+
+
+@pytest.mark.row(62)
+@pytest.mark.parametrize("code", [503, 429, 403, 404])
+def test_row_62_faults_of_a_server_are_not_those_of_images(tmp_path, code):
+    rows = examples(20)
+    containers.write_csv(tmp_path, rows)
+    with serving(tmp_path) as server:
+        server.bad = {"/train/" + rows[3][0]: code}
+        arguments = "table", f"{server.url}/train.csv"
+        options = {"bad_images": "skip", "image_size": 8}
+        if code == 404:  # it is missing, as on a disk
+            data_set = data.load(*arguments, **options)
+            count = data_set.train.num_examples + data_set.test.num_examples
+            assert count == len(rows) - 1
+            return
+        with pytest.raises(DataError, match=f"cannot be fetched: .*{code}|{code}") as e:
+            data.load(*arguments, **options)
+        assert report("x", e.value) == (3 if code == 403 else 75)
+
+
+@pytest.mark.row(62)
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "EMFILE", "EACCES"])
+def test_row_62_faults_of_a_disk_are_not_those_of_images(tmp_path, name, monkeypatch):
+    number = getattr(errno, name)
+    containers.write_images(tmp_path, examples(20))
+    opened = reading.open_data_file
+
+    def fail(path, *args):
+        if str(path).endswith("7.png"):
+            raise OSError(number, os.strerror(number), path)
+        return opened(path, *args)
+
+    monkeypatch.setattr(reading, "open_data_file", fail)
+    with pytest.raises(DataError, match=os.strerror(number)) as caught:
+        data.load("image_folder", str(tmp_path), bad_images="skip")
+    assert "--bad_images=skip" not in str(caught.value)
+    assert report("x", caught.value) == (3 if number == errno.EACCES else 75)
+
+
+@pytest.mark.row(62)
+def test_row_62_files_are_closed_where_there_are_no_more_descriptors(tmp_path):
+    containers.write_tars(tmp_path, examples(17 * 60))
+    code = """
+import resource, sys
+import tensorflow
+limit = len(__import__("os").listdir("/proc/self/fd")) + 24
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+from towers import data
+x = data.load("webdataset", sys.argv[1], image_size=8, bad_images="skip")
+print("images", x.train.num_examples + x.test.num_examples)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert f"images {17 * 60}" in done.stdout, done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, cache, monkeypatch):
+    cache.symlink_to(tmp_path / "not mounted")
+    (tmp_path / "file").write_bytes(b"1")
+    with serving(tmp_path) as server:
+        text = message(reading.read_range, f"{server.url}/file", 0, 1)
+        assert text.startswith(f"{cache}: remote files cannot be kept there: ")
+        monkeypatch.setenv("TOWERS_CACHE_GB", "abc")
+        with pytest.raises(ConfigError, match="TOWERS_CACHE_GB=abc"):
+            reading.read_range(f"{server.url}/file", 0, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"bad_images": "skip"}])
+def test_the_kinds_of_faults_are_named_if_no_image_can_be_read(
+    tmp_path, options, capfd
+):
+    names = [f"{folder}/{i}.tif" for folder in ("a", "b") for i in range(4)]
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if number % 4:
+            hashed = hashlib.sha256(name.encode()).hexdigest()
+            path.write_text(
+                f"version https://git-lfs.github.com/spec/v1\noid sha256:{hashed}\n"
+                "size 30000\n"
+            )
+        else:
+            Image.fromarray(np.zeros((9, 9), np.float32)).save(path)
+    from towers.data.check import check
+
+    load = check if not options else data.load
+    for size in (0, 8):
+        with pytest.raises(DataError) as caught:
+            kwargs = options or {"grid_path": str(tmp_path) + ".png"}
+            load("image_folder", str(tmp_path), image_size=size, **kwargs)
+        assert "is a pointer of Git LFS" in str(caught.value)
+        assert "pixels of 32 bits" in str(caught.value) or not size
+    assert "TiffImagePlugin" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_dark_images_of_16_bits_are_warned_of(tmp_path, bits, capfd):
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        path = tmp_path / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        pixels = rng.integers(0, 2**bits, (9, 9)).astype(np.uint16)
+        pixels[0, 0] = 2**bits - 1
+        Image.fromarray(pixels).save(path)
+    data.load("image_folder", str(tmp_path))
+    text = " ".join(capfd.readouterr()).replace("\n", " ")
+    assert (f"up to {2**bits - 1:,} of 65,535" in text) == (bits < 16)
+    assert ("constant or nearly so" in text) == (bits < 16)
