@@ -12,7 +12,6 @@ import containers
 import fsspec
 import numpy as np
 import pytest
-import tensorflow as tf
 from containers import CONTAINERS, examples, serving
 from pictures import png
 from PIL import Image

@@ -13,6 +13,7 @@ No call raises an error, and none waits for long:
 import atexit
 import collections
 import os
+import re
 import select
 import sys
 import threading
@@ -167,8 +168,11 @@ def finish() -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters, line breaks and bytes that are no text as
-    escapes, such as \\n, so that it is one line and changes no terminal."""
+    """Return the text with control characters, line breaks and bytes that are not text
+    as escapes, such as \\n, so that it is one line and changes no terminal, and without
+    the passwords of URLs."""
+    if "@" in text:
+        text = re.sub(r"(://[^\s/:@]*):[^\s/@]*@", r"\1:***@", text)
     if text.isprintable():
         return text
     return "".join(

@@ -53,7 +53,7 @@ DATASETS = {
     "webdataset": ContainerRow(
         "tar files of images and labels",
         target="data.files.tar_shards:load",
-        endings=(".tar",),
+        endings=(".tar", ".tar.gz", ".tgz"),
     ),
     "tfrecord": ContainerRow(
         "TFRecord files of tf.train.Example",

@@ -138,10 +138,10 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
     begin = len(location)
     if not is_folder:  # the names of splits may be in the pattern
         fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
-        begin = len(os.path.dirname(fixed))
+        begin = len(os.path.dirname(reading.without_query(fixed)))
     by_split = {}
     for path in paths:
-        parts = path[begin:].strip("/").split("/")[::-1]
+        parts = reading.without_query(path)[begin:].strip("/").split("/")[::-1]
         split = next(filter(None, map(split_of, parts)), "")
         by_split.setdefault(split, []).append(path)
     rest = by_split.pop("", [])

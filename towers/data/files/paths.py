@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from PIL import Image
 
-from towers.data.files.reading import is_url, matches, open_data_file
+from towers.data.files.reading import is_url, matches, open_data_file, without_query
 from towers.errors import DataError, one_line, printable, refuse_url
 
 with contextlib.suppress(ImportError):  # the extra `heif`
@@ -139,7 +139,7 @@ def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str
     for path in paths:
         if os.path.isdir(path):
             yield from _walk_folder(path, fail)
-        elif is_url(path) and not is_image_name(path):
+        elif is_url(path) and not is_image_name(without_query(path)):
             try:
                 yield from filter(is_image_name, matches(path))
             except DataError as error:
