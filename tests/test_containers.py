@@ -301,6 +301,8 @@ def test_the_cache_of_remote_files_is_bounded(tmp_path, cache, monkeypatch):
 
 # Files that are not what they should be.
 
+NAMES = '{"info": {"features": {"label": {"_type": "ClassLabel", "names": %s}}}}'
+
 
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -351,9 +353,37 @@ def two_labels(path):
         writer.write(example.SerializeToString())
 
 
+def packed(path):
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def pointer(path):
+    path.write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    )
+
+
+def metadata(text):
+    def spoil(path):
+        about = {b"huggingface": text.encode()}
+        table = containers.table(examples(20)).replace_schema_metadata(about)
+        parquet.write_table(table, path)
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     "name, spoil, words",
     [
+        ("TFRecord", packed, "is compressed by gzip"),
+        ("tar", packed, "is compressed, and images are read one by one"),
+        ("TFRecord", pointer, "is a pointer of Git LFS"),
+        ("tar", pointer, "is a pointer of Git LFS"),
+        ("Parquet", pointer, "is a pointer of Git LFS"),
+        ("Parquet", metadata(NAMES % 5), "no texts for the classes of label"),
+        ("Parquet", metadata(NAMES % "[1, 2]"), "no texts for the classes of label"),
+        ("Parquet", metadata("[" * 9**5), "has other columns than"),
+        ("Parquet", metadata("[1]"), "has other columns than"),
         ("Parquet", cut, "cannot be read: "),
         (
             "Parquet",
@@ -397,6 +427,55 @@ def test_a_row_group_that_cannot_be_read_is_named(tmp_path):
     assert str(caught.value).startswith(f"{path}: image ")
     assert "row group 0 cannot be read" in str(caught.value)
     assert source.num_examples == 6
+
+
+def test_labels_of_two_widths_are_one_kind_and_columns_are_listed(tmp_path):
+    for number, kind in enumerate((pyarrow.int32(), pyarrow.int64())):
+        table = pyarrow.table(
+            {
+                "img": [content for _, _, content in examples(20)],
+                "label": pyarrow.array([label for _, label, _ in examples(20)], kind),
+                "width": range(20),
+            }
+        )
+        parquet.write_table(table, tmp_path / f"{number}.parquet")
+    data_set = data.load("parquet", str(tmp_path))
+    assert data_set.class_names == ("0", "1", "2")
+    assert data_set.train.num_examples + data_set.test.num_examples == 40
+    assert data_set.inventory.inferred["columns"].startswith("img and label")
+    assert data_set.inventory.names["columns"] == ["width"]
+
+
+@pytest.mark.parametrize("label", ["class_id", "class_name"])
+def test_other_keys_of_records_are_listed_and_the_hint_works(tmp_path, label):
+    rows = examples(30)
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for _, number, content in rows:
+            features = {
+                "jpeg": tf.train.BytesList(value=[content]),
+                "class_name": tf.train.BytesList(value=[b"abc"[number : number + 1]]),
+                "size": tf.train.Int64List(value=[6]),
+            }
+            features = {
+                k: tf.train.Feature(**{f"{type(x).__name__[:-4].lower()}_list": x})
+                for k, x in features.items()
+            }
+            if label == "class_id":
+                features.pop("class_name")
+                number = tf.train.Int64List(value=[number])
+                features["class_id"] = tf.train.Feature(int64_list=number)
+            features = tf.train.Features(feature=features)
+            example = tf.train.Example(features=features)
+            writer.write(example.SerializeToString())
+    text = message(data.load, "tfrecord", str(tmp_path))
+    assert "jpeg (bytes)" in text and "size (int64)" in text
+    role = "label" if label == "class_id" else "text"
+    assert f"{label} (" in text and f"{role}:KEY" in text
+    columns = f"image:jpeg,{role}:{label}"
+    data_set = data.load("tfrecord", str(tmp_path), columns=columns)
+    names = ("0", "1", "2") if label == "class_id" else ("a", "b", "c")
+    assert data_set.class_names == names
+    assert data_set.inventory.names["features"] == ["size"]
 
 
 # Files of other programs.

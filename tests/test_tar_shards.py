@@ -150,7 +150,7 @@ def pax_size(content):
         (header(sparse), "00001.png is sparse"),
         (flip, "is damaged at byte"),
         (lambda content: content[:-10240].rstrip(b"\0"), "breaks off"),
-        (lambda content: __import__("gzip").compress(content), "compressed by gzip"),
+        (lambda content: __import__("gzip").compress(content), "is compressed"),
     ],
 )
 def test_damage_is_named(tmp_path, spoil, words):

@@ -88,6 +88,20 @@ def test_views_of_a_storage(dtype, byte_order, tmp_path):
     assert_equal(read(tmp_path / "a.pt"), expected)
 
 
+def test_a_storage_of_many_tensors_is_read_once(tmp_path, monkeypatch):
+    whole, reads, read_member = np.arange(4000.0), [], zipfile.ZipFile.read
+    views = {f"x{i}": Tensor(whole, 40 * i, (40,), (1,)) for i in range(100)}
+    torch_files.save(views, tmp_path / "a.pt")
+    monkeypatch.setattr(
+        zipfile.ZipFile,
+        "read",
+        lambda self, name, *x: reads.append(name) or read_member(self, name, *x),
+    )
+    arrays = read(tmp_path / "a.pt")
+    np.testing.assert_array_equal(np.concatenate([*arrays.values()]), whole)
+    assert len(reads) <= 3  # the pickle, the byte order and the storage
+
+
 def test_of_a_training_script_the_averages_are_taken(tmp_path):
     counter = {"module.bn.num_batches_tracked": Tensor(np.int64(3).reshape(()))}
     content = {

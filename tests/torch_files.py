@@ -69,8 +69,13 @@ class _Pickler(pickle._Pickler):
     def persistent_id(self, value):
         if not isinstance(value, Storage):
             return None
-        self.storages.append(value.tensor.storage)
-        key = str(len(self.storages) - 1)
+        # A storage that is given twice is stored once.
+        places = [x.__array_interface__["data"][0] for x in self.storages]
+        place = value.tensor.storage.__array_interface__["data"][0]
+        if place not in places:
+            self.storages.append(value.tensor.storage)
+            places.append(place)
+        key = str(places.index(place))
         size = value.tensor.storage.size
         view = [None] if self.is_older else []
         return "storage", Name(value.tensor.kind), key, "cpu", size, *view

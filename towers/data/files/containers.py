@@ -138,7 +138,8 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
     begin = len(location)
     if not is_folder:  # the names of splits may be in the pattern
         fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
-        begin = len(os.path.dirname(reading.without_query(fixed)))
+        fixed = reading.without_query(fixed)
+        begin = len(os.path.dirname(fixed))
     by_split = {}
     for path in paths:
         parts = reading.without_query(path)[begin:].strip("/").split("/")[::-1]

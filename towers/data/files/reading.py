@@ -52,14 +52,12 @@ LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
 # Local files that stay open: few enough to leave descriptors for everything else.
-MAX_OPEN = max(4, min(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
-# Times that bytes are fetched again if another process deletes them in the cache.
-MAX_READS = 5
+_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+MAX_OPEN = max(4, min(64, _LIMIT // 8)) if _LIMIT > 0 else 64
 # Faults of a disk, of a machine or of a network, which may be over later.
 TRANSIENT = (
     *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
-    *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENXIO, errno.ENODEV),
-    *(errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN),
+    *(errno.EAGAIN, errno.EBUSY, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
 )
 
 
@@ -80,8 +78,8 @@ class Version(NamedTuple):
         return cls(status.st_size, times[0], status.st_ino, times[1])
 
     def require(self, path: str, found: Self) -> None:
-        """Raise DataError if a file that is read is not the one that was indexed. Some
-        file systems in user space give a file another inode when it is opened again."""
+        """Raise DataError if a file is not the one that was indexed. Some file systems
+        in user space give a file another inode when it is opened again."""
         is_same = self.inode == found.inode or self.changed == found.changed
         if self[:2] != found[:2] or not is_same:
             raise DataError(
@@ -119,13 +117,7 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
     if most_bytes is not None and status.st_size > most_bytes:
         message = f"has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
         raise OSError(errno.EFBIG, message, path)
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        _KeptOpen.of.cache_clear()
-        return open(path, "rb")
+    return open(path, "rb")
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
@@ -196,12 +188,12 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
         return file
 
 
-def local_copy(path: str, version: Version | None = None) -> str:
+def local_copy(path: str) -> str:
     """Return the path, or for a URL that of a copy in the cache; errors as of
     `read_range`."""
     if not is_url(path):
         return path
-    version = version or current_version(path)
+    version = current_version(path)
     return _cached(path, version, 0, version.size)
 
 
@@ -440,14 +432,13 @@ def _list(pattern):
             f"{printable(pattern)}: a web server lists no files; name them, such as "
             "https://HOST/train-{000..146}.tar"
         )
+    bucket = _bucket(pattern)
     try:
-        found = _bucket(pattern).glob(pattern, detail=True)
-        names = [name for name, about in found.items() if about["type"] == "file"]
-        return [f"{scheme}://{name.lstrip('/')}" for name in names]
-    except DataError:
-        raise
+        found = bucket.glob(pattern, detail=True)
     except Exception as error:
         raise DataError(f"{printable(pattern)}: {one_line(error, 150)}") from error
+    names = [name for name, about in found.items() if about["type"] == "file"]
+    return [f"{scheme}://{name.lstrip('/')}" for name in names]
 
 
 def _bucket(path):
@@ -495,7 +486,7 @@ def _read_cached(path, version, begin, end, offset, length):
         with open_data_file(place) as file:
             return os.pread(file.fileno(), length, offset)
 
-    for _ in range(MAX_READS):
+    for _ in range(5):
         place = _cached(path, version, begin, end)
         with contextlib.suppress(FileNotFoundError):  # deleted by another process
             content = _retry(place, read)

@@ -28,12 +28,8 @@ _REGULAR, _LINKS = (b"0", b"\0", b"7"), (b"1", b"2")
 # Kinds of members without content: links, devices, folders, FIFOs, and names of volumes
 # and lists of files of GNU tar.
 _EMPTY = (*_LINKS, b"3", b"4", b"5", b"6", b"V", b"N", b"D")
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip; gunzip",
-    b"BZh": "bzip2; bunzip2",
-    b"\xfd7zXZ": "xz; unxz",
-    b"\x28\xb5\x2f\xfd": "zstd; unzstd",
-}
+# How files begin that gzip, bzip2, xz and zstd wrote.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 # Labels of members that have none but their folders, for the inventory.
 _BY_FOLDER = ("labels", "the folders of the images in the archive")
 
@@ -143,9 +139,11 @@ def _members(read_at, size):
         if header.count(0) == _BLOCK:
             return
         if len(header) < _BLOCK or not _has_checksum(header):
-            for start, program in _COMPRESSED.items():
-                if header.startswith(start) and not offset:
-                    raise ValueError(f"is compressed by {program} unpacks it")
+            if header.startswith(_COMPRESSED) and not offset:
+                raise ValueError(
+                    "is compressed, and images are read one by one: unpack it, such as "
+                    "with gunzip, to a .tar file"
+                )
             if len(header) == _BLOCK and (offset or header[257:262] == b"ustar"):
                 raise ValueError(f"is damaged at byte {offset:,}, in a header")
             fault = f"breaks off at byte {offset:,}" if offset else "is not a tar file"

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import re
 import shutil
 import struct
 import tempfile
@@ -83,7 +82,7 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
                     if not image:
                         raise ValueError(
                             f"{where} has no bytes in {keys['image']}; "
-                            f"{_hint(features, keys)}"
+                            f"{_hint(features)}"
                         )
                     offsets.append(offset + _BEFORE + record.find(image))
                     lengths.append(len(image))
@@ -93,11 +92,11 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
             where = f"record {len(offsets)} or one of the next {_BATCH}"
             text = f"{where} (counted from 0): {cause(error)}"
             if "ata types don't match" in str(error):
-                text += f"; {_hint(features, keys)}"
+                text += f"; {_hint(features)}"
             raise ValueError(text) from error
     used = [keys[x] for x in ("image", "text", "label") if keys[x] in features]
     if not any(labels) and features.keys() - used:
-        raise ValueError(f"has no labels; {_hint(features, keys)}")
+        raise ValueError(f"has no labels; {_hint(features)}")
     unused = [("features", key) for key in features if key not in used]
     spans = np.array(offsets, np.int64), np.array(lengths, np.int64)
     return Shard(*spans, labels, None, [("columns", ", ".join(used))], unused)
@@ -132,26 +131,14 @@ def _features(record):
     return {key: kinds[key].partition("_")[0] for key in sorted(kinds)}
 
 
-def _hint(features, keys):
+def _hint(features):
     """Return the features that there are, and the option that names them."""
-    if not features:
-        return "it holds no tf.train.Example"
-    names = {
-        role: [x for x in features if re.search(rf"{role}|{other}", x, re.IGNORECASE)]
-        for role, other in (("image", "img|jpe?g|png"), ("label", "class|target"))
-    }
-    of_kind = {"image": "bytes", "label": "int64"}
-    named = []
-    for role, kind in of_kind.items():
-        fitting = [x for x in features if features[x] == kind]
-        first = [x for x in (keys[role], *names[role], *fitting) if x in fitting]
-        text = [x for x in names[role] if features[x] == "bytes" and x not in named]
-        if first:
-            named.append(f"{role}:{first[0]}")
-        elif text:
-            named.append(f"text:{text[0]}")
     listed = ", ".join(f"{key} ({kind})" for key, kind in features.items())
-    return f"it has {shown(listed, 150)}; --columns={','.join(named)} names them"
+    return (
+        f"it has {shown(listed, 150) or 'no tf.train.Example'}; "
+        "--columns=image:KEY,label:KEY names the image and an integer label, text:KEY "
+        "the name of a class"
+    )
 
 
 def _label(text, number, where):
