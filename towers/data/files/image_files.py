@@ -145,7 +145,10 @@ def refuse(
     if survey is not None and not survey.is_closed and (is_content or not survey.skips):
         survey.add_fault(location, message)
         return
-    hint = "; --bad_images=skip leaves bad images out" if is_content else ""
-    raise DataError(
-        f"{shown(location)}: {message}{hint}, `python -m towers.data` finds them all"
-    )
+    hint = ""
+    if is_content:
+        hint = (
+            "; --bad_images=skip leaves bad images out, `python -m towers.data` finds "
+            "them all"
+        )
+    raise DataError(f"{shown(location)}: {message}{hint}")
