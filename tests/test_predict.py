@@ -229,7 +229,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     for name, words in {
         "broken.png": "it is no JPEG, PNG",
         "photo.heic": "it is no JPEG, PNG",
-        "waiting.jpg": "is no file",
+        "waiting.jpg": "is not a file",
         "lost.png": "No such file",
         "loop": "is a link to a folder that it is in",
     }.items():

@@ -248,7 +248,7 @@ def _pixels(image, channels):
     if _has_16_bits(image):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise Refused("has pixels of 32 bits; 8 and 16 bits are read")
+        raise Refused("has pixels of 32 bits, or with signs; 8 and 16 bits are read")
     image.info.pop("transparency", None)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

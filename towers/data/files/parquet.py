@@ -272,8 +272,13 @@ def _label_numbers(values, columns, numbers):
     kind = values.type
     if types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
+    is_number = types.is_boolean(kind) or types.is_floating(kind)
     if not (
-        types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+        types.is_integer(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or is_number
+        and not columns.class_names
     ):
         raise ValueError(
             f"the column {columns.label} is {kind}, and not of integers or texts"

@@ -175,7 +175,7 @@ def _members(read_at, size):
                 if kind not in _REGULAR or any(b"sparse" in key for key in extended):
                     raise ValueError(
                         f"{shown(os.fsdecode(name), 60)} is sparse, or of another kind "
-                        "that is not read; pack the files with tar --format=pax"
+                        "that is not read; pack the files without --sparse"
                     )
                 yield os.fsdecode(name), begin, length, None
             extended = {}
