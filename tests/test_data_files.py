@@ -56,7 +56,7 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
     text = str(caught.value)
     assert text.startswith(str(tmp_path)) and text.isprintable() and len(text) <= 400
     if plant is not sparse:
-        assert "is no file" in text
+        assert "is not a file" in text
 
 
 # Image files.
