@@ -172,7 +172,7 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     survey = Survey()
     assert settle_size(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, "")
     nothing = Files([b"", b""])
-    assert "can be read, 2 like folder/0.png: the file is empty" in message(
+    assert "can be read: 2 like folder/0.png: the file is empty" in message(
         settle_size, nothing, 3, ImageOptions(survey=survey)
     )
 

@@ -129,7 +129,6 @@ def test_row_59_a_local_file_that_is_replaced_is_noticed(tmp_path, container, in
         else:
             for one, other in zip(actual, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
-        reading._KeptOpen.of.cache_clear()
     labels = known_labels(data.load(name, str(old), **options).train)
     assert len(labels) != len(expected[1]) or (labels != expected[1]).any()
 

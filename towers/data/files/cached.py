@@ -281,8 +281,8 @@ def settle_size(
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
     sizes, count, survey = set(), min(len(files), NUM_COMPARED), None
-    if options.survey is not None or options.bad_images == "skip":
-        survey = Survey(skips=options.bad_images == "skip")
+    if options.survey is not None:  # they are detected again with all others
+        survey = Survey(skips=options.survey.skips)
     indices = np.linspace(0, len(files) - 1, count).astype(int)
     if (blocks := blocks_of(files)) is not None:
         indices = indices_in_blocks(blocks, count)
@@ -290,12 +290,9 @@ def settle_size(
         try:
             sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
         except (OSError, ValueError, MemoryError) as error:
-            refuse(files, index, error, survey)  # it is detected again with all others
+            refuse(files, index, error, survey)
     if not sizes:
-        raise DataError(
-            f"none of {len(indices)} images that were tried can be read, "
-            f"{survey.summary()}"
-        )
+        raise DataError(f"no image can be read: {survey.summary()}")
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
     size = options.default_size
@@ -349,10 +346,6 @@ def leave_out_bad_images(
             count_read(len(labels))
         positions = np.flatnonzero(_are_read(np.concatenate(all_labels)))
         is_all = len(positions) == source.num_examples
-        if not len(positions):
-            raise DataError(
-                f"none of {source.num_examples} images can be read, {survey.summary()}"
-            )
         good[source] = source if is_all else Subset(source, positions)
     survey.close()
     for location, fault in survey.bad_images.items():
@@ -403,25 +396,23 @@ def sampled_moments(
         num_flat += int(np.sum(spans < FLAT_RANGE))
     if not counts.any():
         faults = options.survey.summary() if options.survey else ""
-        raise DataError(f"none of {len(indices)} training images can be read, {faults}")
+        raise DataError(f"no training image can be read: {faults}")
     if num_flat >= FLAT_SHARE * len(indices):
         _warn_of_flat_images(num_flat, len(indices), options, files)
     return moments(counts)
 
 
 def _warn_of_flat_images(num_flat, count, options, files):
-    greatest, most = [], min(len(files), NUM_BLOCKS)
+    greatest, most = 0, min(len(files), NUM_BLOCKS)
     for index in np.linspace(0, len(files) - 1, most).astype(int).tolist():
         with contextlib.suppress(OSError, ValueError, MemoryError):
-            content, _ = files.read(index)
-            greatest.append(greatest_of_16_bits(content, options.max_image_pixels))
-    hint = ""
-    if any(greatest):
-        hint = (
-            f"; 16-bit files, of which the upper 8 bits are read, have values up to "
-            f"{max(greatest):,} of 65,535: scale them to 65,535, or to 8 bits"
-        )
+            value = greatest_of_16_bits(files.read(index)[0], options.max_image_pixels)
+            greatest = max(greatest, value)
+    text = (
+        f"; 16-bit files, of which the upper 8 bits are read, have values up to "
+        f"{greatest:,} of 65,535: scale them to 65,535, or to 8 bits"
+    )
     console.warn(
         f"{num_flat:,} of {count:,} training images are constant or nearly so, their "
-        f"values span less than {FLAT_RANGE} of 255{hint}"
+        f"values span less than {FLAT_RANGE} of 255{text if greatest else ''}"
     )

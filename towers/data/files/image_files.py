@@ -9,8 +9,7 @@ from typing import Protocol
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason, shown
-from towers.data.files.reading import is_transient
-from towers.errors import DataError, TowersError, UnavailableDataError
+from towers.errors import DataError, TowersError
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.
@@ -64,11 +63,9 @@ class Survey:
         of one kind if they differ in numbers alone."""
         kinds = {}
         for location, text in self.bad_images.items():
-            kind = re.sub(r"\d[\d,.]*", "0", text)
-            kinds.setdefault(kind, []).append((location, text))
+            kinds.setdefault(re.sub(r"\d+", "0", text), []).append((location, text))
         most = sorted(kinds.values(), key=len, reverse=True)[:MAX_KINDS]
-        texts = (f"{len(x)} like {shown(x[0][0], 60)}: {x[0][1]}" for x in most)
-        return "; ".join(texts)
+        return "; ".join(f"{len(x)} like {shown(x[0][0], 60)}: {x[0][1]}" for x in most)
 
     def close(self) -> None:
         """Ends the survey: from now on faults are raised."""
@@ -126,19 +123,11 @@ class ImageOptions:
 def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
-    """Record a fault of an image in an open survey, else raise it as a DataError.
-
-    A fault that may be over later is always raised, as an UnavailableDataError; if bad
-    images are left out, so are others that are not of an image's content, such as a
-    file that may not be opened.
-    """
+    """Record a fault of an image in an open survey, else raise it as a DataError, as
+    one that is not of its content is if bad images are left out."""
     if isinstance(error, TowersError):
         raise error
     location, message = files.location(index), reason(error)
-    if is_transient(error):
-        raise UnavailableDataError(
-            f"{shown(location)}: {message}; the same command may succeed later"
-        )
     is_content = isinstance(error, ValueError) or (
         isinstance(error, OSError) and error.errno in CONTENT_ERRORS
     )

@@ -23,7 +23,6 @@ from towers.data.streams import call_in_readers
 from towers.errors import (
     DataError,
     TowersError,
-    UnavailableDataError,
     nearest,
     with_nearest,
 )
@@ -296,8 +295,7 @@ def data_error(path: str, error: Exception) -> TowersError:
     text = reason(error)
     with contextlib.suppress(OSError), reading.open_file(path) as file:
         text = reading.LFS_HINT if file.read(len(reading.LFS)) == reading.LFS else text
-    kind = UnavailableDataError if reading.is_transient(error) else DataError
-    return kind(f"{shown(path)}: {text}")
+    return DataError(f"{shown(path)}: {text}")
 
 
 class Shard(NamedTuple):

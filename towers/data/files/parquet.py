@@ -154,6 +154,9 @@ def read(
                     others = {first.image[0], first.label}
                     names = [x for x in file.schema_arrow.names if x not in others]
                     inventory.leave_out("columns", *names)
+                    if file.schema_arrow.metadata and not _features(file.schema_arrow):
+                        names = map(bytes.decode, file.schema_arrow.metadata)
+                        inventory.leave_out("metadata", *names)
                 if columns_here != first:
                     raise ValueError(
                         f"has other columns than {shown(paths[0])}: "
@@ -228,10 +231,8 @@ def _find_columns(schema, columns):
     if not (types.is_binary(image) or types.is_large_binary(image)):
         raise ValueError(f"the column {'.'.join(path)} is {image}, and not of bytes")
     label = names["label"]
-    class_names = features.get(label, {}).get("names") or ()
-    if not isinstance(class_names, list | tuple) or not all(
-        isinstance(name, str) for name in class_names
-    ):
+    class_names = features.get(label, {}).get("names") or []
+    if not isinstance(class_names, list) or {*map(type, class_names)} - {str}:
         raise ValueError(
             f"the metadata of datasets have no texts for the classes of {label}; "
             "write the file anew"
@@ -272,14 +273,10 @@ def _label_numbers(values, columns, numbers):
     kind = values.type
     if types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
-    is_number = types.is_boolean(kind) or types.is_floating(kind)
-    if not (
-        types.is_integer(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or is_number
-        and not columns.class_names
-    ):
+    kinds = [types.is_integer, types.is_string, types.is_large_string]
+    if not columns.class_names:
+        kinds += [types.is_boolean, types.is_floating]
+    if not any(is_kind(kind) for is_kind in kinds):
         raise ValueError(
             f"the column {columns.label} is {kind}, and not of integers or texts"
         )
