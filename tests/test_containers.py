@@ -468,14 +468,24 @@ def test_other_keys_of_records_are_listed_and_the_hint_works(tmp_path, label):
             example = tf.train.Example(features=features)
             writer.write(example.SerializeToString())
     text = message(data.load, "tfrecord", str(tmp_path))
-    assert "jpeg (bytes)" in text and "size (int64)" in text
+    assert "jpeg (bytes)" in text and "--columns=image:KEY" in text
     role = "label" if label == "class_id" else "text"
-    assert f"{label} (" in text and f"{role}:KEY" in text
+    with pytest.raises(DataError) as caught:
+        data.load("tfrecord", str(tmp_path), columns="image:jpeg")
+    text = str(caught.value)
+    assert f"{label} (" in text and f"{role}:NAME" in text
     columns = f"image:jpeg,{role}:{label}"
     data_set = data.load("tfrecord", str(tmp_path), columns=columns)
     names = ("0", "1", "2") if label == "class_id" else ("a", "b", "c")
     assert data_set.class_names == names
-    assert data_set.inventory.names["features"] == ["size"]
+    with tf.io.TFRecordWriter(str(tmp_path / "test.tfrecord")) as writer:
+        features = {"jpeg": example.features.feature["jpeg"]}
+        features = tf.train.Features(feature=features)
+        writer.write(tf.train.Example(features=features).SerializeToString())
+    (tmp_path / "a.tfrecord").rename(tmp_path / "train.tfrecord")
+    data_set = data.load("tfrecord", str(tmp_path), columns=columns)
+    assert data_set.inventory.unused["splits without labels"] == 1
+    assert data_set.inventory.names["features"] == ["size (int64)"]
 
 
 # Files of other programs.

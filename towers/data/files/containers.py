@@ -72,7 +72,7 @@ def data_set(
         name,
         location,
         {
-            split: functools.partial(_with_classes, opener, location)
+            split: functools.partial(_with_classes, opener, location, inventory)
             for split, opener in openers.items()
             if split not in unlabeled
         },
@@ -83,10 +83,15 @@ def data_set(
     )
 
 
-def _with_classes(opener, location, class_names, where) -> Index:
+def _with_classes(opener, location, inventory, class_names, where) -> Index:
     index = opener()
     for unlabeled in (index.labels < 0).nonzero()[0][:1]:
-        raise DataError(f"{shown(index.location(unlabeled))}: has no label")
+        text = f"{shown(index.location(unlabeled))}: has no label"
+        for kind in inventory.names.keys() & {"columns", "features"}:
+            names = shown(", ".join(inventory.names[kind]), 100)
+            text += f"; not used are the {kind} {names}: --columns=label:NAME names one"
+            text += ", text:NAME a text" if kind == "features" else ""
+        raise DataError(text)
     if class_names is not None:
         return index.with_classes(class_names, where)
     if len(index.class_names) < 2:

@@ -350,8 +350,10 @@ def read_shards(
     for heading in {x: 0 for each in about for x, _ in each["inferred"]}:
         texts = {y: 0 for each in about for x, y in each["inferred"] if x == heading}
         inventory.infer(heading, " or ".join(texts))
+    known = {*inventory.unused}  # of another split
     for kind, name in {(*x,): 0 for each in about for x in each["unused"]}:
-        inventory.leave_out(kind, name)
+        if kind not in known:
+            inventory.leave_out(kind, name)
     texts = [x["classes"].tobytes().decode().split("\0")[:-1] for x in shards]
     names = list(dict.fromkeys(itertools.chain(*texts)))
     numbers = {name: number for number, name in enumerate(names)}

@@ -150,13 +150,7 @@ def read(
                 columns_here = _find_columns(file.schema_arrow, columns)
                 if first is None:
                     first = columns_here
-                    inventory.infer("columns", first.description)
-                    others = {first.image[0], first.label}
-                    names = [x for x in file.schema_arrow.names if x not in others]
-                    inventory.leave_out("columns", *names)
-                    if file.schema_arrow.metadata and not _features(file.schema_arrow):
-                        names = map(bytes.decode, file.schema_arrow.metadata)
-                        inventory.leave_out("metadata", *names)
+                    _describe(file.schema_arrow, first, inventory)
                 if columns_here != first:
                     raise ValueError(
                         f"has other columns than {shown(paths[0])}: "
@@ -241,6 +235,17 @@ def _find_columns(schema, columns):
     if re.fullmatch(r"u?int\d+", kind):  # files of one set may differ in their bits
         kind = "integers"
     return _Columns(path, label, kind, tuple(map(class_name, class_names)))
+
+
+def _describe(schema, columns, inventory):
+    """Record the columns that are used, and those that are not."""
+    inventory.infer("columns", columns.description)
+    if "columns" not in inventory.unused:  # of another split
+        used = columns.image[0], columns.label
+        inventory.leave_out("columns", *(x for x in schema.names if x not in used))
+    if schema.metadata and "metadata" not in inventory.unused:
+        names = [] if _features(schema) else map(bytes.decode, schema.metadata)
+        inventory.leave_out("metadata", *names)
 
 
 def _features(schema):

@@ -95,9 +95,8 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
                 text += f"; {_hint(features)}"
             raise ValueError(text) from error
     used = [keys[x] for x in ("image", "text", "label") if keys[x] in features]
-    if not any(labels) and features.keys() - used:
-        raise ValueError(f"has no labels; {_hint(features)}")
-    unused = [("features", key) for key in features if key not in used]
+    others = [key for key in features if key not in used]
+    unused = [("features", f"{key} ({features[key]})") for key in others]
     spans = np.array(offsets, np.int64), np.array(lengths, np.int64)
     return Shard(*spans, labels, None, [("columns", ", ".join(used))], unused)
 
