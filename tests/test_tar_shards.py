@@ -10,6 +10,7 @@ import containers
 import numpy as np
 import pytest
 from containers import examples
+from pictures import png as encoded
 from pictures import random_pixels
 from prepared_sets import all_of, message
 
@@ -173,6 +174,7 @@ def test_damage_is_named(tmp_path, spoil, words):
         ([("a.json", b'{"kind": 1}'), ("a.png", b"")], "no key label, only kind; --c"),
         ([(f"{x}/{y}/1.png", b"") for x in "ab" for y in "cd"], "or the folder above"),
         ([(f"{x}/{y}/1.png", b"") for x in ("train", "val") for y in "cd"], "unpack"),
+        ([(f"{x}2017/1.png", b"") for x in ("train", "val")], "unpack"),
     ],
 )
 def test_what_has_two_readings_or_no_label_is_refused(tmp_path, members, words):
@@ -190,6 +192,20 @@ def test_labels_are_stripped_and_lists_and_folders_of_one_are_no_labels(tmp_path
     data_set = load(tmp_path)
     assert_labels(data_set, 30)
     assert data_set.inventory.unused["splits without labels"] == 1
+
+
+def test_classes_may_contain_names_of_splits_and_paths_be_in_two_fields(tmp_path):
+    folder, names = "f" * 90, ("steam_train", "test_tube")
+    members = [
+        (f"{folder}/{names[i % 2]}/{i}.png", encoded(random_pixels(i)))
+        for i in range(30)
+    ]
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 0.5  # which a pax record has
+            archive.addfile(member, io.BytesIO(content))
+    assert load(tmp_path / "a.tar").class_names == names
 
 
 def test_json_labels_of_a_json_key(tmp_path):

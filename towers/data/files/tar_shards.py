@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from towers.data.files import containers, reading
-from towers.data.files.class_folders import split_of
+from towers.data.files.class_folders import is_split, split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
 from towers.data.files.paths import is_image_name, shown
@@ -149,7 +149,8 @@ def _members(read_at, size):
             fault = f"breaks off at byte {offset:,}" if offset else "is not a tar file"
             raise ValueError(fault)
         name = extended.get(b"path") or header[:100].partition(b"\0")[0]
-        if header[345] and not extended and header[257:263] == b"ustar\0":
+        is_ustar = header[257:263] == b"ustar\0" and b"path" not in extended
+        if header[345] and is_ustar:
             name = header[345:500].partition(b"\0")[0] + b"/" + name
         kind, begin = header[156:157], offset + _BLOCK
         length = 0
@@ -244,8 +245,10 @@ def _resolved(members):
 
 def _require_one_split(members):
     """Raise ValueError if the members are in folders of several splits."""
-    folders = {name.rpartition("/")[0] for name in members}
-    names = {part for folder in folders for part in folder.split("/")}
+    folders = [x.split("/") for x in {name.rpartition("/")[0] for name in members}]
+    names = {part for folder in folders for part in folder[:-1]}
+    last = {folder[-1] for folder in folders}
+    names |= last if all(map(split_of, last)) else {*filter(is_split, last)}
     splits = {split: name for name in sorted(names) if (split := split_of(name))}
     if len(splits) > 1:
         both = " and ".join(f"{name}/" for name in list(splits.values())[:2])
@@ -302,7 +305,7 @@ def _folders(names):
     folder. ValueError if one has two readings."""
     folders = dict.fromkeys(name.rpartition("/")[0] for name in names)
     classes = {folder: folder.rpartition("/")[2] for folder in folders}
-    if "" in classes.values() or any(map(split_of, classes.values())):
+    if "" in classes.values() or any(map(is_split, classes.values())):
         return [None] * len(names)
     by_class = {}
     for folder, name in classes.items():
