@@ -376,7 +376,7 @@ def metadata(text):
     "name, spoil, words",
     [
         ("TFRecord", packed, "is compressed by gzip"),
-        ("tar", packed, "is compressed, and images are read one by one"),
+        ("tar", packed, "is compressed; unpack it"),
         ("TFRecord", pointer, "is a pointer of Git LFS"),
         ("tar", pointer, "is a pointer of Git LFS"),
         ("Parquet", pointer, "is a pointer of Git LFS"),

@@ -23,7 +23,6 @@ from towers.errors import one_line
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512
-_MAX_LABEL_BYTES = 10_000_000
 _REGULAR, _LINKS = (b"0", b"\0", b"7"), (b"1", b"2")
 # Kinds of members without content: links, devices, folders, FIFOs, and names of volumes
 # and lists of files of GNU tar.
@@ -140,10 +139,7 @@ def _members(read_at, size):
             return
         if len(header) < _BLOCK or not _has_checksum(header):
             if header.startswith(_COMPRESSED) and not offset:
-                raise ValueError(
-                    "is compressed, and images are read one by one: unpack it, such as "
-                    "with gunzip, to a .tar file"
-                )
+                raise ValueError("is compressed; unpack it, such as with gunzip")
             if len(header) == _BLOCK and (offset or header[257:262] == b"ustar"):
                 raise ValueError(f"is damaged at byte {offset:,}, in a header")
             fault = f"breaks off at byte {offset:,}" if offset else "is not a tar file"
@@ -324,10 +320,6 @@ def _is_image(ending, wanted):
 
 def _label(name, wanted, read_at, begin, length):
     """Return the text of a label; None for an empty one."""
-    if length > _MAX_LABEL_BYTES:
-        raise ValueError(
-            f"{shown(name, 60)} has {length:,} bytes, too many for a label"
-        )
     try:
         content = read_at(begin, length).decode()
         if not name.lower().endswith(".json"):

@@ -107,10 +107,7 @@ def _file(path, version):
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(reading.open_file(path, version))
         if file.read(2) == b"\x1f\x8b":
-            raise ValueError(
-                "is compressed by gzip, and images are read one by one; gunzip -S '' "
-                "or `zcat FILE > NEW` unpacks it"
-            )
+            raise ValueError("is compressed by gzip; `zcat FILE > NEW` unpacks it")
         if reading.is_url(path):
             file.seek(0)
             copy = stack.enter_context(tempfile.NamedTemporaryFile())
