@@ -20,12 +20,7 @@ from towers.data.files import reading
 from towers.data.files.paths import class_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
-from towers.errors import (
-    DataError,
-    TowersError,
-    nearest,
-    with_nearest,
-)
+from towers.errors import DataError, TowersError, nearest, with_nearest
 
 FORMAT = 3  # of the cached arrays of a shard
 

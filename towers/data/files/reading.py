@@ -69,8 +69,8 @@ class Version(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
         """Return the version of a local file."""
-        times = str(status.st_mtime_ns), status.st_ctime_ns
-        return cls(status.st_size, times[0], status.st_ino, times[1])
+        time_ns = str(status.st_mtime_ns)
+        return cls(status.st_size, time_ns, status.st_ino, status.st_ctime_ns)
 
     def require(self, path: str, found: Self) -> None:
         """Raise DataError if a file is not the one that was indexed. Some file systems
@@ -410,7 +410,8 @@ def _list(pattern):
     except Exception as error:
         raise DataError(f"{printable(pattern)}: {one_line(error, 150)}") from error
     names = [name for name, about in found.items() if about["type"] == "file"]
-    return [f"{scheme}://{name.lstrip('/')}" for name in names]
+    root = "/" if scheme == "file" else ""
+    return [f"{scheme}://{root}{name.lstrip('/')}" for name in names]
 
 
 def _bucket(path):
