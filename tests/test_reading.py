@@ -18,7 +18,7 @@ from PIL import Image
 from prepared_sets import all_of, message
 
 from towers import data
-from towers.data.files import reading
+from towers.data.files import reading, splits
 from towers.data.sources import known_labels
 from towers.errors import ConfigError, DataError, report
 
@@ -243,6 +243,21 @@ def test_row_62_faults_of_a_disk_are_not_those_of_images(tmp_path, name, monkeyp
         data.load("image_folder", str(tmp_path), bad_images="skip")
     assert "--bad_images=skip" not in str(caught.value)
     assert report("x", caught.value) == (3 if number == errno.EACCES else 75)
+
+
+@pytest.mark.row(62)
+def test_row_62_a_container_that_vanishes_is_not_skipped(tmp_path, monkeypatch):
+    containers.write_tars(tmp_path, examples(40))
+    settle = splits.settle_size
+
+    def settle_and_remove(*args):
+        settled = settle(*args)
+        (tmp_path / "train-001.tar").unlink()
+        return settled
+
+    monkeypatch.setattr(splits, "settle_size", settle_and_remove)
+    with pytest.raises(DataError, match="train-001.tar: No such file"):
+        data.load("webdataset", str(tmp_path), bad_images="skip")
 
 
 @pytest.mark.row(62)

@@ -232,7 +232,6 @@ def _completed(image, content):
 def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
     """Return the greatest value of a gray image of 16 bits; 0 of another one."""
     with opened(content, max_pixels) as image:
-        image.load()
         return int(np.asarray(image).max()) if _has_16_bits(image) else 0
 
 

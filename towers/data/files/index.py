@@ -84,7 +84,10 @@ class Index:
             return reading.read_image_file(file, self.max_pixels), label
         span = int(self.offsets[index]), int(self.lengths[index])
         version = self.versions[self.numbers[index]]
-        return reading.read_range(file, *span, version), label
+        try:
+            return reading.read_range(file, *span, version), label
+        except OSError as error:  # not of one image
+            raise data_error(file, error) from error
 
     def location(self, index: int) -> str:
         file = self.files[self.numbers[index]]

@@ -499,7 +499,7 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
                 f"{cache_folder()}: remote files cannot be kept there: "
                 f"{error.strerror}; TOWERS_CACHE_DIR names another folder"
             ) from error
-        _shrink(place, most)
+        _shrink(place, end - begin, most)
     return place
 
 
@@ -536,11 +536,11 @@ def _has_checksum(path, prefix):
 _written = [float("inf")]  # bytes since the folder was last measured
 
 
-def _shrink(kept, most):
+def _shrink(kept, num_bytes, most):
     """Delete the files used longest ago if there are more bytes than may be; look only
     after every twentieth of them."""
     with _guard:
-        _written[0] += os.path.getsize(kept)
+        _written[0] += num_bytes
         if _written[0] < most / 20:
             return
         _written[0] = 0
