@@ -260,8 +260,9 @@ def test_row_62_a_container_that_vanishes_is_not_skipped(tmp_path, monkeypatch):
         data.load("webdataset", str(tmp_path), bad_images="skip")
 
 
+@pytest.mark.slow
 @pytest.mark.row(62)
-def test_row_62_files_are_closed_where_there_are_no_more_descriptors(tmp_path):
+def test_row_62_few_descriptors_are_enough_for_many_files(tmp_path):
     containers.write_tars(tmp_path, examples(17 * 60))
     code = """
 import resource, sys

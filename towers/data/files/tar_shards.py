@@ -1,6 +1,5 @@
 """Tar files with an image and its label as neighbors, as `webdataset` writes them."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -184,7 +183,7 @@ def _has_checksum(header):
     has one more than their sum, modulo 65521, in its lower half."""
     field = header[148:156]
     try:
-        expected = 1 + _number(field) + sum(field) - 8 * ord(" ")
+        expected = 1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")
     except ValueError:
         return False
     return zlib.adler32(header) & 0xFFFF == expected % 65521
@@ -258,10 +257,6 @@ def _paired(members, wanted, label_endings):
     """Return the examples, ending -> name of a member, by the first rule that gives
     each image one label, and what is special about the rule; by the first rule if none
     does."""
-    endings = collections.Counter(
-        name.rpartition(".")[2].lower() for name in members if "/." not in f"/{name}"
-    )
-    count = sum(n for ending, n in endings.items() if _is_image(ending, None))
     first = _examples(members, str.partition, True)
     for cut, with_folder, text in (
         (str.partition, True, ""),
@@ -272,11 +267,11 @@ def _paired(members, wanted, label_endings):
         with contextlib.suppress(ValueError):
             examples = _examples(members, cut, with_folder) if text else first
             images = [sum(_is_image(x, wanted) for x in each) for each in examples]
-            is_labeled = [
-                not each.keys().isdisjoint(label_endings) for each in examples
-            ]
-            pairs = sum(x == 1 and y for x, y in zip(images, is_labeled, strict=True))
-            if pairs and pairs == (sum(images) if wanted else count):
+            pairs = sum(
+                count == 1 and any(x in each for x in label_endings)
+                for count, each in zip(images, examples, strict=True)
+            )
+            if pairs and pairs == sum(images):
                 return examples, text
     return first, ""
 
