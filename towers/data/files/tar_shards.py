@@ -14,6 +14,7 @@ from towers.data.files import containers, reading
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, read_shards
 from towers.data.files.paths import is_image_name, shown
+from towers.data.files.rows import label_text
 from towers.data.sources import DataSet, Trained
 
 ROLES = ("image", "label")
@@ -151,11 +152,14 @@ def _label(members, wanted, read_at):
         name, *span = members[ending]
         content = read_at(*span).decode()
         if ending != "json" and not ending.endswith(".json"):
-            return content.strip()
-        values = json.loads(content)
+            return label_text(content)
+        try:
+            values = json.loads(content)
+        except RecursionError:
+            raise ValueError(f"{shown(name, 60)} is nested too deeply") from None
         if not isinstance(values, dict):
             raise ValueError(f"{shown(name, 60)} is no object {{...}}")
         value = values.get(key or "label")
         if value is not None:
-            return str(value)
+            return label_text(value)
     return None

@@ -1,0 +1,173 @@
+"""Paths in tables: the file of each, by itself or by the end of its path."""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from towers.data.files import reading
+from towers.data.files.class_folders import folders_in, split_of
+from towers.data.files.paths import is_image_name, shown
+from towers.data.inventory import Inventory
+from towers.errors import DataError
+
+# Paths that are tried in the folders below, and bounds of these folders.
+SAMPLE = 100
+MAX_FOLDERS = 1000
+MAX_DEPTH = 3
+
+
+class PathFinder:
+    """Finds the files of a table's paths, which may lack the ending of their names.
+
+    They start from `image_dir`, or from the folder of the table. If none of them is
+    there, the paths are of another machine, or the images in a folder below: their
+    ends, all without the same number of first folders, are looked for in `image_dir`
+    and the folders below it. Without `image_dir` the error names such a place.
+    """
+
+    def __init__(self, table: str, image_dir: str, inventory: Inventory):
+        self._table, self._image_dir = table, os.path.expanduser(image_dir)
+        self._folder = self._image_dir or os.path.dirname(table)
+        self._inventory, self._listings, self._real = inventory, {}, {}
+
+    def __call__(
+        self, names: Sequence[str], where: Callable[[int], str]
+    ) -> list[str | None]:
+        """Return the file of each path, or None; `where` gives the row of each for
+        messages. DataError if one may be two files, or none is found."""
+        files, folder = list(map(self._files_of, names)), self._folder
+        if names and not any(files):
+            places = self._places(names)
+            if not self._image_dir or not places:
+                raise DataError(f"{where(0)}: {self.missing(names[0], names, places)}")
+            (folder, num_first), *others = places
+            if others:
+                raise DataError(
+                    f"{where(0)}: {shown(_end(names[0], num_first), 60)} is in "
+                    f"{shown(folder)} and in {shown(others[0][0])}; "
+                    f"--image_dir={shlex.quote(folder)} names one"
+                )
+            ends = [_end(name, num_first) for name in names]
+            files = [self._files_of(end, folder) for end in ends]
+            row = next(row for row, found in enumerate(files) if found)
+            name, file = shown(names[row], 60), shown(files[row][0], 80)
+            self._inventory.infer("paths", f"matched by their ends: {name} is {file}")
+        for row, found in enumerate(files):
+            if found[1:]:
+                both = " or ".join(sorted(found)[:2])
+                raise DataError(f"{where(row)}: is {shown(names[row], 60)} {both}?")
+        return [found[0] if found else None for found in files]
+
+    def present(self, names: Sequence[str]) -> list[int]:
+        """Return the indices of the names that are paths of files."""
+        return [i for i, name in enumerate(names) if name and self._files_of(name)]
+
+    def key(self, file: str) -> str:
+        """Return one text for all spellings of the path of a file."""
+        folder, name = os.path.split(file)
+        if not reading.is_url(file) and folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        return os.path.join(self._real.get(folder, folder), name)
+
+    def missing(
+        self,
+        name: str,
+        names: Sequence[str] = (),
+        places: Sequence[tuple[str, int]] = (),
+    ) -> str:
+        """Return the message about a path without a file, with the places that have the
+        files of all `names`."""
+        text = f"there is no file {shown(os.path.join(self._folder, name))}; "
+        for folder, num_first in places[:1]:
+            found = (self._files_of(_end(x, num_first), folder) for x in names)
+            text += f"--image_dir={shlex.quote(folder)} has {sum(map(bool, found)):,} "
+            text += f"of {len(names):,}"
+            text += ", by the ends of their paths" if num_first else ""
+            others = [shown(other) for other, _ in places[1:3]]
+            more = " and ".join(others)
+            return f"{text}; {more} has files of these names too" if others else text
+        if other := self._in_other_case(name):
+            return (
+                f"{text}{shown(other)} differs in the case of its letters: write the "
+                "path so, or rename the file"
+            )
+        if self._image_dir:
+            return f"{text}the paths start from --image_dir={shown(self._image_dir)}"
+        return f"{text}--image_dir names the folder that the paths start from"
+
+    def _places(self, names):
+        """(folder, number of first folders of the paths to leave out) of the places
+        with the most files, at least half; those of the table's split come first."""
+        sample = [_slashes(x) for x in names[:: -(-len(names) // SAMPLE)]]
+        few, counts = sample[:: -(-len(sample) // 3)], {}
+        folders = self._folders_below()
+        depth = len(os.path.commonprefix([x.split("/")[:-1] for x in sample]))
+        for num_first in range(depth + 1):
+            for folder in folders:
+                found = (self._files_of(_end(x, num_first), folder) for x in few)
+                if any(found):
+                    found = (self._files_of(_end(x, num_first), folder) for x in sample)
+                    counts[folder, num_first] = sum(map(bool, found))
+            if len(sample) in counts.values():
+                break
+        most = max(counts.values(), default=0)
+        if 2 * most < len(sample) or not counts:
+            return []
+        places = [place for place, count in counts.items() if count == most]
+        places = [place for place in places if place[1] == places[0][1]]
+        if places[0][0] == self._folder:
+            return places[:1]
+        split = split_of(os.path.basename(self._table)) or "train"
+        return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != split)
+
+    def _folders_below(self):
+        folders = level = [self._folder]
+        for _ in range(MAX_DEPTH):
+            level = [x.path for folder in level for x in folders_in(folder)]
+            folders = [*folders, *level][:MAX_FOLDERS]
+        return folders
+
+    def _files_of(self, name, folder=None):
+        """The files that a path from a folder may mean."""
+        path = os.path.join(self._folder if folder is None else folder, name)
+        if reading.is_url(name) or reading.is_url(path):
+            return [name if reading.is_url(name) else path]
+        above, base = os.path.split(path)
+        names = self._listing(above).get(base, ())
+        if not names and "\\" in name:
+            return self._files_of(_slashes(name), folder)
+        return [os.path.join(above, x) for x in names]
+
+    def _listing(self, folder):
+        """Name of a file, and of an image without its ending -> names of files."""
+        if folder not in self._listings:
+            listing, names = {}, _names_in(folder)
+            for name in filter(is_image_name, names):
+                listing.setdefault(os.path.splitext(name)[0], []).append(name)
+            self._listings[folder] = listing | {name: [name] for name in names}
+        return self._listings[folder]
+
+    def _in_other_case(self, name):
+        """The file whose path differs in case alone; None without."""
+        path = self._folder
+        for part in filter(None, _slashes(name).split("/")):
+            same = [x for x in _names_in(path) if x.lower() == part.lower()]
+            if not same:
+                return None
+            path = os.path.join(path, part if part in same else same[0])
+        return path
+
+
+def _names_in(folder):
+    return os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+
+
+def _slashes(name):
+    """A path of Windows as one of Unix, without the letter of its drive."""
+    return re.sub(r"^[A-Za-z]:(?=/)", "", name.replace("\\", "/"))
+
+
+def _end(name, num_first):
+    """A path without some of its first folders."""
+    return "/".join(_slashes(name).split("/")[num_first:])
