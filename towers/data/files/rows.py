@@ -2,12 +2,10 @@
 
 import codecs
 import csv
-import io
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from towers.data.files import reading
@@ -16,33 +14,30 @@ from towers.data.files.paths import ending, is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-SEPARATOR = ";"
-# Texts that programs write for a missing value.
-_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
 # Keys of JSON annotations that are not tables -> the program that writes them.
 _ANNOTATIONS = {"annotations": "COCO", "imagePath": "LabelMe", "regions": "VIA"}
 
 
 def read_rows(
-    path: str, columns: Mapping[str, str], inventory: Inventory
+    path: str, columns: Collection[str], inventory: Inventory
 ) -> Iterator[Any]:
     """Yield the names of the columns, then (number, values) of each row.
 
-    Rows are counted from 1, the header being the first row of a text file. If the names
-    in `columns` are numbers, a text file has no header and its columns are called "1",
-    "2" and so on. DataError if the file cannot be read, or its first row is data.
+    Rows are counted from 1, the header being the first row of a text file. If `columns`
+    are numbers, a text file has no header, and its columns are called 1, 2 and so on.
+    DataError if the file cannot be read, or data are in the place of the header.
     """
     kind = ending(path)
     try:
         if kind == ".parquet":
             yield from _parquet_rows(path, inventory)
-            return
-        with reading.open_file(path) as file:
-            if kind in (".json", ".jsonl", ".ndjson"):
-                yield from _json_rows(file, kind)
-            else:
-                yield from _text_rows(file, kind, columns)
-    except (OSError, ValueError, csv.Error, RecursionError) as error:
+        elif kind in (".json", ".jsonl", ".ndjson"):
+            yield from _json_rows(_text(path))
+        else:
+            yield from _text_rows(_text(path), kind, columns)
+    except RecursionError as error:
+        raise DataError(f"{shown(path)}: is nested too deeply") from error
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{shown(path)}: {reason(error)}") from error
 
 
@@ -54,127 +49,91 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
     label = next((n for n in rest if n != split), None)
     roles = {"path": path, "label": label, "split": split}
     roles = {role: number for role, number in roles.items() if number is not None}
-    names = ",".join(sorted(roles, key=roles.get))
     options = ",".join(f"{role}:{number + 1}" for role, number in roles.items())
     return (
         f"row 1 looks like data ({shown(cells[path], 60)}) and not like the names of "
-        f"columns; add a first row such as {names}, or number the columns: "
-        f"--columns={options}"
+        f"columns; add a first row such as {','.join(sorted(roles, key=roles.get))}, "
+        f"or number the columns: --columns={options}"
     )
 
 
-def _text(file):
-    """The lines of a file in UTF-8, or in UTF-16 if it begins with its mark."""
-    start = file.read(2)
-    file.seek(0)
-    is_wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return io.TextIOWrapper(file, "utf-16" if is_wide else "utf-8-sig", newline="")
-
-
-def _text_rows(file, kind, columns):
-    text = _text(file)
+def _text(path):
+    """The text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
+    with reading.open_file(path) as file:
+        content = file.read()
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        yield from _rows_of_lines(text, kind, columns)
-    except UnicodeError as error:
-        file.seek(0)
-        lines = (number for number, x in enumerate(file, 1) if _is_wrong(x))
+        if not is_wide and b"\0" in content[:100]:
+            raise UnicodeDecodeError("utf-8", content, 0, 1, "has zero bytes")
+        return content.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"row {next(lines, 1)}: is not UTF-8 ({error.reason}); save the table as "
-            "CSV UTF-8, or convert it: iconv -f LATIN1 -t UTF-8"
+            f"row {row}: is not UTF-8 ({error.reason}); save the table as CSV UTF-8, "
+            "or convert it: iconv -f LATIN1 -t UTF-8"
         ) from error
 
 
-def _is_wrong(line):
-    try:
-        return line.decode() is None
-    except UnicodeError:
-        return True
-
-
-def _rows_of_lines(text, kind, columns):
-    first = text.readline()
-    if "\0" in first:
-        raise ValueError("is not UTF-8 text; save the table as CSV UTF-8")
+def _text_rows(text, kind, columns):
+    lines = (match[0] for match in re.finditer(r"[^\r\n]*(\r\n?|\n)|[^\r\n]+", text))
+    first = next(lines, "")
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
-    lines = itertools.chain([first], text)
-    if kind == ".txt" and delimiter not in first:  # lines of a path and a label
-        rows = ((n, x.rsplit(None, 1)) for n, x in enumerate(lines, 1))
+    lines = itertools.chain([first], lines)
+    if kind == ".txt" and delimiter not in first:  # of a path and a label
+        rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
     else:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        rows = ((reader.line_num, row) for row in _checked(reader))
+        rows = _csv_rows(csv.reader(lines, delimiter=delimiter, strict=True))
     number, row = next(rows, (1, []))
     cells = [cell.strip() for cell in row]
-    if kind == ".txt" and len(cells) == 2 and is_image_name(cells[0]):
-        header = ["path", "label"]
-    elif _are_numbers(columns.values(), cells):
-        header = [str(number + 1) for number in range(len(cells))]
-    elif images := [n for n, cell in enumerate(cells) if is_image_name(cell)]:
+    images = [n for n, cell in enumerate(cells) if is_image_name(cell)]
+    numbers = [str(n) for n in range(1, len(cells) + 1)]
+    is_header = False
+    if kind == ".txt" and len(cells) == 2 and images == [0]:
+        yield ["path", "label"]
+    elif columns and {*columns} <= {*numbers} and cells[:2] != ["0", "1"]:
+        yield numbers
+    elif images:
         raise ValueError(looks_like_data(cells, images[0]))
     else:
         yield cells
-        header = None
-    if header:
-        yield header
-        yield number, row
+        is_header = True
+    rows = rows if is_header else itertools.chain([(number, row)], rows)
     yield from ((number, row) for number, row in rows if row)
 
 
-def _are_numbers(names, cells):
-    """True if columns are named by their numbers, which are not the header itself."""
-    is_header = cells == [str(number) for number in range(len(cells))]
-    are_numbers = all(x.isdecimal() and 1 <= int(x) <= len(cells) for x in names)
-    return bool(names) and are_numbers and not is_header
-
-
-def _checked(reader):
+def _csv_rows(reader):
     try:
-        yield from reader
+        for row in reader:
+            yield reader.line_num, row
     except csv.Error as error:
         raise ValueError(f"row {reader.line_num}: {error}") from error
 
 
-def _json_rows(file, kind):
-    objects, names = [], {}
-    for number, values in _objects(file, kind):
-        if not isinstance(values, dict):
-            raise ValueError(f"row {number}: is not an object {{...}}")
-        for key in _ANNOTATIONS.keys() & values.keys():
-            raise ValueError(
-                f"holds annotations of {_ANNOTATIONS[key]}, which are not a table; "
-                "write a CSV with a row path,label for each image"
-            )
-        objects.append((number, values))
-        names |= dict.fromkeys(values)
-    yield list(names)
-    for number, values in objects:
-        yield number, [values.get(name) for name in names]
-
-
-def _objects(file, kind):
-    """(number, value) of each item of a list, or of each line."""
-    text = _text(file)
-    if kind == ".json":
-        content = text.read()
+def _json_rows(text):
+    """Rows of a list of objects, or of an object on each line."""
+    try:
+        values = json.loads(text)
+        items = enumerate(values if isinstance(values, list) else [values], 1)
+    except ValueError:
+        items = ((n, x) for n, x in enumerate(text.split("\n"), 1) if x.strip())
+    objects = []
+    for number, item in items:
         try:
-            values = json.loads(content)
+            value = json.loads(item) if isinstance(item, str) else item
         except ValueError as error:
-            if "Extra data" not in str(error):
-                raise
-        else:
-            if isinstance(values, dict) and not _ANNOTATIONS.keys() & values.keys():
-                raise ValueError(
-                    "is one object; a table is a list of objects, or has one on each "
-                    'line, such as {"image": "1.jpg", "label": "cat"}'
-                )
-            yield from enumerate([values] if isinstance(values, dict) else values, 1)
-            return
-        text = io.StringIO(content)
-    for number, line in enumerate(text, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"row {number}: {error}") from error
+            raise ValueError(f"row {number}: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"row {number}: is not an object {{...}}")
+        objects.append((number, value))
+    names = dict.fromkeys(itertools.chain(*(value for _, value in objects)))
+    for key in _ANNOTATIONS.keys() & names:
+        raise ValueError(
+            f"holds annotations of {_ANNOTATIONS[key]}, and not a table; write a CSV "
+            "with a row path,label for each image"
+        )
+    yield list(names)
+    for number, value in objects:
+        yield number, [value.get(name) for name in names]
 
 
 def _parquet_rows(path, inventory):
@@ -189,7 +148,7 @@ def _parquet_rows(path, inventory):
     try:
         table = parquet.ParquetFile(reading.local_copy(path), memory_map=True)
         names = [x.name for x in table.schema_arrow if is_read(x.type)]
-        others = [x for x in table.schema_arrow.names if x not in names]
+        others = [name for name in table.schema_arrow.names if name not in names]
         inventory.leave_out("columns", *others)
         yield names
         number = 0
@@ -199,47 +158,3 @@ def _parquet_rows(path, inventory):
                 yield number, row
     except pyarrow.ArrowException as error:
         raise ValueError(f"is not a Parquet file: {error}") from error
-
-
-def label_text(value: Any) -> str | None:
-    """Return the name of the class that a value means, or None for an empty one.
-
-    Whole numbers are written without a fraction, so 1.0 is 1; true and false in any
-    case are True and False. Other texts stay as they are, but for spaces around them.
-    ValueError if it is not a label, or a text that programs write for a missing value.
-    """
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        if not value.is_integer():
-            raise ValueError(f"{value} is not a label: expected a name or an integer")
-    elif not isinstance(value, str | int | None):
-        raise ValueError(
-            f"{shown(str(value), 40)} is not a label: expected a name or an integer"
-        )
-    text = "" if value is None else str(value).strip()
-    if text in _MISSING:
-        raise ValueError(
-            f"is {text} a missing label, or a class? Leave the row out, or rename the "
-            "class"
-        )
-    if whole := re.fullmatch(r"(-?\d+)\.0+", text):
-        return whole[1]
-    return (text.capitalize() if text.lower() in ("true", "false") else text) or None
-
-
-def label_of(value: Any, separator: str) -> str | tuple[str, ...] | None:
-    """Return the class of a label, or a tuple of classes if it is a list, has the
-    separator, or any separator but the default is named; None for an empty label.
-
-    ValueError as of `label_text`, or if a list has an empty label.
-    """
-    if isinstance(value, list):
-        names = tuple(map(label_text, value))
-        if None in names:
-            raise ValueError(f"{shown(str(value), 40)} has an empty label")
-        return names
-    text = label_text(value)
-    if text and separator and (separator in text or separator != SEPARATOR):
-        return tuple(filter(None, map(label_text, text.split(separator))))
-    return text

@@ -32,22 +32,21 @@ class PathFinder:
         self._inventory, self._listings, self._real = inventory, {}, {}
 
     def __call__(
-        self, names: Sequence[str], where: Callable[[int], str]
+        self, names: Sequence[str], error: Callable[[int, str], DataError]
     ) -> list[str | None]:
-        """Return the file of each path, or None; `where` gives the row of each for
-        messages. DataError if one may be two files, or none is found."""
+        """Return the file of each path, or None. Raises an `error` about one of them,
+        by its number, if it may be two files, or none is found."""
         files, folder = list(map(self._files_of, names)), self._folder
         if names and not any(files):
             places = self._places(names)
             if not self._image_dir or not places:
-                raise DataError(f"{where(0)}: {self.missing(names[0], names, places)}")
+                raise error(0, self.missing(names[0], names, places))
             (folder, num_first), *others = places
             if others:
-                raise DataError(
-                    f"{where(0)}: {shown(_end(names[0], num_first), 60)} is in "
-                    f"{shown(folder)} and in {shown(others[0][0])}; "
-                    f"--image_dir={shlex.quote(folder)} names one"
-                )
+                both = f"is in {shown(folder)} and in {shown(others[0][0])}"
+                way = f"--image_dir={shlex.quote(folder)} names one"
+                end = shown(_end(names[0], num_first), 60)
+                raise error(0, f"{end} {both}; {way}")
             ends = [_end(name, num_first) for name in names]
             files = [self._files_of(end, folder) for end in ends]
             row = next(row for row, found in enumerate(files) if found)
@@ -56,7 +55,7 @@ class PathFinder:
         for row, found in enumerate(files):
             if found[1:]:
                 both = " or ".join(sorted(found)[:2])
-                raise DataError(f"{where(row)}: is {shown(names[row], 60)} {both}?")
+                raise error(row, f"is {shown(names[row], 60)} the file {both}?")
         return [found[0] if found else None for found in files]
 
     def present(self, names: Sequence[str]) -> list[int]:

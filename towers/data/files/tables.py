@@ -5,13 +5,13 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from towers import console
-from towers.data.files import containers
-from towers.data.files.class_folders import split_of
+from towers.data.files import cells, containers
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     Index,
@@ -21,7 +21,7 @@ from towers.data.files.index import (
     settle_label_sets,
 )
 from towers.data.files.paths import shown
-from towers.data.files.rows import SEPARATOR, label_of, looks_like_data, read_rows
+from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
@@ -31,7 +31,7 @@ from towers.errors import DataError
 # in lower case, with underscores for spaces.
 _ROLES = {
     "path": (
-        r"(image|img|file|photo)?_?(path|file_?name)|(image|img)_(file|name)"
+        r"(image|img|file|photo)?_?(path|file_?name|url)|(image|img)_(file|name)"
         r"|file|image|img|photo",
         r"(image|img|file|photo)?_?id",
     ),
@@ -44,10 +44,6 @@ _ROLES = {
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-# Splits by number, as in CelebA, and by the names of FER2013.
-_SPLITS = {"0": "train", "1": "validation", "2": "test"}
-_SPLITS |= {"publictest": "validation", "privatetest": "test"}
-_BOOLEANS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
 # Columns of row numbers, which pandas writes without a name.
 _ROW_NUMBERS = r"|Unnamed: \d+"
 
@@ -57,7 +53,7 @@ def load(
     columns: str = "",
     image_dir: str = "",
     fold: int = -1,
-    label_separator: str = SEPARATOR,
+    label_separator: str = cells.SEPARATOR,
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
@@ -84,27 +80,39 @@ def load(
 
 @dataclasses.dataclass
 class Table:
-    """The rows of a table.
-
-    Attributes:
-        roles: role -> name of its column.
-        classes: names of the columns of classes.
-        numbers: of the rows in the file.
-        values: role -> its values; "classes": the names of the classes with a 1.
-        splits, labels: of the rows; None without a label.
-    """
+    """The rows of a table: the split in its name, role -> name of a column, names of
+    the columns of classes, numbers of the rows, and role -> their values."""
 
     path: str
+    split: str
     roles: dict[str, str]
     classes: tuple[str, ...]
     numbers: list[int] = dataclasses.field(default_factory=list)
     values: dict[str, list] = dataclasses.field(default_factory=dict)
-    splits: list[str] = dataclasses.field(default_factory=list)
-    labels: list[str | tuple[str, ...] | None] = dataclasses.field(default_factory=list)
 
     def where(self, row: int) -> str:
         """Return the location of a row, for messages."""
         return f"{shown(self.path)}: row {self.numbers[row]}"
+
+    def error(self, row: int, text: object) -> DataError:
+        """Return an error about a row."""
+        return DataError(f"{self.where(row)}: {text}")
+
+    def parse(self, role: str, function: Callable[[Any], Any]) -> None:
+        """Parse the values of a role, empty ones to None; DataError with the row if
+        `function` raises ValueError."""
+        for row, value in enumerate(self.values.get(role, ())):
+            try:
+                parsed = None if cells.is_empty(value) else function(value)
+            except ValueError as error:
+                raise self.error(row, error) from None
+            self.values[role][row] = parsed
+
+    def require(self, role: str, splits: Iterable[str]) -> None:
+        """Raise DataError if a row of some splits has an empty value."""
+        for row, value in enumerate(self.values.get(role, ())):
+            if value is None and self.values["split"][row] in splits:
+                raise self.error(row, f"has no {role}")
 
 
 @dataclasses.dataclass
@@ -142,120 +150,113 @@ class TableReader:
         `cat;outdoor`, or is a list, and if each class has a column of 0 and 1.
 
         DataError names the file and the row: a file is missing, or has two rows; a
-        column is missing, or may be one of two; a label, split, fold or weight is
-        invalid; a table has other columns than the first.
+        column is missing, or may be one of two; a value is invalid.
         """
-        tables = []
-        for path in paths:
-            tables.append(table := self._table(path, of_tables))
-            here, first = ({*x.roles, *x.classes} for x in (table, tables[0]))
-            if here != first:
-                here, first = (shown(", ".join(sorted(x)), 60) for x in (here, first))
-                raise DataError(
-                    f"{shown(path)}: has other columns than {shown(paths[0])}: {here}, "
-                    f"not {first}"
-                )
-        self._check_folds(tables)
-        labels = list(itertools.chain(*(table.labels for table in tables)))
-        splits = np.array(list(itertools.chain(*(table.splits for table in tables))))
+        tables = [self._table(path, of_tables) for path in paths]
+
+        def joined(role):
+            return list(itertools.chain(*(x.values.get(role, ()) for x in tables)))
+
+        self._move_fold(tables)
+        labels, splits = joined("label"), np.array(joined("split"))
         if not labels:
             raise DataError(f"{shown(paths[0])}: has no rows")
         is_labeled = np.array([label is not None for label in labels])
-        needed = {"train"} if {"classes", "label"} & tables[0].values.keys() else set()
-        unlabeled = {*splits.tolist()} - {*splits[is_labeled].tolist()} - needed
-        is_set = any(isinstance(label, tuple) for label in labels)
-        files, weights = [], []
-        for table in tables:
-            if not is_set:
-                _check_labels(table, unlabeled)
-            files += self._files(table, unlabeled)
-            weights += _weights(table)
-        settle = settle_classes
-        if is_set:
+        has_column = tables[0].classes or "label" in tables[0].roles
+        unlabeled = {*splits.tolist()} - {*splits[is_labeled].tolist()}
+        unlabeled -= {"train"} if has_column else set()
+        settle, labeled = settle_classes, {*splits.tolist()} - unlabeled
+        if any(isinstance(label, tuple) for label in labels):
             labels = [(x,) if isinstance(x, str) else x or () for x in labels]
-            settle = functools.partial(settle_label_sets, class_names=tables[0].classes)
+            classes = tables[0].classes
+            settle = functools.partial(settle_label_sets, class_names=classes)
+        for table in tables:
+            if settle is settle_classes:
+                table.require("label", labeled)
+            table.require("weight", {"train"})
+            table.require("path", labeled)
+            self._find_files(table, labeled)
+        files, weights = joined("path"), joined("weight")
         kept = [row for row, file in enumerate(files) if file is not None]
         index = index_of(
             [files[row] for row in kept],
             [labels[row] for row in kept],
-            [weights[row] for row in kept] if weights else None,
+            [1 if weights[row] is None else weights[row] for row in kept]
+            if weights
+            else None,
             self.options.max_image_pixels,
             settle,
         )
-        splits, indexes = splits[kept], {}
-        for split in np.unique(splits).tolist():
-            one = index.take(np.flatnonzero(splits == split)).without_empty_classes()
+        indexes = {}
+        for split in np.unique(splits[kept]).tolist():
+            one = index.take(np.flatnonzero(splits[kept] == split))
             if split in unlabeled:
-                no_labels = np.full(len(one), -1, np.int32)
-                one = dataclasses.replace(one, labels=no_labels, class_names=())
-            indexes[split] = one
-        train = indexes.get("train")
-        if weights and train is not None and not train.sample_weights.any():
-            raise DataError(f"{shown(paths[0])}: all weights of training images are 0")
+                labels = np.full(len(one), -1, np.int32)
+                one = dataclasses.replace(one, labels=labels, class_names=())
+            indexes[split] = one.without_empty_classes()
+            if weights and split == "train" and not one.sample_weights.any():
+                raise DataError(f"{shown(paths[0])}: all weights for training are 0")
         return indexes
 
-    def settle(
-        self, indexes: Mapping[str, Index], needs_sets: bool
-    ) -> dict[str, Index]:
+    def settle(self, indexes: Mapping[str, Index], needs_sets: bool) -> dict:
         """Give all splits one kind of labels: one for each image, also if each row has
         exactly one 1 in columns of classes, or sets."""
         labeled = {k: x for k, x in indexes.items() if not (x.labels < 0).all()}
         sets = [x.labels for x in labeled.values() if x.labels.ndim == 2]
         if not sets and not needs_sets:
-            train = labeled.get("train")
-            _warn_of_joined_labels(train.class_names if train else ())
-            return dict(indexes)
-        is_one_hot = bool(self.first.classes) and not needs_sets
-        if is_one_hot and all((x.sum(1) == 1).all() for x in sets):
-            about = "one for each image: each row has exactly one 1"
+            names = labeled["train"].class_names if "train" in labeled else ()
+            _warn_of_joined_labels(names)
+        elif (
+            not needs_sets
+            and self.first.classes
+            and all((x.sum(1) == 1).all() for x in sets)
+        ):
+            self.inventory.infer("labels", "one for each image: each row has one 1")
             for split, x in labeled.items():
                 labels = x.labels.argmax(1).astype(np.int32)
                 labeled[split] = dataclasses.replace(x, labels=labels)
         else:
-            about = "any number for each image"
+            self.inventory.infer("labels", "any number for each image")
             labeled = {split: x.as_label_sets() for split, x in labeled.items()}
-        self.inventory.infer("labels", about)
         return dict(indexes) | labeled
 
     def _table(self, path, of_tables):
-        rows = read_rows(path, self.columns, self.inventory)
-        header = [str(name).strip() for name in next(rows, None) or ()]
+        rows = read_rows(path, self.columns.values(), self.inventory)
+        header = [str(name).strip() for name in next(rows, ())]
         if not header:
             raise DataError(f"{shown(path)}: the file is empty")
         try:
-            used, class_columns = self._columns(header, path, of_tables)
+            used, classes = self._columns(header, path, of_tables)
         except ValueError as error:
             raise DataError(f"{shown(path)}: {error}") from None
-        roles = {role: header[index] for role, index in used.items()}
-        table = Table(path, roles, tuple(header[i] for i in class_columns))
-        table.values = {role: [] for role in used}
-        if class_columns:
-            table.values["classes"] = []
+        names = tuple(header[i] for i in classes)
+        roles = {role: header[i] for role, i in used.items()}
+        table = Table(path, of_tables, roles, names)
+        values = table.values = {role: [] for role in ("label", "split", *used)}
         for number, row in rows:
             table.numbers.append(number)
             if len(row) != len(header):
-                raise DataError(
-                    f"{table.where(-1)} has {len(row)} values, and the first row "
-                    f"{len(header)}"
-                )
+                text = f"has {len(row)} values, and the first row {len(header)}"
+                raise table.error(-1, text)
             for role, index in used.items():
-                table.values[role].append(row[index])
-            if class_columns:
-                names = _classes_with_1(row, header, class_columns, table.where)
-                table.values["classes"].append(names)
-        self._set_splits(table, of_tables)
-        table.labels = table.values.get("classes") or [None] * len(table.numbers)
-        for row, value in enumerate(table.values.get("label", ())):
-            try:
-                table.labels[row] = label_of(value, self.separator)
-            except ValueError as error:
-                raise DataError(f"{table.where(row)}: {error}") from None
+                values[role].append(row[index])
+            if classes:
+                values["label"].append([row[index] for index in classes])
+        if classes:
+            table.parse("label", lambda row: _with_1(row, names))
+        else:
+            table.parse("label", lambda x: cells.label(x, self.separator))
+        table.parse("path", lambda x: str(x).strip() or None)
+        table.parse("weight", cells.weight)
+        self._set_splits(table)
+        for role in ("label", "split"):
+            default = of_tables if role == "split" else None
+            values[role] = values[role] or [default] * len(table.numbers)
         if self.first is None:
             self.first = table
-            used = [f"{role}: {shown(name, 40)}" for role, name in table.roles.items()]
-            if table.classes:
-                used.append(f"classes: {len(table.classes):,} columns")
-            self.inventory.infer("columns", ", ".join(used))
+            about = [f"{role}: {shown(x, 40)}" for role, x in table.roles.items()]
+            about += [f"classes: {len(classes):,} columns"] if classes else []
+            self.inventory.infer("columns", ", ".join(about))
         return table
 
     def _columns(self, header, path, of_tables):
@@ -263,188 +264,122 @@ class TableReader:
         for name, count in collections.Counter(filter(None, header)).items():
             if count > 1:
                 raise ValueError(f"two columns are called {name!r}; rename one")
-        names = self.columns
-        if first := self.first:
-            names = first.roles | names
-            names = {role: x for role, x in names.items() if x in header}
-        used = {role: find_column(role, header, name) for role, name in names.items()}
-        for role, patterns in _ROLES.items():
-            if role not in used:
-                index = find_column(role, header, None, patterns, used.values())
-                used |= {} if index is None else {role: index}
-        rest = [
-            index
-            for index, name in enumerate(header)
-            if index not in used.values() and not re.fullmatch(_ROW_NUMBERS, name)
-        ]
+        used, first = {}, self.first
+        is_alike = first is not None and first.split == of_tables
+        for role in sorted(_ROLES, key=lambda role: role not in self.columns):
+            name = (first.roles if first else self.columns).get(role)
+            name = name if name in header or is_alike or not first else None
+            index = find_column(role, header, name, _ROLES[role], used.values())
+            if is_alike and name is None and index is not None:
+                if header[index] not in self.unused:
+                    text = f"has a column {header[index]!r}, unlike {shown(first.path)}"
+                    raise ValueError(text)
+            elif index is not None:
+                used[role] = index
         if first:
-            class_columns = [header.index(x) for x in first.classes if x in header]
-            if class_columns and len(class_columns) < len(first.classes):
-                missing = next(x for x in first.classes if x not in header)
-                raise ValueError(f"has no column {missing!r}, as {shown(first.path)}")
+            needed = first.classes if is_alike or {*first.classes} & {*header} else ()
+            classes = [find_column("class", header, name) for name in needed]
         else:
+            is_data = [not re.fullmatch(_ROW_NUMBERS, name) for name in header]
+            rest = [i for i, x in enumerate(is_data) if x and i not in used.values()]
             if "label" not in used and "path" in used and len(rest) == 1:
                 used["label"] = rest[0]
-            class_columns = rest if "label" not in used and len(rest) > 1 else []
-        if self.fold < 0 or of_tables != "train":
+            classes = rest if "label" not in used and len(rest) > 1 else []
+        has_folds = self.fold >= 0 and of_tables == "train"
+        if not has_folds:
             used.pop("fold", None)
-        for role in ("path", *["fold"] * (self.fold >= 0 and of_tables == "train")):
+        for role in ("path", *["fold"] * has_folds):
             if role not in used:
                 finder = PathFinder(path, self.image_dir, self.inventory)
-                if role == "path" and (paths := finder.present(header)):
-                    raise ValueError(looks_like_data(header, paths[0]))
+                if role == "path" and (files := finder.present(header)):
+                    raise ValueError(looks_like_data(header, files[0]))
+                rest = [x for i, x in enumerate(header) if i not in used.values()]
                 raise ValueError(
                     f"no column is named like a {role}, only "
                     f"{shown(', '.join(header), 100)}; name it, as in "
-                    f"--columns={role}:{header[rest[0]] if rest else 'NAME'}"
+                    f"--columns={role}:{rest[0] if rest else 'NAME'}"
                 )
-        unused = {*range(len(header))} - {*used.values(), *class_columns}
+        unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
-        return used, class_columns
+        return used, classes
 
-    def _set_splits(self, table, of_tables):
-        """Set the splits of a table; a column with a usual name that has no name of a
-        split at all is not used."""
-        table.splits, name = [of_tables] * len(table.numbers), table.roles.get("split")
+    def _set_splits(self, table):
+        """Parse the column of splits; one with a usual name, but no name of a split in
+        it, is not used."""
+        values, name = table.values["split"], table.roles.get("split")
         if name is None:
             return
-        texts = [str(value).strip() for value in table.values["split"]]
-        splits = {text: _split_of(text, name) for text in dict.fromkeys(texts)}
-        is_named = "split" in self.columns or name.lower() == "split"
-        if texts and not any(splits.values()) and not is_named:
-            del table.roles["split"], table.values["split"]
-            self.unused[name] = None
-            return
-        for row, text in enumerate(texts):
-            if splits[text] is None:
-                raise DataError(
-                    f"{table.where(row)}: the split {text!r:.40} is not train, "
-                    "validation or test"
-                )
-        table.splits = [splits[text] for text in texts]
-        if any(text != splits[text] for text in splits):
-            about = ", ".join(f"{text} is {splits[text]}" for text in sorted(splits))
+        texts = list(dict.fromkeys(map(str, values)))
+        if "split" not in self.columns and name.lower() != "split":
+            if not any(cells.is_split(text, name) for text in texts):
+                del table.roles["split"], values[:]
+                self.unused[name] = None
+                return
+        table.parse("split", functools.partial(cells.split, column=name))
+        table.require("split", {None})
+        meanings = {text: cells.split(text, name) for text in texts}
+        if any(text != split for text, split in meanings.items()):
+            about = ", ".join(f"{x} is {split}" for x, split in meanings.items())
             self.inventory.infer("split", f"column {name}: {shown(about, 100)}")
 
-    def _check_folds(self, tables):
+    def _move_fold(self, tables):
         """Move the rows of the fold from training to testing."""
         folds = set()
-        for table in tables if "fold" in tables[0].roles else ():
-            for row, value in enumerate(table.values["fold"]):
-                if table.splits[row] != "train":
-                    continue
-                try:
-                    number = float(value)
-                    fold = int(number)
-                except (TypeError, ValueError, OverflowError):
-                    number, fold = 0.5, 0
-                if fold != number:
-                    raise DataError(
-                        f"{table.where(row)}: the fold {value!r:.40} is not an integer"
-                    )
-                folds.add(fold)
-                if fold == self.fold:
-                    table.splits[row] = "test"
+        for table in tables:
+            table.parse("fold", cells.fold)
+            table.require("fold", {"train"})
+            splits = table.values["split"]
+            for row, fold in enumerate(table.values.get("fold", ())):
+                if splits[row] == "train":
+                    folds.add(fold)
+                    splits[row] = "test" if fold == self.fold else "train"
         if folds and self.fold not in folds:
             raise DataError(
                 f"{shown(tables[0].path)}: no row has the fold {self.fold}, only "
                 f"{shown(', '.join(map(str, sorted(folds))), 60)}; --fold names one"
             )
 
-    def _files(self, table, unlabeled):
-        """The file of each row; None if it is missing and the survey takes it."""
-        files = table.values["path"] = [
-            "" if value is None else str(value).strip()
-            for value in table.values["path"]
-        ]
-        rows = [row for row, x in enumerate(table.splits) if x not in unlabeled]
-        for row in rows:
-            if not files[row]:
-                raise DataError(f"{table.where(row)}: has no path")
+    def _find_files(self, table, splits):
+        """Set the file of each row of some splits, None if it is missing and the survey
+        takes it."""
+        paths, of_rows = table.values["path"], table.values["split"]
+        rows = [row for row, split in enumerate(of_rows) if split in splits]
         finder = PathFinder(table.path, self.image_dir, self.inventory)
-        names = [files[row] for row in rows]
-        found = finder(names, lambda position: table.where(rows[position]))
-        num_missing = found.count(None)
+        names = [paths[row] for row in rows]
+        found = finder(names, lambda i, text: table.error(rows[i], text))
         for row, name, file in zip(rows, names, found, strict=True):
-            where, files[row] = table.where(row), file
-            if file is None and self.options.survey is None:
-                raise DataError(
-                    f"{where}: {finder.missing(name)} ({num_missing:,} of "
-                    f"{len(rows):,} rows; --bad_images=skip leaves them out)"
-                )
-            if file is None:
-                self.options.survey.misplaced[where] = finder.missing(name)
-                continue
-            before = self.first_rows.setdefault(finder.key(file), where)
-            if before is not where:
-                raise DataError(f"{where}: {shown(file)} is also in {before}")
-        return files
+            where, paths[row] = table.where(row), file
+            if file is None and self.options.survey is not None:
+                text = f"there is no file {shown(name)}"
+                self.options.survey.misplaced[where] = text
+            elif file is None:
+                about = f"{found.count(None):,} of {len(rows):,} rows have none"
+                text = finder.missing(name)
+                about += ", --bad_images=skip leaves them out"
+                raise table.error(row, f"{text} ({about})")
+            else:
+                before = self.first_rows.setdefault(finder.key(file), where)
+                if before is not where:
+                    raise table.error(row, f"{shown(file)} is also in {before}")
 
 
-def _check_labels(table, unlabeled):
-    for row, label in enumerate(table.labels):
-        if label is None and table.splits[row] not in unlabeled:
-            raise DataError(f"{table.where(row)}: has no label")
+def _with_1(row, names):
+    """The names of the columns of classes that have a 1."""
+    pairs = zip(row, names, strict=True)
+    return tuple(name for value, name in pairs if cells.is_one(value, name))
 
 
-def _classes_with_1(row, header, class_columns, where):
-    names = []
-    for index in class_columns:
-        value = _BOOLEANS.get(str(row[index]).strip().capitalize())
-        if value is None:
-            raise DataError(
-                f"{where(-1)}: the column {shown(header[index], 40)} of a class has "
-                f"{shown(str(row[index]), 40)!r}, and not 0 or 1; --columns=label:NAME "
-                "names a column of labels"
-            )
-        if value:
-            names.append(header[index])
-    return tuple(names)
-
-
-def _split_of(text, column):
-    """The split that a value of a column means, or None."""
-    value = text.lower().removesuffix(".0")
-    if is_flag := re.match(r"is[ _]?", column.lower()):
-        split = split_of(column[is_flag.end() :])
-        rest = "test" if split == "train" else "train"
-        return {"1": split, "true": split, "0": rest, "false": rest}.get(value)
-    return _SPLITS.get(value) or split_of(text)
-
-
-def _weights(table):
-    """float32 of each row, 1 where a row that is not for training has none."""
-    weights = []
-    for row, value in enumerate(table.values.get("weight", ())):
-        if value in ("", None) and table.splits[row] != "train":
-            value = 1
-        try:
-            exact = float(value)
-        except (TypeError, ValueError):
-            exact = -1.0
-        with np.errstate(over="ignore", under="ignore"):
-            weight = np.float32(exact)
-        if not 0 <= weight < np.inf or (weight == 0) != (exact == 0):
-            raise DataError(
-                f"{table.where(row)}: the weight {value!r:.40} is not 0 or a positive "
-                "number of float32"
-            )
-        weights.append(weight)
-    return weights
-
-
-def _warn_of_joined_labels(class_names: Iterable[str]) -> None:
+def _warn_of_joined_labels(names: Sequence[str]) -> None:
     """Warn if most names of classes with a usual separator share their parts."""
-    names = list(class_names)
     for mark in "|, ":
         parts = [[x for x in name.split(mark) if x.strip()] for name in names]
         counts = collections.Counter(itertools.chain(*parts))
         several = [x for x in parts if len(x) > 1]
         sharing = [x for x in several if any(counts[part] > 1 for part in x)]
         if 2 * len(sharing) > len(several) and len(counts) <= len(names):
-            name = names[parts.index(sharing[0])]
+            name = shown(mark.join(sharing[0]), 60)
             console.warn(
-                f"classes such as {shown(name, 60)!r} share their parts; if these are "
-                f"several labels of an image, --label_separator={mark!r} divides them"
+                f"classes such as {name!r} share their parts; if these are several "
+                f"labels of an image, --label_separator={mark!r} divides them"
             )
             return

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from towers.data.files import containers, reading
+from towers.data.files.cells import label_text
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, read_shards
 from towers.data.files.paths import is_image_name, shown
-from towers.data.files.rows import label_text
 from towers.data.sources import DataSet, Trained
 
 ROLES = ("image", "label")

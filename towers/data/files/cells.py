@@ -1,0 +1,113 @@
+"""Values of the cells of tables: labels, splits, folds, weights, 0 and 1."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from towers.data.files.class_folders import split_of
+from towers.data.files.paths import shown
+
+SEPARATOR = ";"
+# Texts that programs write for a missing value.
+_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
+# Splits by number, as in CelebA, and the names of FER2013.
+_SPLITS = {"0": "train", "1": "validation", "2": "test"}
+_SPLITS |= {"publictest": "validation", "privatetest": "test"}
+_BOOLEANS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+
+
+def is_empty(value: Any) -> bool:
+    """True for an empty text, null and NaN."""
+    return value is None or value != value or isinstance(value, str) and not value
+
+
+def label_text(value: Any) -> str | None:
+    """Return the name of the class that a value means, None if it is empty.
+
+    Whole numbers have no fraction, so 1.0 is 1; true and false in any case are True and
+    False; other texts stay, but for spaces around them. ValueError if it is not a
+    label, or a text that programs write for a missing value.
+    """
+    is_label = isinstance(value, str | int) or is_empty(value)
+    if not is_label and not (isinstance(value, float) and value.is_integer()):
+        text = shown(str(value), 40)
+        raise ValueError(f"{text} is not a label: expected a name or an integer")
+    text = "" if is_empty(value) else str(value).strip()
+    if text in _MISSING:
+        raise ValueError(
+            f"is {text} a class or a missing label? Rename the class, or leave the row "
+            "out"
+        )
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text) or None
+
+
+def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
+    """Return the class of an image, or a tuple of classes if the value is a list, has
+    the separator, or the separator is not the default; None if it is empty."""
+    if isinstance(value, list):
+        names = tuple(map(label_text, value))
+        if None in names:
+            raise ValueError(f"{shown(str(value), 40)} has an empty label")
+        return names
+    text = label_text(value)
+    if text and separator and (separator in text or separator != SEPARATOR):
+        return tuple(filter(None, map(label_text, text.split(separator))))
+    return text
+
+
+def split(value: Any, column: str) -> str:
+    """Return the split that a value means, in a column such as is_valid also 0 and 1;
+    ValueError if it means none."""
+    text = str(value).strip().lower().removesuffix(".0")
+    found = _SPLITS.get(text) or split_of(str(value))
+    if is_flag := re.match(r"is[ _]?", column.lower()):
+        found = split_of(column[is_flag.end() :])
+        if text in ("0", "false"):
+            found = "test" if found == "train" else "train"
+        elif text not in ("1", "true"):
+            found = None
+    if found is None:
+        raise ValueError(f"the split {value!r:.40} is not train, validation or test")
+    return found
+
+
+def is_split(value: Any, column: str) -> bool:
+    """True if `split` accepts a value."""
+    try:
+        return bool(split(value, column))
+    except ValueError:
+        return False
+
+
+def fold(value: Any) -> int:
+    """Return the number of a fold."""
+    if not re.fullmatch(r"\s*-?\d+(\.0*)?\s*", str(value)):
+        raise ValueError(f"the fold {value!r:.40} is not an integer")
+    return int(float(value))
+
+
+def weight(value: Any) -> np.float32:
+    """Return a factor on a loss."""
+    try:
+        exact = float(value)
+    except ValueError:
+        exact = -1.0
+    with np.errstate(over="ignore", under="ignore"):
+        number = np.float32(exact)
+    if not 0 <= number < np.inf or bool(number) != bool(exact):
+        raise ValueError(f"the weight {value!r:.40} is not 0, or 1e-45 to 3e38")
+    return number
+
+
+def is_one(value: Any, column: str) -> bool:
+    """True for 1 in a column of a class, False for 0."""
+    try:
+        return bool(_BOOLEANS[str(value).strip().lower()])
+    except KeyError:
+        raise ValueError(
+            f"the column {shown(column, 40)} of a class has {shown(str(value), 40)!r}, "
+            "and not 0 or 1; --columns=label:NAME names a column of labels"
+        ) from None
