@@ -280,7 +280,7 @@ def test_a_table_without_a_header_numbers_its_columns(root):
     for name, mark, endings in (("x.csv", ",", True), ("x.tsv", "\t", False)):
         text = text_of(rows, mark)
         (root / name).write_text(text if endings else text.replace(".png", ""))
-        hint = "--columns=path:2,label:3,split:1"
+        hint = "--columns=split:1,path:2,label:3"
         text = message(load, str(root / name))
         assert "row 1 looks like data (ant/00000" in text and text.endswith(hint)
         data_set = load(str(root / name), columns=hint.partition("=")[2])

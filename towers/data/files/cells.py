@@ -1,6 +1,7 @@
 """Values of the cells of tables: labels, splits, folds, weights, 0 and 1."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,28 +59,15 @@ def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
     return text
 
 
-def split(value: Any, column: str) -> str:
-    """Return the split that a value means, in a column such as is_valid also 0 and 1;
-    ValueError if it means none."""
+def split(value: Any, column: str) -> str | None:
+    """Return the split that a value means, in a column such as is_valid 0 and 1; None
+    if it means none."""
     text = str(value).strip().lower().removesuffix(".0")
-    found = _SPLITS.get(text) or split_of(str(value))
     if is_flag := re.match(r"is[ _]?", column.lower()):
         found = split_of(column[is_flag.end() :])
-        if text in ("0", "false"):
-            found = "test" if found == "train" else "train"
-        elif text not in ("1", "true"):
-            found = None
-    if found is None:
-        raise ValueError(f"the split {value!r:.40} is not train, validation or test")
-    return found
-
-
-def is_split(value: Any, column: str) -> bool:
-    """True if `split` accepts a value."""
-    try:
-        return bool(split(value, column))
-    except ValueError:
-        return False
+        rest = "test" if found == "train" else "train"
+        return {"1": found, "true": found, "0": rest, "false": rest}.get(text)
+    return _SPLITS.get(text) or split_of(str(value))
 
 
 def fold(value: Any) -> int:
@@ -102,12 +90,16 @@ def weight(value: Any) -> np.float32:
     return number
 
 
-def is_one(value: Any, column: str) -> bool:
-    """True for 1 in a column of a class, False for 0."""
-    try:
-        return bool(_BOOLEANS[str(value).strip().lower()])
-    except KeyError:
-        raise ValueError(
-            f"the column {shown(column, 40)} of a class has {shown(str(value), 40)!r}, "
-            "and not 0 or 1; --columns=label:NAME names a column of labels"
-        ) from None
+def with_1(values: Sequence[Any], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of classes that have a 1, and not 0."""
+    chosen = []
+    for value, column in zip(values, columns, strict=True):
+        is_one = _BOOLEANS.get(str(value).strip().lower())
+        if is_one is None:
+            raise ValueError(
+                f"the column {shown(column, 40)} of a class has "
+                f"{shown(str(value), 40)!r}, and not 0 or 1; --columns=label:NAME "
+                "names a column of labels"
+            )
+        chosen += [column] if is_one else []
+    return tuple(chosen)

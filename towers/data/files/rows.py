@@ -44,16 +44,15 @@ def read_rows(
 def looks_like_data(cells: Sequence[str], path: int) -> str:
     """Return what to do if the first row of a table is not a header; `path` is the
     index of a value that names a file."""
-    rest = [number for number in range(len(cells)) if number != path]
-    split = next((n for n in rest[: len(rest) - 1] if split_of(cells[n])), None)
-    label = next((n for n in rest if n != split), None)
-    roles = {"path": path, "label": label, "split": split}
-    roles = {role: number for role, number in roles.items() if number is not None}
-    options = ",".join(f"{role}:{number + 1}" for role, number in roles.items())
+    names, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
+    names |= {n: "split" for n in rest[: len(rest) - 1] if split_of(cells[n])}
+    names |= {n: "label" for n in [n for n in rest if n not in names][:1]}
+    header = ",".join(names.get(n, f"other{n}") for n in range(len(cells)))
+    options = ",".join(f"{names[n]}:{n + 1}" for n in sorted(names))
     return (
         f"row 1 looks like data ({shown(cells[path], 60)}) and not like the names of "
-        f"columns; add a first row such as {','.join(sorted(roles, key=roles.get))}, "
-        f"or number the columns: --columns={options}"
+        f"columns; add a first row such as {header}, or number the columns: "
+        f"--columns={options}"
     )
 
 
@@ -87,7 +86,6 @@ def _text_rows(text, kind, columns):
     cells = [cell.strip() for cell in row]
     images = [n for n, cell in enumerate(cells) if is_image_name(cell)]
     numbers = [str(n) for n in range(1, len(cells) + 1)]
-    is_header = False
     if kind == ".txt" and len(cells) == 2 and images == [0]:
         yield ["path", "label"]
     elif columns and {*columns} <= {*numbers} and cells[:2] != ["0", "1"]:
@@ -96,8 +94,8 @@ def _text_rows(text, kind, columns):
         raise ValueError(looks_like_data(cells, images[0]))
     else:
         yield cells
-        is_header = True
-    rows = rows if is_header else itertools.chain([(number, row)], rows)
+        row = None  # is the header
+    rows = itertools.chain([(number, row)], rows)
     yield from ((number, row) for number, row in rows if row)
 
 

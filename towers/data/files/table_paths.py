@@ -36,19 +36,16 @@ class PathFinder:
     ) -> list[str | None]:
         """Return the file of each path, or None. Raises an `error` about one of them,
         by its number, if it may be two files, or none is found."""
-        files, folder = list(map(self._files_of, names)), self._folder
+        files = self._find(names, self._folder)
         if names and not any(files):
-            places = self._places(names)
-            if not self._image_dir or not places:
-                raise error(0, self.missing(names[0], names, places))
-            (folder, num_first), *others = places
+            (folder, num_first), *others = self._places(names) or [("", 0)]
+            if not self._image_dir or not folder:
+                raise error(0, self.missing(names[0], names))
             if others:
-                both = f"is in {shown(folder)} and in {shown(others[0][0])}"
-                way = f"--image_dir={shlex.quote(folder)} names one"
-                end = shown(_end(names[0], num_first), 60)
-                raise error(0, f"{end} {both}; {way}")
-            ends = [_end(name, num_first) for name in names]
-            files = [self._files_of(end, folder) for end in ends]
+                end, way = shown(_end(names[0], num_first), 60), shlex.quote(folder)
+                both = f"{shown(folder)} and in {shown(others[0][0])}"
+                raise error(0, f"{end} is in {both}; --image_dir={way} names one")
+            files = self._find(names, folder, num_first)
             row = next(row for row, found in enumerate(files) if found)
             name, file = shown(names[row], 60), shown(files[row][0], 80)
             self._inventory.infer("paths", f"matched by their ends: {name} is {file}")
@@ -60,7 +57,8 @@ class PathFinder:
 
     def present(self, names: Sequence[str]) -> list[int]:
         """Return the indices of the names that are paths of files."""
-        return [i for i, name in enumerate(names) if name and self._files_of(name)]
+        files = self._find(names, self._folder)
+        return [i for i, found in enumerate(files) if names[i] and found]
 
     def key(self, file: str) -> str:
         """Return one text for all spellings of the path of a file."""
@@ -69,28 +67,21 @@ class PathFinder:
             self._real[folder] = os.path.realpath(folder)
         return os.path.join(self._real.get(folder, folder), name)
 
-    def missing(
-        self,
-        name: str,
-        names: Sequence[str] = (),
-        places: Sequence[tuple[str, int]] = (),
-    ) -> str:
-        """Return the message about a path without a file, with the places that have the
-        files of all `names`."""
+    def missing(self, name: str, names: Sequence[str] = ()) -> str:
+        """Return the message about a path without a file, with the places of `names`
+        if none of them is found."""
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
-        for folder, num_first in places[:1]:
-            found = (self._files_of(_end(x, num_first), folder) for x in names)
-            text += f"--image_dir={shlex.quote(folder)} has {sum(map(bool, found)):,} "
-            text += f"of {len(names):,}"
+        places = [] if self._image_dir else self._places(names)
+        if places:
+            folder, num_first = places[0]
+            count = sum(map(bool, self._find(names, folder, num_first)))
+            text += f"--image_dir={shlex.quote(folder)} has {count:,} of {len(names):,}"
             text += ", by the ends of their paths" if num_first else ""
-            others = [shown(other) for other, _ in places[1:3]]
-            more = " and ".join(others)
-            return f"{text}; {more} has files of these names too" if others else text
+            others = " and ".join(shown(other) for other, _ in places[1:3])
+            return f"{text}; {others} has files of these names too" if others else text
         if other := self._in_other_case(name):
-            return (
-                f"{text}{shown(other)} differs in the case of its letters: write the "
-                "path so, or rename the file"
-            )
+            text += f"{shown(other)} differs in the case of its letters: write the "
+            return f"{text}path so, or rename the file"
         if self._image_dir:
             return f"{text}the paths start from --image_dir={shown(self._image_dir)}"
         return f"{text}--image_dir names the folder that the paths start from"
@@ -98,54 +89,45 @@ class PathFinder:
     def _places(self, names):
         """(folder, number of first folders of the paths to leave out) of the places
         with the most files, at least half; those of the table's split come first."""
-        sample = [_slashes(x) for x in names[:: -(-len(names) // SAMPLE)]]
-        few, counts = sample[:: -(-len(sample) // 3)], {}
-        folders = self._folders_below()
-        depth = len(os.path.commonprefix([x.split("/")[:-1] for x in sample]))
-        for num_first in range(depth + 1):
-            for folder in folders:
-                found = (self._files_of(_end(x, num_first), folder) for x in few)
-                if any(found):
-                    found = (self._files_of(_end(x, num_first), folder) for x in sample)
-                    counts[folder, num_first] = sum(map(bool, found))
-            if len(sample) in counts.values():
-                break
-        most = max(counts.values(), default=0)
-        if 2 * most < len(sample) or not counts:
-            return []
+        sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
+        parts = [name.split("/")[:-1] for name in sample]
+        folders = level = [self._folder]
+        for _ in range(MAX_DEPTH):
+            level = [x.path for folder in level for x in folders_in(folder)]
+            folders = [*folders, *level][:MAX_FOLDERS]
+        counts = {
+            (folder, num_first): sum(map(bool, self._find(sample, folder, num_first)))
+            for num_first in range(len(os.path.commonprefix(parts)) + 1)
+            for folder in folders
+        }
+        most = max(counts.values())
         places = [place for place, count in counts.items() if count == most]
         places = [place for place in places if place[1] == places[0][1]]
+        if most < max(1, len(sample) / 2):
+            return []
         if places[0][0] == self._folder:
             return places[:1]
         split = split_of(os.path.basename(self._table)) or "train"
         return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != split)
 
-    def _folders_below(self):
-        folders = level = [self._folder]
-        for _ in range(MAX_DEPTH):
-            level = [x.path for folder in level for x in folders_in(folder)]
-            folders = [*folders, *level][:MAX_FOLDERS]
-        return folders
+    def _find(self, names, folder, num_first=0):
+        """The files that each path from a folder may mean."""
+        return [
+            self._files_of(_end(name, num_first) if num_first else name, folder)
+            for name in names
+        ]
 
-    def _files_of(self, name, folder=None):
-        """The files that a path from a folder may mean."""
-        path = os.path.join(self._folder if folder is None else folder, name)
+    def _files_of(self, name, folder):
+        path = os.path.join(folder, name)
         if reading.is_url(name) or reading.is_url(path):
             return [name if reading.is_url(name) else path]
         above, base = os.path.split(path)
-        names = self._listing(above).get(base, ())
+        if above not in self._listings:
+            self._listings[above] = _listing(above)
+        names = self._listings[above].get(base, ())
         if not names and "\\" in name:
             return self._files_of(_slashes(name), folder)
         return [os.path.join(above, x) for x in names]
-
-    def _listing(self, folder):
-        """Name of a file, and of an image without its ending -> names of files."""
-        if folder not in self._listings:
-            listing, names = {}, _names_in(folder)
-            for name in filter(is_image_name, names):
-                listing.setdefault(os.path.splitext(name)[0], []).append(name)
-            self._listings[folder] = listing | {name: [name] for name in names}
-        return self._listings[folder]
 
     def _in_other_case(self, name):
         """The file whose path differs in case alone; None without."""
@@ -156,6 +138,14 @@ class PathFinder:
                 return None
             path = os.path.join(path, part if part in same else same[0])
         return path
+
+
+def _listing(folder):
+    """Name of a file, and of an image without its ending -> names of files."""
+    listing, names = {}, _names_in(folder)
+    for name in filter(is_image_name, names):
+        listing.setdefault(os.path.splitext(name)[0], []).append(name)
+    return listing | {name: [name] for name in names}
 
 
 def _names_in(folder):

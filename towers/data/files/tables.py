@@ -33,7 +33,7 @@ _ROLES = {
     "path": (
         r"(image|img|file|photo)?_?(path|file_?name|url)|(image|img)_(file|name)"
         r"|file|image|img|photo",
-        r"(image|img|file|photo)?_?id",
+        r"(image|img|file|photo)?_?id(_code)?",
     ),
     "label": (r"label|class|target|class_?name|category",),
     "split": (
@@ -161,11 +161,10 @@ class TableReader:
         labels, splits = joined("label"), np.array(joined("split"))
         if not labels:
             raise DataError(f"{shown(paths[0])}: has no rows")
-        is_labeled = np.array([label is not None for label in labels])
-        has_column = tables[0].classes or "label" in tables[0].roles
-        unlabeled = {*splits.tolist()} - {*splits[is_labeled].tolist()}
-        unlabeled -= {"train"} if has_column else set()
-        settle, labeled = settle_classes, {*splits.tolist()} - unlabeled
+        labeled = {*splits[[label is not None for label in labels]].tolist()}
+        if tables[0].classes or "label" in tables[0].roles:
+            labeled.add("train")
+        settle = settle_classes
         if any(isinstance(label, tuple) for label in labels):
             labels = [(x,) if isinstance(x, str) else x or () for x in labels]
             classes = tables[0].classes
@@ -176,23 +175,16 @@ class TableReader:
             table.require("weight", {"train"})
             table.require("path", labeled)
             self._find_files(table, labeled)
-        files, weights = joined("path"), joined("weight")
-        kept = [row for row, file in enumerate(files) if file is not None]
-        index = index_of(
-            [files[row] for row in kept],
-            [labels[row] for row in kept],
-            [1 if weights[row] is None else weights[row] for row in kept]
-            if weights
-            else None,
-            self.options.max_image_pixels,
-            settle,
-        )
-        indexes = {}
-        for split in np.unique(splits[kept]).tolist():
-            one = index.take(np.flatnonzero(splits[kept] == split))
-            if split in unlabeled:
-                labels = np.full(len(one), -1, np.int32)
-                one = dataclasses.replace(one, labels=labels, class_names=())
+        files = joined("path")
+        weights = [1 if x is None else x for x in joined("weight")]
+        pixels = self.options.max_image_pixels
+        index = index_of(files, labels, weights or None, pixels, settle)
+        is_found, indexes = np.array([file is not None for file in files]), {}
+        for split in np.unique(splits[is_found]).tolist():
+            one = index.take(np.flatnonzero((splits == split) & is_found))
+            if split not in labeled:
+                no_labels = np.full(len(one), -1, np.int32)
+                one = dataclasses.replace(one, labels=no_labels, class_names=())
             indexes[split] = one.without_empty_classes()
             if weights and split == "train" and not one.sample_weights.any():
                 raise DataError(f"{shown(paths[0])}: all weights for training are 0")
@@ -243,7 +235,7 @@ class TableReader:
             if classes:
                 values["label"].append([row[index] for index in classes])
         if classes:
-            table.parse("label", lambda row: _with_1(row, names))
+            table.parse("label", lambda row: cells.with_1(row, names))
         else:
             table.parse("label", lambda x: cells.label(x, self.separator))
         table.parse("path", lambda x: str(x).strip() or None)
@@ -309,17 +301,20 @@ class TableReader:
         values, name = table.values["split"], table.roles.get("split")
         if name is None:
             return
-        texts = list(dict.fromkeys(map(str, values)))
-        if "split" not in self.columns and name.lower() != "split":
-            if not any(cells.is_split(text, name) for text in texts):
-                del table.roles["split"], values[:]
-                self.unused[name] = None
-                return
-        table.parse("split", functools.partial(cells.split, column=name))
-        table.require("split", {None})
-        meanings = {text: cells.split(text, name) for text in texts}
-        if any(text != split for text, split in meanings.items()):
-            about = ", ".join(f"{x} is {split}" for x, split in meanings.items())
+        texts = list(map(str, values))
+        splits = {text: cells.split(text, name) for text in dict.fromkeys(texts)}
+        is_named = "split" in self.columns or name.lower() == "split"
+        if not is_named and not any(splits.values()):
+            del table.roles["split"], values[:]
+            self.unused[name] = None
+            return
+        for row, text in enumerate(texts):
+            if splits[text] is None:
+                text = f"the split {text!r:.40} is not train, validation or test"
+                raise table.error(row, text)
+        values[:] = [splits[text] for text in texts]
+        if any(text != split for text, split in splits.items()):
+            about = ", ".join(f"{text} is {split}" for text, split in splits.items())
             self.inventory.infer("split", f"column {name}: {shown(about, 100)}")
 
     def _move_fold(self, tables):
@@ -361,12 +356,6 @@ class TableReader:
                 before = self.first_rows.setdefault(finder.key(file), where)
                 if before is not where:
                     raise table.error(row, f"{shown(file)} is also in {before}")
-
-
-def _with_1(row, names):
-    """The names of the columns of classes that have a 1."""
-    pairs = zip(row, names, strict=True)
-    return tuple(name for value, name in pairs if cells.is_one(value, name))
 
 
 def _warn_of_joined_labels(names: Sequence[str]) -> None:

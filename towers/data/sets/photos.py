@@ -15,7 +15,13 @@ from towers.data.files.class_folders import (
     misfit,
     training_folder,
 )
-from towers.data.files.paths import advice, data_folder, is_file, is_image
+from towers.data.files.paths import (
+    advice,
+    data_folder,
+    is_file,
+    is_image,
+    is_image_name,
+)
 from towers.data.files.reading import is_url, matches
 from towers.errors import ConfigError, DataError
 
@@ -77,14 +83,17 @@ def photo_options(
 
 
 def _containers_in(root):
-    """Values of --dataset for the files in a folder and below it."""
-    kinds = {}
-    for path in matches(root):
+    """Values of --dataset for the files in a folder, and for those below it if there
+    are no images, or metadata of images."""
+    kinds, paths = {}, matches(root)
+    has_images = any(map(is_image_name, paths))
+    for path in paths:
         kind = next((x for x, row in CONTAINERS.items() if row.matches(path)), None)
         folder, name = os.path.split(path)
-        if kind != "table" or folder == root or name.startswith("metadata."):
+        is_of_images = kind == "table" and name.startswith("metadata.")
+        if folder == root or is_of_images or kind != "table" and not has_images:
             kinds[kind] = path
-        if name.endswith(".arrow"):
+        if name.endswith(".arrow") and not has_images:
             raise DataError(f"{path}: {advice(path)}")
     return [kind for kind in kinds if kind]
 
