@@ -369,8 +369,8 @@ def test_columns_of_splits_have_many_names(root, name, values, held):
     [
         (None, "has no label"),
         (float("nan"), "has no label"),
-        ("nan", "is nan a class or a missing label"),
-        ("NA", "is NA a class or a missing label"),
+        ("nan", "is nan a missing label, or a class"),
+        ("NA", "is NA a missing label, or a class"),
         (["ant", None], "has an empty label"),
         ([["ant"]], "is not a label"),
         ({"ant": 1}, "is not a label"),

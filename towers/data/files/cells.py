@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from towers.data.files.class_folders import split_of
+from towers.data.files.index import label_text
 from towers.data.files.paths import shown
 
 SEPARATOR = ";"
-# Texts that programs write for a missing value.
-_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
 # Splits by number, as in CelebA, and the names of FER2013.
 _SPLITS = {"0": "train", "1": "validation", "2": "test"}
 _SPLITS |= {"publictest": "validation", "privatetest": "test"}
@@ -23,40 +22,26 @@ def is_empty(value: Any) -> bool:
     return value is None or value != value or isinstance(value, str) and not value
 
 
-def label_text(value: Any) -> str | None:
-    """Return the name of the class that a value means, None if it is empty.
-
-    Whole numbers have no fraction, so 1.0 is 1; true and false in any case are True and
-    False; other texts stay, but for spaces around them. ValueError if it is not a
-    label, or a text that programs write for a missing value.
-    """
-    is_label = isinstance(value, str | int) or is_empty(value)
-    if not is_label and not (isinstance(value, float) and value.is_integer()):
-        text = shown(str(value), 40)
-        raise ValueError(f"{text} is not a label: expected a name or an integer")
-    text = "" if is_empty(value) else str(value).strip()
-    if text in _MISSING:
-        raise ValueError(
-            f"is {text} a class or a missing label? Rename the class, or leave the row "
-            "out"
-        )
-    if text.lower() in ("true", "false"):
-        return text.capitalize()
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", text) or None
-
-
 def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
     """Return the class of an image, or a tuple of classes if the value is a list, has
     the separator, or the separator is not the default; None if it is empty."""
     if isinstance(value, list):
-        names = tuple(map(label_text, value))
+        names = tuple(map(_class, value))
         if None in names:
             raise ValueError(f"{shown(str(value), 40)} has an empty label")
         return names
-    text = label_text(value)
+    text = _class(value)
     if text and separator and (separator in text or separator != SEPARATOR):
-        return tuple(filter(None, map(label_text, text.split(separator))))
+        return tuple(filter(None, map(_class, text.split(separator))))
     return text
+
+
+def _class(value):
+    """The name of a class; 1.0 is 1, and true and false in any case are Booleans."""
+    text = label_text(value) or ""
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text) or None
 
 
 def split(value: Any, column: str) -> str | None:

@@ -128,7 +128,7 @@ def find_files(
     if reading.is_url(location):
         is_file = CONTAINERS[container].reads(location)
         is_folder = not (is_file or re.search(r"[*?{]", location))
-    if not is_folder and (text := advice(location)):
+    if not is_folder and not matches(location) and (text := advice(location)):
         raise DataError(f"{shown(location)}: {text}")
     if is_folder:
         paths = [x for x in _in_folder(location, container) if matches(x)]

@@ -9,7 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -252,6 +252,29 @@ def settle_label_sets(
     for row, each in zip(sets, names, strict=True):
         row[[order[name] for name in each]] = 1
     return {"labels": sets[labels], "class_names": classes}
+
+
+# Texts that programs write for a missing value.
+_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
+
+
+def label_text(value: Any) -> str | None:
+    """Return the name of the class that a value means, or None for an empty one;
+    ValueError if it is not a label, or a text that programs write for a missing
+    value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = "" if value is None or value != value else str(value).strip()
+    if not isinstance(value, str | int | None) and text:
+        raise ValueError(
+            f"{shown(text, 40)} is not a label: expected a name or an integer"
+        )
+    if text in _MISSING:
+        raise ValueError(
+            f"is {text} a missing label, or a class? Leave the image out, or rename "
+            "the class"
+        )
+    return text or None
 
 
 class Shard(NamedTuple):

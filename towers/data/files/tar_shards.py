@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from towers.data.files import containers, reading
-from towers.data.files.cells import label_text
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, read_shards
 from towers.data.files.paths import is_image_name, shown
@@ -152,14 +151,11 @@ def _label(members, wanted, read_at):
         name, *span = members[ending]
         content = read_at(*span).decode()
         if ending != "json" and not ending.endswith(".json"):
-            return label_text(content)
-        try:
-            values = json.loads(content)
-        except RecursionError:
-            raise ValueError(f"{shown(name, 60)} is nested too deeply") from None
+            return content.strip()
+        values = json.loads(content)
         if not isinstance(values, dict):
             raise ValueError(f"{shown(name, 60)} is no object {{...}}")
         value = values.get(key or "label")
         if value is not None:
-            return label_text(value)
+            return str(value)
     return None
