@@ -63,9 +63,10 @@ class PathFinder:
     def key(self, file: str) -> str:
         """Return one text for all spellings of the path of a file."""
         folder, name = os.path.split(file)
-        if not reading.is_url(file) and folder not in self._real:
-            self._real[folder] = os.path.realpath(folder)
-        return os.path.join(self._real.get(folder, folder), name)
+        if folder not in self._real:
+            is_local = not reading.is_url(file)
+            self._real[folder] = os.path.realpath(folder) if is_local else folder
+        return os.path.join(self._real[folder], name)
 
     def missing(self, name: str, names: Sequence[str] = ()) -> str:
         """Return the message about a path without a file, with the places of `names`
@@ -119,7 +120,7 @@ class PathFinder:
 
     def _files_of(self, name, folder):
         path = os.path.join(folder, name)
-        if reading.is_url(name) or reading.is_url(path):
+        if "://" in path and (reading.is_url(name) or reading.is_url(path)):
             return [name if reading.is_url(name) else path]
         above, base = os.path.split(path)
         if above not in self._listings:

@@ -101,12 +101,16 @@ class Table:
     def parse(self, role: str, function: Callable[[Any], Any]) -> None:
         """Parse the values of a role, empty ones to None; DataError with the row if
         `function` raises ValueError."""
-        for row, value in enumerate(self.values.get(role, ())):
+        values, cached = (
+            self.values.get(role, []),
+            functools.lru_cache(10_000, typed=True)(function),
+        )
+        for row, value in enumerate(values):
+            parse = function if isinstance(value, list | dict) else cached
             try:
-                parsed = None if cells.is_empty(value) else function(value)
+                values[row] = None if cells.is_empty(value) else parse(value)
             except ValueError as error:
                 raise self.error(row, error) from None
-            self.values[role][row] = parsed
 
     def require(self, role: str, splits: Iterable[str]) -> None:
         """Raise DataError if a row of some splits has an empty value."""
