@@ -313,14 +313,21 @@ def test_the_folder_with_every_file_is_named(tmp_path):
         rows = [(f"{folder}/{i}.png", 0, ROWS[i][2]) for i in range(count)]
         write_images(tmp_path, rows)
     columns = {"id": ["0", "1", "2", "3"], "label": LABELS[3:7]}
-    path = write(tmp_path, columns, "trainLabels.csv")
     train, test = f"{tmp_path}/train", f"{tmp_path}/test"
+    path = write(tmp_path, columns, "labels.csv")
     assert f"--image_dir={train} has 4 of 4; {test} has" in message(load, path)
-    # Two folders with every file are ambiguous, whoever names the one above.
+    # The folder above is ambiguous, unless the table has the name of a split.
     text = message(lambda x: load(x, image_dir=str(tmp_path)), path)
     assert f"is in {train} and in {test}; --image_dir={train}" in text
-    path = write(tmp_path, columns, "testLabels.csv")
-    assert f"--image_dir={test} has 4 of 4" in message(load, path)
+    for split, folder in (("train", train), ("test", test)):
+        path = write(tmp_path, columns, f"{split}Labels.csv")
+        text = message(load, path)
+        assert text.endswith(f"--image_dir={folder} has 4 of 4")
+    write_images(tmp_path / "val", [(f"{i}.png", 0, ROWS[i][2]) for i in range(4)])
+    columns["id"] = [f"/data/train/{i}.png" for i in range(4)]
+    (tmp_path / "train").rename(tmp_path / "other")
+    path = write(tmp_path, columns, "labels.csv")
+    assert f"--image_dir={tmp_path}/other has 4 of 4" in message(load, path)
 
 
 def test_an_unlabeled_test_table_needs_no_files(root):

@@ -72,7 +72,7 @@ class PathFinder:
         """Return the message about a path without a file, with the places of `names`
         if none of them is found."""
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
-        places = [] if self._image_dir else self._places(names)
+        places = self._places(names) if names and not self._image_dir else []
         if places:
             folder, num_first = places[0]
             count = sum(map(bool, self._find(names, folder, num_first)))
@@ -89,27 +89,31 @@ class PathFinder:
 
     def _places(self, names):
         """(folder, number of first folders of the paths to leave out) of the places
-        with the most files, at least half; those of the table's split come first."""
+        with the most files, over half. A folder with the name of another split than
+        the table, or the folders that are left out, is none of them."""
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
-        parts = [name.split("/")[:-1] for name in sample]
+        of_table = split_of(os.path.basename(self._table))
         folders = level = [self._folder]
         for _ in range(MAX_DEPTH):
             level = [x.path for folder in level for x in folders_in(folder)]
             folders = [*folders, *level][:MAX_FOLDERS]
-        counts = {
-            (folder, num_first): sum(map(bool, self._find(sample, folder, num_first)))
-            for num_first in range(len(os.path.commonprefix(parts)) + 1)
-            for folder in folders
-        }
-        most = max(counts.values())
+        counts = {}
+        for num_first in range(min(name.count("/") for name in sample) + 1):
+            first = map(split_of, sample[0].split("/")[:num_first])
+            splits = {of_table, *first} - {None}
+            for folder in folders:
+                split = split_of(os.path.basename(folder))
+                if split is None or not splits or split in splits:
+                    found = self._find(sample, folder, num_first)
+                    counts[folder, num_first] = len(set(map(tuple, found)) - {()})
+        most = max(counts.values(), default=0)
         places = [place for place, count in counts.items() if count == most]
         places = [place for place in places if place[1] == places[0][1]]
-        if most < max(1, len(sample) / 2):
+        if 2 * most <= len(sample):
             return []
         if places[0][0] == self._folder:
             return places[:1]
-        split = split_of(os.path.basename(self._table)) or "train"
-        return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != split)
+        return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
 
     def _find(self, names, folder, num_first=0):
         """The files that each path from a folder may mean."""
