@@ -18,7 +18,7 @@ _BOOLEANS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 def is_empty(value: Any) -> bool:
-    """True for an empty text, null and NaN."""
+    """Return True for an empty text, null and NaN."""
     return value is None or value != value or isinstance(value, str) and not value
 
 
@@ -37,7 +37,7 @@ def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
 
 
 def _class(value):
-    """The name of a class; 1.0 is 1, and true and false in any case are Booleans."""
+    """Return the name of a class; 1.0 is 1, and true or TRUE is True."""
     text = label_text(value) or ""
     if text.lower() in ("true", "false"):
         return text.capitalize()

@@ -113,13 +113,12 @@ def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str
 def find_files(
     data_dir: str, container: str, inventory: Inventory
 ) -> tuple[str, dict[str, list[str]]]:
-    """The location for messages, and split -> files of a file, a folder, or a pattern
-    such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
+    """Return the location for messages, and split -> files of a file, a folder, or a
+    pattern such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
 
-    The names of files, or of the folders that they are in, may have names of splits;
-    others are not used where some do, which the inventory says, and where none do all
-    are for training. DataError where there are no such files, or a folder has two
-    tables.
+    The names of files, or of the folders that they are in, may have names of splits.
+    If some have, the others are not used, as the inventory says; if none have, all are
+    for training. DataError if there are no such files, or a folder has two tables.
     """
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
@@ -131,7 +130,10 @@ def find_files(
     if not is_folder and not matches(location) and (text := advice(location)):
         raise DataError(f"{shown(location)}: {text}")
     if is_folder:
-        paths = [x for x in _in_folder(location, container) if matches(x)]
+        # Tables only next to the images, which may be a million.
+        patterns = ("*", "*/metadata.*") if container == "table" else ("**",)
+        paths = [x for p in patterns for x in reading.matches(location, p)]
+        paths = list(filter(matches, paths))
         named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
         if container == "table" and named:
             inventory.leave_out("other tables", *(x for x in paths if x not in named))
@@ -163,11 +165,3 @@ def find_files(
         return location, {"train": rest}
     inventory.leave_out("files of no split", *rest)
     return location, by_split
-
-
-def _in_folder(folder, container):
-    """Container files in a folder; tables only next to the images, which may be a
-    million."""
-    if container != "table":
-        return reading.matches(folder)
-    return reading.matches(folder, "*") + reading.matches(folder, "*/metadata.*")

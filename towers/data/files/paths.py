@@ -93,12 +93,9 @@ def data_folder(data_dir: str) -> str:
 
 
 def advice(path: str) -> str:
-    """What to do with a file that is not read as a data set, by its name; or ""."""
+    """Return what to do with a file that is not read as a data set, or ""."""
     found = (text for name, text in _ADVICE.items() if re.search(name, path.lower()))
-    text = next(found, "")
-    return text or (
-        "is one image; --data_dir names a folder" if is_image_name(path) else ""
-    )
+    return next(found, "")
 
 
 def check_paths(paths: Paths) -> list[str]:

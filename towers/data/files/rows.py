@@ -57,7 +57,7 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
 
 
 def _text(path):
-    """The text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
+    """Return the text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
     with reading.open_file(path) as file:
         content = file.read()
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -108,7 +108,7 @@ def _csv_rows(reader):
 
 
 def _json_rows(text):
-    """Rows of a list of objects, or of an object on each line."""
+    """Yield the rows of a list of objects, or of an object on each line."""
     try:
         values = json.loads(text)
         items = enumerate(values if isinstance(values, list) else [values], 1)

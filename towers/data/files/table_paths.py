@@ -20,10 +20,11 @@ MAX_DEPTH = 3
 class PathFinder:
     """Finds the files of a table's paths, which may lack the ending of their names.
 
-    They start from `image_dir`, or from the folder of the table. If none of them is
-    there, the paths are of another machine, or the images in a folder below: their
-    ends, all without the same number of first folders, are looked for in `image_dir`
-    and the folders below it. Without `image_dir` the error names such a place.
+    Paths start from `image_dir`, or from the folder of the table. If no file is found,
+    the paths are from another machine, or the images are in a folder below: the same
+    number of first folders is removed from all paths, and the rest is looked for in
+    `image_dir` and the folders below it. Without `image_dir` the error names the folder
+    to use.
     """
 
     def __init__(self, table: str, image_dir: str, inventory: Inventory):
@@ -88,9 +89,9 @@ class PathFinder:
         return f"{text}--image_dir names the folder that the paths start from"
 
     def _places(self, names):
-        """(folder, number of first folders of the paths to leave out) of the places
-        with the most files, over half. A folder with the name of another split than
-        the table, or the folders that are left out, is none of them."""
+        """Return the places with the most files, over half of them: (folder, number of
+        first folders of the paths to omit). Folders named like another split than the
+        table's, or than the omitted folders', are excluded."""
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
         of_table = split_of(os.path.basename(self._table))
         folders = level = [self._folder]
@@ -116,7 +117,7 @@ class PathFinder:
         return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
 
     def _find(self, names, folder, num_first=0):
-        """The files that each path from a folder may mean."""
+        """Return the files that each path from a folder may mean."""
         return [
             self._files_of(_end(name, num_first) if num_first else name, folder)
             for name in names
@@ -135,7 +136,7 @@ class PathFinder:
         return [os.path.join(above, x) for x in names]
 
     def _in_other_case(self, name):
-        """The file whose path differs in case alone; None without."""
+        """Return the file whose path differs only in case, or None."""
         path = self._folder
         for part in filter(None, _slashes(name).split("/")):
             same = [x for x in _names_in(path) if x.lower() == part.lower()]
@@ -146,7 +147,7 @@ class PathFinder:
 
 
 def _listing(folder):
-    """Name of a file, and of an image without its ending -> names of files."""
+    """Map names of files, and of images without their ending, to names of files."""
     listing, names = {}, _names_in(folder)
     for name in filter(is_image_name, names):
         listing.setdefault(os.path.splitext(name)[0], []).append(name)
@@ -158,10 +159,10 @@ def _names_in(folder):
 
 
 def _slashes(name):
-    """A path of Windows as one of Unix, without the letter of its drive."""
+    """Convert a Windows path to a Unix path without a drive letter."""
     return re.sub(r"^[A-Za-z]:(?=/)", "", name.replace("\\", "/"))
 
 
 def _end(name, num_first):
-    """A path without some of its first folders."""
+    """Return a path without some of its first folders."""
     return "/".join(_slashes(name).split("/")[num_first:])

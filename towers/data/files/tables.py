@@ -80,7 +80,7 @@ def load(
 
 @dataclasses.dataclass
 class Table:
-    """The rows of a table: the split in its name, role -> name of a column, names of
+    """Rows of a table: the split in its name, role -> name of a column, names of
     the columns of classes, numbers of the rows, and role -> their values."""
 
     path: str
@@ -256,7 +256,7 @@ class TableReader:
         return table
 
     def _columns(self, header, path, of_tables):
-        """Role -> index of its column, and the indices of columns of classes."""
+        """Return role -> index of its column, and the indices of class columns."""
         for name, count in collections.Counter(filter(None, header)).items():
             if count > 1:
                 raise ValueError(f"two columns are called {name!r}; rename one")
