@@ -323,7 +323,11 @@ def test_the_folder_with_every_file_is_named(tmp_path):
         path = write(tmp_path, columns, f"{split}Labels.csv")
         text = message(load, path)
         assert text.endswith(f"--image_dir={folder} has 4 of 4")
-    write_images(tmp_path / "val", [(f"{i}.png", 0, ROWS[i][2]) for i in range(4)])
+    # The table may be in a folder next to the images.
+    (tmp_path / "csv").mkdir()
+    path = write(tmp_path / "csv", columns, "train.csv")
+    assert message(load, path).endswith(f"--image_dir={train} has 4 of 4")
+    assert load(path, image_dir=train).train.num_examples == 3
     columns["id"] = [f"/data/train/{i}.png" for i in range(4)]
     (tmp_path / "train").rename(tmp_path / "other")
     path = write(tmp_path, columns, "labels.csv")
@@ -487,6 +491,7 @@ def test_urls_in_a_table_are_read(root):
         ("x.json", b'{"images": [],\n "annotations": []}', "annotations of COCO"),
         ("x.json", b'{"shapes": [], "imagePath": "a.png"}', "annotations of LabelMe"),
         ("x.json", b"[1, 2]", "row 1: is not an object"),
+        ("x.json", b'{"a.png": "cat"}', "names of images as keys"),
         ("x.json", b"[" * 100_000, "is nested too deeply"),
         ("x.csv", b"image,label,label\n", "two columns are called 'label'"),
         ("x.zip", b"PK", "is an archive; unpack it"),

@@ -15,7 +15,11 @@ from towers.data.inventory import Inventory
 from towers.errors import DataError
 
 # Keys of JSON annotations that are not tables -> the program that writes them.
-_ANNOTATIONS = {"annotations": "COCO", "imagePath": "LabelMe", "regions": "VIA"}
+_ANNOTATIONS = {
+    "annotations": "COCO",
+    "imagePath": "LabelMe",
+    "_via_img_metadata": "VIA",
+}
 
 
 def read_rows(
@@ -128,6 +132,11 @@ def _json_rows(text):
         raise ValueError(
             f"holds annotations of {_ANNOTATIONS[key]}, and not a table; write a CSV "
             "with a row path,label for each image"
+        )
+    if any(map(is_image_name, names)):
+        raise ValueError(
+            "has names of images as keys; a table is a list of objects such as "
+            '[{"image": "1.jpg", "label": "cat"}]'
         )
     yield list(names)
     for number, value in objects:

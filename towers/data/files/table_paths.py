@@ -39,7 +39,8 @@ class PathFinder:
         by its number, if it may be two files, or none is found."""
         files = self._find(names, self._folder)
         if names and not any(files):
-            (folder, num_first), *others = self._places(names) or [("", 0)]
+            places = self._places(names, self._folder)
+            (folder, num_first), *others = places or [("", 0)]
             if not self._image_dir or not folder:
                 raise error(0, self.missing(names[0], names))
             if others:
@@ -73,7 +74,11 @@ class PathFinder:
         """Return the message about a path without a file, with the places of `names`
         if none of them is found."""
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
-        places = self._places(names) if names and not self._image_dir else []
+        places = []
+        if names and not self._image_dir:
+            roots = self._folder, os.path.dirname(self._folder)
+            found = (self._places(names, root) for root in roots)
+            places = next(filter(None, found), [])
         if places:
             folder, num_first = places[0]
             count = sum(map(bool, self._find(names, folder, num_first)))
@@ -88,13 +93,13 @@ class PathFinder:
             return f"{text}the paths start from --image_dir={shown(self._image_dir)}"
         return f"{text}--image_dir names the folder that the paths start from"
 
-    def _places(self, names):
-        """Return the places with the most files, over half of them: (folder, number of
-        first folders of the paths to omit). Folders named like another split than the
-        table's, or than the omitted folders', are excluded."""
+    def _places(self, names, root):
+        """Return the places below a root with the most files, over half of them:
+        (folder, number of first folders of the paths to omit). Folders named like
+        another split than the table's, or than the omitted folders', are excluded."""
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
         of_table = split_of(os.path.basename(self._table))
-        folders = level = [self._folder]
+        folders = level = [root]
         for _ in range(MAX_DEPTH):
             level = [x.path for folder in level for x in folders_in(folder)]
             folders = [*folders, *level][:MAX_FOLDERS]
@@ -112,7 +117,7 @@ class PathFinder:
         places = [place for place in places if place[1] == places[0][1]]
         if 2 * most <= len(sample):
             return []
-        if places[0][0] == self._folder:
+        if places[0][0] == root:
             return places[:1]
         return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
 
