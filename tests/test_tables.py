@@ -1,6 +1,8 @@
 """Tables of image files: their formats, columns, splits and faults."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pyarrow
@@ -448,6 +450,18 @@ def test_rows_without_a_file_are_named_and_left_out(root):
     survey = Survey()
     load(path, survey=survey)
     assert [*survey.misplaced] == [f"{path}: row 7", f"{path}: row 13"]
+
+
+def test_rows_in_a_folder_that_cannot_be_read_are_not_left_out(root, monkeypatch):
+    def listdir(path, listdir=os.listdir):
+        if str(path).endswith("/cat"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    path = write(root, {"image": FILES, "label": LABELS})
+    text = message(lambda x: load(x, bad_images="skip"), path)
+    assert text == f"{root}/cat: Input/output error"
 
 
 def test_folds_are_integers_that_some_rows_have(root):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from towers.data.files import reading
 from towers.data.files.class_folders import folders_in, split_of
-from towers.data.files.paths import is_image_name, shown
+from towers.data.files.paths import is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
@@ -76,9 +76,8 @@ class PathFinder:
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
         places = []
         if names and not self._image_dir:
-            roots = self._folder, os.path.dirname(self._folder)
-            found = (self._places(names, root) for root in roots)
-            places = next(filter(None, found), [])
+            places = self._places(names, self._folder)
+            places = places or self._places(names, os.path.dirname(self._folder), 1)
         if places:
             folder, num_first = places[0]
             count = sum(map(bool, self._find(names, folder, num_first)))
@@ -93,15 +92,16 @@ class PathFinder:
             return f"{text}the paths start from --image_dir={shown(self._image_dir)}"
         return f"{text}--image_dir names the folder that the paths start from"
 
-    def _places(self, names, root):
+    def _places(self, names, root, depth=MAX_DEPTH):
         """Return the places below a root with the most files, over half of them:
         (folder, number of first folders of the paths to omit). Folders named like
         another split than the table's, or than the omitted folders', are excluded."""
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
         of_table = split_of(os.path.basename(self._table))
         folders = level = [root]
-        for _ in range(MAX_DEPTH):
+        for _ in range(depth):
             level = [x.path for folder in level for x in folders_in(folder)]
+            level = [folder for folder in level if os.access(folder, os.R_OK)]
             folders = [*folders, *level][:MAX_FOLDERS]
         counts = {}
         for num_first in range(min(name.count("/") for name in sample) + 1):
@@ -160,7 +160,12 @@ def _listing(folder):
 
 
 def _names_in(folder):
-    return os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    try:
+        return os.listdir(folder or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:  # the files may be there
+        raise DataError(f"{shown(folder)}: {reason(error)}") from error
 
 
 def _slashes(name):
