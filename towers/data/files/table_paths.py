@@ -98,7 +98,7 @@ class PathFinder:
         another split than the table's, or than the omitted folders', are excluded."""
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
         of_table = split_of(os.path.basename(self._table))
-        folders = level = [root]
+        folders = level = [root] if os.access(root, os.R_OK) else []
         for _ in range(depth):
             level = [x.path for folder in level for x in folders_in(folder)]
             level = [folder for folder in level if os.access(folder, os.R_OK)]
