@@ -8,8 +8,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from towers.data.streams import call_in_readers
 from towers.errors import DataError, nearest, with_nearest
 
 FORMAT = 2  # of the cached arrays of a shard
-
-BETWEEN_LABELS = ";"
 
 
 class Names(Sequence):
@@ -166,7 +164,7 @@ class Index:
 
 def index_of(
     files: Sequence[str],
-    labels: Sequence[str | None],
+    labels: Sequence[Hashable],
     sample_weights: Sequence[float] | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
     settle: Callable[[np.ndarray, Iterable[str]], dict] | None = None,
@@ -240,12 +238,13 @@ def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
 
 
 def settle_label_sets(
-    labels: np.ndarray, names: Iterable[str], class_names: Sequence[str] = ()
+    labels: np.ndarray,
+    names: Iterable[tuple[str, ...]],
+    class_names: Sequence[str] = (),
 ) -> dict:
-    """As `settle_classes`, of texts with several names and BETWEEN_LABELS between them;
-    the classes are by default those in the texts."""
-    names = [[x.strip() for x in name.split(BETWEEN_LABELS)] for name in names]
-    names = [[class_name(x) for x in each if x] for each in names]
+    """As `settle_classes`, of tuples of names; the classes are by default those in the
+    tuples."""
+    names = [tuple(map(class_name, each)) for each in names]
     classes = tuple(map(class_name, class_names))
     classes = classes or sorted_classes(set(itertools.chain(*names)))
     order = {name: number for number, name in enumerate(classes)}
@@ -253,6 +252,29 @@ def settle_label_sets(
     for row, each in zip(sets, names, strict=True):
         row[[order[name] for name in each]] = 1
     return {"labels": sets[labels], "class_names": classes}
+
+
+# Texts that programs write for a missing value.
+_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
+
+
+def label_text(value: Any) -> str | None:
+    """Return the name of the class that a value means, or None for an empty one;
+    ValueError if it is not a label, or a text that programs write for a missing
+    value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = "" if value is None or value != value else str(value).strip()
+    if not isinstance(value, str | int | None) and text:
+        raise ValueError(
+            f"{shown(text, 40)} is not a label: expected a name or an integer"
+        )
+    if text in _MISSING:
+        raise ValueError(
+            f"is {text} a missing label, or a class? Leave the image out, or rename "
+            "the class"
+        )
+    return text or None
 
 
 class Shard(NamedTuple):
