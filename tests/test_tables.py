@@ -1,11 +1,13 @@
 """Tables of image files: their formats, columns, splits and faults."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pyarrow
 import pytest
-from containers import examples, write_images
+from containers import examples, serving, write_images
 from prepared_sets import all_of, message
 from pyarrow import parquet
 
@@ -13,6 +15,7 @@ from towers import data
 from towers.config import Config
 from towers.data.augment.augmentation import none
 from towers.data.batches import TrainBatches
+from towers.data.files.image_files import Survey
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError, DataError
 
@@ -146,9 +149,9 @@ def test_weights_are_factors_on_the_losses(root):
          "--columns=path:picture"),
         ({"path": FILES, "label": ["cat"] * 12}, "has one class, cat; two are needed"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 11 + ["x"]},
-         "row 13: the split 'x' is none of train, validation and test"),
+         "row 13: the split 'x' is not train"),
         ({"path": FILES, "label": LABELS, "weight": ["1"] * 11 + ["-1"]},
-         "row 13: the weight '-1' is no number of at least 0"),
+         "row 13: the weight '-1' is not 0"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 8 + ["test"] * 4},
          "dog/00008.png: has the class dog, and there is no such class in split tr"),
         ({"path": [], "label": []}, "has no rows"),
@@ -178,10 +181,10 @@ def test_a_table_of_a_split_may_be_divided_by_a_column(root):
 @pytest.mark.parametrize(
     "columns, words",
     [
-        ({"label": LABELS[6:]}, "label, path, not label, path, weight"),
+        ({"label": LABELS[6:]}, "has no column 'weight'"),
         ({"label": LABELS[6:], "weight": [1] * 6, "split": ["train"] * 6},
-         "label, path, split, weight, not"),
-        ({"a": [0] * 6, "b": [1] * 6, "weight": [1] * 6}, "a, b, path, weight, not"),
+         "has a column 'split', unlike {root}/train-0.csv"),
+        ({"a": [0] * 6, "b": [1] * 6, "weight": [1] * 6}, "has no column 'label'"),
     ],
 )  # fmt: skip
 def test_tables_of_a_split_have_the_same_columns(root, columns, words):
@@ -189,25 +192,24 @@ def test_tables_of_a_split_have_the_same_columns(root, columns, words):
     write(root, first, "train-0.csv")
     write(root, {"path": FILES[6:]} | columns, "train-1.csv")
     text = message(load, str(root))
-    begin = f"{root}/train-1.csv: has other columns than {root}/train-0.csv: "
-    assert text.startswith(begin) and words in text
+    assert text.startswith(f"{root}/train-1.csv: ") and words.format(root=root) in text
 
 
 @pytest.mark.parametrize(
     "name, content, words",
     [
         ("x.csv", b'path,label\nant/00000.png,"ant\n', "row "),
-        ("x.csv", b"path,label\nant/00000.png\n", "row 2 has 1 values, and the first"),
+        ("x.csv", b"path,label\nant/00000.png\n", "row 2: has 1 values, and the f"),
         ("x.csv", b"path,label\n\xff,ant\n", "row 2: "),
         (
             "x.jsonl",
             b'{"path": "ant/00000.png", "label": 1}\n[1]\n',
-            "row 2: is no obj",
+            "row 2: is not an obj",
         ),
         (
             "x.jsonl",
             b'{"path": "ant/00000.png", "label": 1}\n{"a": 1}',
-            "row 2: has ot",
+            "row 2: has no label",
         ),
         ("x.parquet", b"PAR1 and more", "x.parquet: "),
     ],
@@ -220,8 +222,7 @@ def test_a_damaged_table_is_named(root, name, content, words):
 
 def test_images_elsewhere_are_found_by_their_folder(root, monkeypatch):
     path = write(root, {"image": [x[4:] for x in FILES[:4]], "label": [0, 1, 0, 1]})
-    text = message(load, path)
-    assert f"; {root}/ant has one: --image_dir names the folder" in text
+    assert f"; --image_dir={root}/ant has 4 of 4" in message(load, path)
     monkeypatch.setenv("HOME", str(root))
     for image_dir in (f"{root}/ant", "~/ant"):
         assert load(path, image_dir=image_dir).train.num_examples == 2
@@ -231,6 +232,293 @@ def test_images_elsewhere_are_found_by_their_folder(root, monkeypatch):
     path = write(root, {"picture": FILES, "a": LABELS, "b": LABELS})
     data_set = load(path, columns="path:picture,label:b")
     assert data_set.train.num_examples == 9
+
+
+def text_of(rows, mark=","):
+    return "".join(mark.join(map(str, row)) + "\n" for row in rows)
+
+
+PAIRS = list(zip(FILES, LABELS, strict=True))
+TEXT = text_of([("image", "label"), *PAIRS])
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("x.csv", TEXT.encode("utf-16")),
+        ("x.csv", ("\ufeff" + TEXT).encode("utf-16-be")),
+        ("x.csv", TEXT.replace("\n", "\r").encode()),
+        ("x.csv", TEXT.replace("/", "\\").encode()),
+        ("x.txt", text_of(PAIRS, " ").encode()),
+        ("x.txt", text_of(PAIRS, "\t").encode()),
+        (
+            "x.json",
+            json.dumps([{"image": f, "label": x} for f, x in PAIRS], indent=1).encode(),
+        ),
+        ("x.json", text_of([[json.dumps({"file": f, "class": x})] for f, x in PAIRS])),
+        (  # a key that few rows have
+            "x.jsonl",
+            json.dumps({"file": FILES[0], "class": LABELS[0], "age": 3})
+            + "\n"
+            + text_of([[json.dumps({"file": f, "class": x})] for f, x in PAIRS[1:]]),
+        ),
+    ],
+)  # fmt: skip
+def test_texts_of_other_programs_are_read(root, name, content):
+    (root / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
+    expected = data.load("image_folder", str(root))
+    assert photo_options(str(root / name)) == {"dataset": "table"}
+    for split, source in load(str(root / name)).sources.items():
+        for one, other in zip(
+            all_of(source), all_of(expected.sources[split]), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_table_without_a_header_numbers_its_columns(root):
+    rows = [("TRAIN" if i % 3 else "TEST", *pair) for i, pair in enumerate(PAIRS)]
+    for name, mark, endings in (("x.csv", ",", True), ("x.tsv", "\t", False)):
+        text = text_of(rows, mark)
+        (root / name).write_text(text if endings else text.replace(".png", ""))
+        hint = "--columns=split:1,path:2,label:3"
+        text = message(load, str(root / name))
+        assert "row 1 looks like data (ant/00000" in text and text.endswith(hint)
+        data_set = load(str(root / name), columns=hint.partition("=")[2])
+        assert splits_of(data_set)["test"] == sorted(FILES[::3])
+        assert len(splits_of(data_set)["training"]) == 8
+        assert data_set.inventory.inferred["columns"] == "path: 2, label: 3, split: 1"
+
+
+def test_paths_of_another_machine_are_matched_by_their_ends(root):
+    for begin in ("/content/drive/set/", "C:\\Users\\me\\"):
+        paths = [
+            begin + (x if begin[0] == "/" else x.replace("/", "\\")) for x in FILES
+        ]
+        path = write(root, {"image": paths, "label": LABELS})
+        text = message(load, path)
+        assert f"--image_dir={root} has 12 of 12, by the ends" in text
+        write_images(root / "above" / "deep", ROWS)
+        for image_dir, folder in ((root, root), (root / "above", root / "above/deep")):
+            data_set = load(path, image_dir=str(image_dir))
+            assert sorted(sum(splits_of(data_set).values(), [])) == FILES
+            about = data_set.inventory.inferred["paths"]
+            assert about.endswith(f"{folder.name}/ant/00000.png")
+    write(root, {"image": ["ant/00000.PNG"], "label": ["ant"]}, "case.csv")
+    text = message(load, str(root / "case.csv"))
+    assert f"{root}/ant/00000.png differs in the case" in text
+
+
+def test_the_folder_with_every_file_is_named(tmp_path):
+    for folder, count in (("test", 4), ("train", 4), ("a", 3)):
+        rows = [(f"{folder}/{i}.png", 0, ROWS[i][2]) for i in range(count)]
+        write_images(tmp_path, rows)
+    columns = {"id": ["0", "1", "2", "3"], "label": LABELS[3:7]}
+    train, test = f"{tmp_path}/train", f"{tmp_path}/test"
+    path = write(tmp_path, columns, "labels.csv")
+    assert f"--image_dir={train} has 4 of 4; {test} has" in message(load, path)
+    # The folder above is ambiguous, unless the table has the name of a split.
+    text = message(lambda x: load(x, image_dir=str(tmp_path)), path)
+    assert f"is in {train} and in {test}; --image_dir={train}" in text
+    for split, folder in (("train", train), ("test", test)):
+        path = write(tmp_path, columns, f"{split}Labels.csv")
+        text = message(load, path)
+        assert text.endswith(f"--image_dir={folder} has 4 of 4")
+    # The table may be in a folder next to the images.
+    (tmp_path / "csv").mkdir()
+    path = write(tmp_path / "csv", columns, "train.csv")
+    assert message(load, path).endswith(f"--image_dir={train} has 4 of 4")
+    assert load(path, image_dir=train).train.num_examples == 3
+    columns["id"] = [f"/data/train/{i}.png" for i in range(4)]
+    (tmp_path / "train").rename(tmp_path / "other")
+    path = write(tmp_path, columns, "labels.csv")
+    assert f"--image_dir={tmp_path}/other has 4 of 4" in message(load, path)
+
+
+def test_an_unlabeled_test_table_needs_no_files(root):
+    write(root, {"image": FILES, "label": LABELS}, "train.csv")
+    for columns in ({"image": ["x.png"]}, {"image": ["x.png"], "a": [1], "b": [2]}):
+        write(root, columns, "test.csv")
+        write(root, columns | {"label": ["ant"]}, "sample_submission.csv")
+        data_set = load(str(root))
+        unused = data_set.inventory.names
+        assert unused["splits without labels"] == ["test"]
+        assert unused["files of no split"] == [f"{root}/sample_submission.csv"]
+        assert unused.get("columns", []) == [*columns][1:]
+    write(root, {"image": ["./" + FILES[3]], "label": ["ant"]}, "test.csv")
+    text = message(load, str(root))
+    assert "ant/00003.png is also in" in text and "train.csv: row 5" in text
+
+
+@pytest.mark.parametrize(
+    "name, values, held",
+    [
+        ("is_valid", ["True", "False"], [0]),
+        ("is_valid", [0, 1], [1]),
+        ("is_test", ["0.0", "1.0"], [1]),
+        ("Is Train", [1, 0], [1]),
+        ("Usage", ["Training", "PublicTest"], [1]),
+        ("partition", [2, 0], [0]),
+        ("set", ["train", "dev"], [1]),
+        ("phase", ["test", "train"], [0]),
+    ],
+)
+def test_columns_of_splits_have_many_names(root, name, values, held):
+    columns = {"image": FILES, "label": LABELS, name: values * 6, "age": [3] * 12}
+    data_set = load(write(root, columns))
+    assert splits_of(data_set)["test"] == sorted(FILES[held[0] :: 2])
+    assert f"split: {name}" in data_set.inventory.inferred["columns"]
+    assert data_set.inventory.names["columns"] == ["age"]
+    columns[name] = ["A", "B"] * 6
+    unused = load(write(root, columns)).inventory.names["columns"]
+    assert unused == ["age", name]
+    columns[name] = [values[0], "trian"] * 6
+    assert "row 3: the split 'trian'" in message(load, write(root, columns))
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (None, "has no label"),
+        (float("nan"), "has no label"),
+        ("nan", "is nan a missing label, or a class"),
+        ("NA", "is NA a missing label, or a class"),
+        (["ant", None], "has an empty label"),
+        ([["ant"]], "is not a label"),
+        ({"ant": 1}, "is not a label"),
+        (0.5, "is not a label"),
+    ],
+)
+def test_what_is_not_a_label_is_not_a_class(root, value, words):
+    labels = [*LABELS[:4], value, *LABELS[5:]]
+    path = write(root, {"image": FILES, "label": labels}, "x.jsonl")
+    text = message(load, path)
+    assert text.startswith(f"{path}: row 5: ") and words in text
+
+
+def test_labels_are_texts_without_spaces_around_them(root, capsys):
+    values = [" cat", "cat ", "Cat", 1, "01", 1.0, "1.0", True, "true", "TRUE", 1, 1]
+    data_set = load(write(root, {"image": FILES, "label": values}, "x.jsonl"))
+    assert data_set.class_names == ("01", "1", "Cat", "True", "cat")
+    assert "01 and 1; " in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_labels_with_a_separator_are_sets(root, capsys):
+    names = ["cat", "dog", "cat|dog", "dog|bird"] * 3
+    path = write(root, {"image": FILES, "label": names})
+    assert not load(path).multi_label
+    assert "--label_separator='|'" in capsys.readouterr().out
+    data_set = load(path, label_separator="|")
+    assert data_set.class_names == ("bird", "cat", "dog")
+    for source in data_set.sources.values():
+        for row, labels in enumerate(source.labels):
+            number = int(source.location(row)[-9:-4])
+            expected = [x in names[number].split("|") for x in data_set.class_names]
+            assert labels.tolist() == expected
+    semicolons = [name.replace("|", ";") for name in names]
+    path = write(root, {"image": FILES, "label": semicolons})
+    assert load(path).multi_label and not load(path, label_separator="").multi_label
+    # No separator divides the labels of a list.
+    lists = [["a;b", "c"], ["c"]] * 6
+    path = write(root, {"image": FILES, "label": lists}, "x.jsonl")
+    assert load(path).class_names == ("a;b", "c")
+
+
+def test_one_1_in_each_row_is_one_label(root):
+    values = {"cat": [1.0, 0.0, 0.0], " dog;x": [0.0, 1.0, 1.0], "owl": [0.0] * 3}
+    columns = {"image": FILES} | {name: x * 4 for name, x in values.items()}
+    data_set = load(write(root, columns, "x.tsv"))
+    assert data_set.class_names == ("cat", "dog;x", "owl")
+    assert "one for each image" in data_set.inventory.inferred["labels"]
+    for source in data_set.sources.values():
+        for row, label in enumerate(source.labels):
+            assert label == (int(source.location(row)[-9:-4]) % 3 > 0)
+    columns["owl"] = [1] + [0] * 11
+    data_set = load(write(root, columns, "x.tsv"))
+    assert data_set.multi_label
+    assert "any number" in data_set.inventory.inferred["labels"]
+
+
+def test_rows_without_a_file_are_named_and_left_out(root):
+    paths = [*FILES[:5], "gone/1.png", *FILES[6:11], "gone/2.png"]
+    path = write(root, {"image": paths, "label": LABELS})
+    assert "(2 of 12 rows have none, --bad_images=skip" in message(load, path)
+    data_set = load(path, bad_images="skip")
+    assert {*sum(splits_of(data_set).values(), [])} == {*FILES} - {FILES[5], FILES[11]}
+    assert data_set.inventory.unused["bad images"] == 2
+    survey = Survey()
+    load(path, survey=survey)
+    assert [*survey.misplaced] == [f"{path}: row 7", f"{path}: row 13"]
+
+
+def test_rows_in_a_folder_that_cannot_be_read_are_not_left_out(root, monkeypatch):
+    def listdir(path, listdir=os.listdir):
+        if str(path).endswith("/cat"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    path = write(root, {"image": FILES, "label": LABELS})
+    text = message(lambda x: load(x, bad_images="skip"), path)
+    assert text == f"{root}/cat: Input/output error"
+
+
+def test_folds_are_integers_that_some_rows_have(root):
+    columns = {"image": FILES, "label": LABELS, "fold": ["0.0", "1.0", "2"] * 4}
+    data_set = load(write(root, columns), fold=1)
+    assert splits_of(data_set)["test"] == sorted(FILES[1::3])
+    text = message(lambda x: load(x, fold=9), write(root, columns))
+    assert "no row has the fold 9, only 0, 1, 2" in text
+    columns["fold"][4] = 2.7
+    text = message(lambda x: load(x, fold=2), write(root, columns))
+    assert "row 6: the fold '2.7' is not an integer" in text
+
+
+@pytest.mark.parametrize("weight", ["1e39", "1e-46", "nan", "", "inf"])
+def test_weights_are_numbers_of_float32(root, weight):
+    columns = {"image": FILES, "label": LABELS, "weight": ["1"] * 11 + [weight]}
+    assert "row 13: " in message(load, write(root, columns))
+    # Images for testing need no weight.
+    columns |= {"label": ["a", "b"] * 6, "split": ["train"] * 11 + ["test"]}
+    if not weight:
+        assert load(write(root, columns)).test.num_examples == 1
+    columns["weight"] = [0] * 12
+    assert "all weights for training are 0" in message(load, write(root, columns))
+
+
+def test_urls_in_a_table_are_read(root):
+    with serving(root) as server:
+        urls = [f"{server.url}/{x}" for x in FILES]
+        data_set = load(write(root, {"image_url": urls, "label": LABELS}))
+        for split, source in data.load("image_folder", str(root)).sources.items():
+            np.testing.assert_array_equal(
+                all_of(data_set.sources[split])[0], all_of(source)[0]
+            )
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("x.csv", TEXT.replace("dog\n", "é\n").encode("latin1"), "row 10: is not"),
+        ("x.csv", TEXT.encode("utf-16-le"), "is not UTF-8"),
+        ("x.json", b'{"images": [],\n "annotations": []}', "annotations of COCO"),
+        ("x.json", b'{"shapes": [], "imagePath": "a.png"}', "annotations of LabelMe"),
+        ("x.json", b"[1, 2]", "row 1: is not an object"),
+        ("x.json", b'{"a.png": "cat"}', "names of images as keys"),
+        ("x.json", b"[" * 100_000, "is nested too deeply"),
+        ("x.csv", b"image,label,label\n", "two columns are called 'label'"),
+        ("x.zip", b"PK", "is an archive; unpack it"),
+        ("x.xlsx", b"PK", "is a spreadsheet; save it as CSV"),
+        ("x.npz", b"PK", "data=((x, y), (x_test, y_test))"),
+        ("x.arrow", b"A", "to_parquet"),
+    ],
+)  # fmt: skip
+def test_other_files_say_what_to_do(root, name, content, words):
+    (root / name).write_bytes(content)
+    assert words in message(load, str(root / name))
+    if not name.endswith(("csv", "json")):
+        assert words in message(photo_options, str(root / name))
 
 
 def test_columns_are_roles_and_names(root):
@@ -247,6 +535,18 @@ def test_what_is_in_a_folder_decides(root, tmp_path_factory):
     write_images(alone / "images", [("a.png", 0, ROWS[0][2])])
     path = write(alone, {"path": ["images/a.png"], "label": [1]})
     assert photo_options(path) == photo_options(str(alone)) == {"dataset": "table"}
+    for name, kind in (
+        ("train/a.tfrec", "tfrecord"),
+        ("data/train-0.parquet", "parquet"),
+        ("train/metadata.csv", "table"),
+        ("a/b/train-0.tar", "webdataset"),
+    ):
+        folder = tmp_path_factory.mktemp("nested")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(b"x")
+        assert photo_options(str(folder)) == {"dataset": kind}
+    (folder / "train.arrow").write_bytes(b"x")
+    assert "to_parquet" in message(photo_options, str(folder))
     for name, pattern in (
         ("webdataset", "s3://bucket/train-{000..146}.tar"),
         ("parquet", f"{alone}/train-*.parquet"),

@@ -23,7 +23,8 @@ from towers.errors import ConfigError
 
 PROGRAM = "towers.data"
 OPTIONS = (
-    *("dataset", "data_dir", "columns", "image_dir", "fold", "class_level"),
+    *("dataset", "data_dir", "columns", "image_dir", "fold"),
+    *("label_separator", "class_level"),
     *("image_size", "max_image_pixels"),
 )
 

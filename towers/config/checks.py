@@ -27,6 +27,7 @@ _NEEDED = {
 
 # Options of a data set that are no fields of `ImageOptions`.
 _NOT_OF_IMAGES = ("data_dir", "columns", "image_dir", "fold", "class_level")
+_NOT_OF_IMAGES += ("label_separator",)
 
 
 def check_together(config: "Config") -> None:

@@ -46,9 +46,10 @@ DATASETS = {
         endings=(".parquet",),
     ),
     "table": ContainerRow(
-        "a table of image files and labels: CSV, TSV, JSON Lines, Parquet",
+        "a table of image files and labels: CSV, TSV, text, JSON, Parquet",
         target="data.files.tables:load",
         endings=(".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
+        if_named=(".json", ".txt"),
     ),
     "webdataset": ContainerRow(
         "tar files of images and labels",

@@ -80,6 +80,11 @@ class Config:
     image_dir: str = dataset_option(
         "", "Base folder of the paths in a table; default: the table's.", resumable=True
     )
+    label_separator: str = dataset_option(
+        ";",
+        "Text between the labels of an image with several, in the label column of a "
+        "table, such as '|' or ' '; empty if no image has several.",
+    )
     fold: int = dataset_option(
         -1, "Value of column fold of test images; -1 for none.", Range(at_least=-1)
     )

@@ -33,11 +33,17 @@ class ContainerRow(Choice):
     endings: tuple[str, ...]
     # Other names of its files, a regular expression.
     numbered: str = ""
+    # Endings of files that are read if --data_dir names them.
+    if_named: tuple[str, ...] = ()
 
     def matches(self, path: str) -> bool:
         """True if a file, or the last file of a pattern, has such a name."""
         is_numbered = self.numbered and re.search(self.numbered, path)
         return bool(is_numbered) or path.lower().endswith(self.endings)
+
+    def reads(self, path: str) -> bool:
+        """True if a file that --data_dir names has such a name."""
+        return self.matches(path) or path.lower().endswith(self.if_named)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ def load(
     image_dir: str = "",
     fold: int = -1,
     class_level: int = 0,
+    label_separator: str = ";",
     **image_options: Any,
 ) -> "DataSet":
     """Loads a data set by its name.
@@ -34,7 +35,7 @@ def load(
             training images, `train` being None.
         columns: ROLE:NAME by commas, of a container's columns that have other names
             than usual, see `files.containers`.
-        image_dir, fold: of tables, see `files.tables.read`.
+        image_dir, fold, label_separator: of tables, see `files.tables.TableReader`.
         class_level: of folders, see `files.image_folder.load`.
         image_options: of `image_files.ImageOptions`, for images that are decoded when
             they are read.
@@ -60,6 +61,7 @@ def load(
         image_dir=image_dir,
         fold=fold,
         class_level=class_level,
+        label_separator=label_separator,
         image_options=options,
         trained=trained,
         **vars(options),

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from unicodedata import normalize
 
 import numpy as np
@@ -41,6 +43,19 @@ def few_images(data_set: DataSet) -> list[str]:
         "few images of some classes, beside the largest: "
         f"{'; '.join(named)}; see --class_weights and --sampler"
     ]
+
+
+def similar_names(class_names: Sequence[str]) -> list[str]:
+    """A line that names classes whose names differ in case or leading zeros alone."""
+    by_plain = {}
+    for name in class_names:
+        plain = re.sub(r"\b0+(?=\d)", "", name.casefold())
+        by_plain.setdefault(plain, []).append(shown(name, 40))
+    pairs = [" and ".join(names) for names in by_plain.values() if names[1:]]
+    if not pairs:
+        return []
+    named = shown("; ".join(pairs[:MOST_NAMED]))
+    return [f"classes whose names differ in case or leading zeros alone: {named}"]
 
 
 def images_of_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:

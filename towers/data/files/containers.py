@@ -11,7 +11,7 @@ from towers.data.files import reading, splits
 from towers.data.files.class_folders import split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index
-from towers.data.files.paths import shown
+from towers.data.files.paths import advice, shown
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
@@ -42,7 +42,7 @@ def load(
     inventory = Inventory()
     columns = parse_columns(columns, container, roles)
     read = functools.partial(read, columns=columns, inventory=inventory)
-    location, paths = find_files(data_dir, container)
+    location, paths = find_files(data_dir, container, inventory)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
     options = image_options or ImageOptions()
     return data_set(container, location, openers, options, trained, inventory)
@@ -116,22 +116,34 @@ def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str
     return columns
 
 
-def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]]:
-    """The location for messages, and split -> files of a file, a folder, or a pattern
-    such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
+def find_files(
+    data_dir: str, container: str, inventory: Inventory
+) -> tuple[str, dict[str, list[str]]]:
+    """Return the location for messages, and split -> files of a file, a folder, or a
+    pattern such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
 
-    The names of files, or of the folders that they are in, may have names of splits;
-    others are not used where some do, and where none do all are for training. DataError
-    where there are no such files, or a folder has two tables.
+    The names of files, or of the folders that they are in, may have names of splits.
+    If some have, the others are not used, as the inventory says; if none have, all are
+    for training. DataError if there are no such files, or a folder has two tables.
     """
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
         location = os.path.abspath(os.path.expanduser(location))
     is_folder = os.path.isdir(location)
     if reading.is_url(location):
-        is_folder = not (matches(location) or re.search(r"[*?{]", location))
+        is_file = CONTAINERS[container].reads(location)
+        is_folder = not (is_file or re.search(r"[*?{]", location))
+    if not is_folder and not matches(location) and (text := advice(location)):
+        raise DataError(f"{shown(location)}: {text}")
     if is_folder:
-        paths = [x for x in _in_folder(location, container) if matches(x)]
+        # Tables only next to the images, which may be a million.
+        patterns = ("*", "*/metadata.*") if container == "table" else ("**",)
+        paths = [x for p in patterns for x in reading.matches(location, p)]
+        paths = list(filter(matches, paths))
+        named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
+        if container == "table" and named:
+            inventory.leave_out("other tables", *(x for x in paths if x not in named))
+            paths = named
         if not paths:
             endings = ", ".join(CONTAINERS[container].endings)
             raise DataError(
@@ -158,14 +170,5 @@ def find_files(data_dir: str, container: str) -> tuple[str, dict[str, list[str]]
                 f"--data_dir={shown(rest[0])}"
             )
         return location, {"train": rest}
+    inventory.leave_out("files of no split", *rest)
     return location, by_split
-
-
-def _in_folder(folder, container):
-    """Container files in a folder; tables only next to the images, which may be a
-    million."""
-    if container != "table":
-        return reading.matches(folder)
-    paths = reading.matches(folder, "*") + reading.matches(folder, "*/metadata.*")
-    named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
-    return named or paths

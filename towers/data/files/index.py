@@ -9,7 +9,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,8 +23,6 @@ from towers.data.streams import call_in_readers
 from towers.errors import DataError, TowersError, nearest, with_nearest
 
 FORMAT = 3  # of the cached arrays of a shard
-
-BETWEEN_LABELS = ";"
 
 
 class Names(Sequence):
@@ -174,7 +172,7 @@ class Index:
 
 def index_of(
     files: Sequence[str],
-    labels: Sequence[str | None],
+    labels: Sequence[Hashable],
     sample_weights: Sequence[float] | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
     settle: Callable[[np.ndarray, Iterable[str]], dict] | None = None,
@@ -248,12 +246,13 @@ def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
 
 
 def settle_label_sets(
-    labels: np.ndarray, names: Iterable[str], class_names: Sequence[str] = ()
+    labels: np.ndarray,
+    names: Iterable[tuple[str, ...]],
+    class_names: Sequence[str] = (),
 ) -> dict:
-    """As `settle_classes`, of texts with several names and BETWEEN_LABELS between them;
-    the classes are by default those in the texts."""
-    names = [[x.strip() for x in name.split(BETWEEN_LABELS)] for name in names]
-    names = [[class_name(x) for x in each if x] for each in names]
+    """As `settle_classes`, of tuples of names; the classes are by default those in the
+    tuples."""
+    names = [tuple(map(class_name, each)) for each in names]
     classes = tuple(map(class_name, class_names))
     classes = classes or sorted_classes(set(itertools.chain(*names)))
     order = {name: number for number, name in enumerate(classes)}

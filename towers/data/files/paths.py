@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -42,6 +43,22 @@ HEIF_HINT = (
     "pillow-heif), or convert it"
 )
 
+# Regular expressions for names of files that are not read as a data set.
+_ADVICE = {
+    r"\.(zip|7z|rar|tgz|tbz2?|txz)$|\.tar\.\w+$": (
+        "is an archive; unpack it, and name its folder: --data_dir=FOLDER"
+    ),
+    r"\.(xlsx?|xlsm|ods)$": "is a spreadsheet; save it as CSV UTF-8, and name that",
+    r"\.(npz|npy|mat|h5|hdf5|pkl|pickle|pt|pth)$": (
+        "holds arrays; read them in Python and call towers.train with data=((x, y), "
+        "(x_test, y_test)), see docs/python.md"
+    ),
+    r"\.(arrow|feather)$": (
+        "is of datasets' save_to_disk; convert it in Python: "
+        "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet')"
+    ),
+}
+
 # Characters of a path in a message, so that the rest of it is read.
 MOST_SHOWN = 200
 
@@ -57,10 +74,11 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def class_name(text: str) -> str:
-    """The name of the class of a folder, in one line. It is the same for composed and
-    decomposed letters (Unicode's NFC and NFD), as file systems store one or the other;
-    other folders have different names."""
-    return printable(unicodedata.normalize("NFC", text).replace("\\", "\\\\"))
+    """The name of the class of a folder, in one line, without spaces around it. It is
+    the same for composed and decomposed letters (Unicode's NFC and NFD), as file
+    systems store one or the other; other folders have different names."""
+    text = unicodedata.normalize("NFC", text.strip() or text)
+    return printable(text.replace("\\", "\\\\"))
 
 
 def data_folder(data_dir: str) -> str:
@@ -69,8 +87,15 @@ def data_folder(data_dir: str) -> str:
     refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
-        raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
+        text = advice(root) or "is not a folder; --data_dir names the folder it is in"
+        raise DataError(f"{shown(root)}: {text}")
     return root
+
+
+def advice(path: str) -> str:
+    """Return what to do with a file that is not read as a data set, or ""."""
+    found = (text for name, text in _ADVICE.items() if re.search(name, path.lower()))
+    return next(found, "")
 
 
 def check_paths(paths: Paths) -> list[str]:

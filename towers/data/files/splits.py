@@ -7,6 +7,7 @@ import numpy as np
 
 from towers import console
 from towers.config.list_options import height_and_width
+from towers.data.classes import similar_names
 from towers.data.files.cached import (
     CachedSource,
     ImageCache,
@@ -77,6 +78,8 @@ def data_set(
         where = names.get("train", "")
         files = splits["train"](None, "")
         classes = files.class_names
+        for line in similar_names(classes):
+            console.warn(line)
         options, shape, sizes = settle_size(files, channels, options)
         if sizes:
             inventory.infer("sizes", sizes)

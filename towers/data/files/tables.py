@@ -1,45 +1,51 @@
-"""Tables of image files: CSV, TSV, JSON Lines or Parquet with a row for each image."""
+"""Tables of image files: CSV, TSV, text, JSON or Parquet with a row for each image."""
 
-import csv
+import collections
+import dataclasses
 import functools
-import glob
 import itertools
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import containers, reading
-from towers.data.files.class_folders import split_of
+from towers import console
+from towers.data.files import cells, containers
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
-    BETWEEN_LABELS,
     Index,
     find_column,
     index_of,
     settle_classes,
     settle_label_sets,
 )
-from towers.data.files.paths import is_image_name, reason, shown
+from towers.data.files.paths import shown
+from towers.data.files.rows import looks_like_data, read_rows
+from towers.data.files.table_paths import PathFinder
+from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
 
-# Names of columns, by which is taken first; in lower case, with spaces as underscores.
+# Regular expressions for names of columns, in order of precedence; names are compared
+# in lower case, with underscores for spaces.
 _ROLES = {
     "path": (
-        r"(image|img|file|photo)?_?(path|file_?name)|(image|img)_(file|name)"
+        r"(image|img|file|photo)?_?(path|file_?name|url)|(image|img)_(file|name)"
         r"|file|image|img|photo",
-        r"(image|img|file|photo)?_?id",
+        r"(image|img|file|photo)?_?id(_code)?",
     ),
     "label": (r"label|class|target|class_?name|category",),
-    "split": (r"split|subset|partition",),
+    "split": (
+        r"split",
+        r"subset|partition|set|phase|usage",
+        r"is_?(train|val|test)\w*",
+    ),
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-# Of a column of a class.
-_ANSWERS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
+# Columns of row numbers, which pandas writes without a name.
+_ROW_NUMBERS = r"|Unnamed: \d+"
 
 
 def load(
@@ -47,297 +53,326 @@ def load(
     columns: str = "",
     image_dir: str = "",
     fold: int = -1,
+    label_separator: str = cells.SEPARATOR,
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """The images of tables; arguments and errors as of `data.load` and `read`."""
-    options = image_options or ImageOptions()
+    """Load the images of tables; arguments and errors as of `data.load` and
+    `TableReader.read`."""
+    options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     named = containers.parse_columns(columns, "table", _ROLES)
-    location, paths = containers.find_files(data_dir, "table")
-    more = image_dir, fold, options.max_image_pixels
+    location, paths = containers.find_files(data_dir, "table", inventory)
+    reader = TableReader(named, image_dir, fold, label_separator, options, inventory)
     indexes = {}
-    for of_table, files in paths.items():
-        by_split = read(files, named, *more)
-        if len(by_split) == 1 and paths.keys() != {"train"}:
-            by_split = {of_table: by_split.popitem()[1]}
+    for of_tables in sorted(paths, key=lambda split: split != "train"):
+        by_split = reader.read(paths[of_tables], of_tables)
         for split in sorted(by_split.keys() & indexes):
             raise DataError(
-                f"{shown(files[0])}: images of the split {split} are in another table "
-                "too; name one table"
+                f"{shown(paths[of_tables][0])}: images of the split {split} are in "
+                "another table too; name one table"
             )
         indexes |= by_split
-    if any(index.labels.ndim == 2 for index in indexes.values()):
-        indexes = {
-            split: index if (index.labels < 0).all() else index.as_label_sets()
-            for split, index in indexes.items()
-        }
+    inventory.leave_out("columns", *reader.unused)
+    indexes = reader.settle(indexes, getattr(trained, "multi_label", False))
     openers = {x: lambda index=index: index for x, index in indexes.items()}
-    return containers.data_set("table", location, openers, options, trained)
+    return containers.data_set("table", location, openers, options, trained, inventory)
 
 
-def read(
-    paths: Sequence[str],
-    columns: Mapping[str, str],
-    image_dir: str = "",
-    fold: int = -1,
-    max_pixels: int = MAX_IMAGE_PIXELS,
-) -> dict[str, Index]:
-    """The images of tables, which have the same columns, by split: "train",
-    "validation" and "test" where they have any.
+@dataclasses.dataclass
+class Table:
+    """Rows of a table: the split in its name, role -> name of a column, names of
+    the columns of classes, numbers of the rows, and role -> their values."""
 
-    `columns` are role -> name; others go by their usual names. Paths start from
-    `image_dir`, or the folder of each table. Without a column for the split all are in
-    "train"; of these the images of `fold` in the column `fold` are for testing. Labels
-    are -1 without a column of labels. They are sets where a label has several names,
-    `cat;outdoor`, or is a list, and where each class has a column of 0 and 1.
+    path: str
+    split: str
+    roles: dict[str, str]
+    classes: tuple[str, ...]
+    numbers: list[int] = dataclasses.field(default_factory=list)
+    values: dict[str, list] = dataclasses.field(default_factory=dict)
 
-    DataError names the file and the row: a file is missing, or has two rows; a column
-    is missing, or may be one of two; a table has other columns than the first.
+    def where(self, row: int) -> str:
+        """Return the location of a row, for messages."""
+        return f"{shown(self.path)}: row {self.numbers[row]}"
+
+    def error(self, row: int, text: object) -> DataError:
+        """Return an error about a row."""
+        return DataError(f"{self.where(row)}: {text}")
+
+    def parse(self, role: str, function: Callable[[Any], Any]) -> None:
+        """Parse the values of a role, empty ones to None; DataError with the row if
+        `function` raises ValueError."""
+        values, cached = (
+            self.values.get(role, []),
+            functools.lru_cache(10_000, typed=True)(function),
+        )
+        for row, value in enumerate(values):
+            parse = function if isinstance(value, list | dict) else cached
+            try:
+                values[row] = None if cells.is_empty(value) else parse(value)
+            except ValueError as error:
+                raise self.error(row, error) from None
+
+    def require(self, role: str, splits: Iterable[str]) -> None:
+        """Raise DataError if a row of some splits has an empty value."""
+        for row, value in enumerate(self.values.get(role, ())):
+            if value is None and self.values["split"][row] in splits:
+                raise self.error(row, f"has no {role}")
+
+
+@dataclasses.dataclass
+class TableReader:
+    """Reads tables to an Index for each split.
+
+    Attributes:
+        columns: role -> name; others go by their usual names.
+        image_dir: folder that paths start from, by default the folder of each table.
+        fold: training rows of this number in the column `fold` are for testing.
+        separator: text between the labels of an image; "" if none has several.
+        options: their survey takes the rows without a file.
+        inventory: is filled.
+        first: the first table; others use its columns.
+        unused: names of columns without a role.
+        first_rows: file -> the row that names it.
     """
-    files, labels, splits, weights = [], [], [], []
-    first_rows, unlabeled, are_sets = {}, "", False
-    for table in paths:
-        rows = _rows(table)
-        header = next(rows, None)
-        if not header:
-            raise DataError(f"{shown(table)}: the file is empty")
-        try:
-            used, class_columns = _columns(header, columns, fold)
-        except ValueError as error:
-            raise DataError(f"{shown(table)}: {error}") from None
-        classes_here = tuple(header[i] for i in class_columns)
-        roles_here = used.keys() - ({"fold"} if fold < 0 else ())
-        if table == paths[0]:
-            classes, roles = classes_here, roles_here
-        if (roles_here, {*classes_here}) != (roles, {*classes}):
-            here, first = (
-                shown(", ".join(sorted(x)), 60)
-                for x in ({*roles_here, *classes_here}, {*roles, *classes})
-            )
-            raise DataError(
-                f"{shown(table)}: has other columns than {shown(paths[0])}: {here}, "
-                f"not {first}"
-            )
-        resolve = _Resolver(os.path.expanduser(image_dir) or os.path.dirname(table))
-        for number, row in rows:
-            where = f"{shown(table)}: row {number}"
-            if len(row) != len(header):
-                raise DataError(
-                    f"{where} has {len(row)} values, and the first row {len(header)}"
-                )
-            values = {role: row[index] for role, index in used.items()}
-            file = resolve(values["path"], where)
-            before = first_rows.setdefault(file, where)
-            if before is not where:
-                raise DataError(f"{where}: {shown(file)} is also in {before}")
-            files.append(file)
-            label = values.get("label")
-            if class_columns:
-                label = _label_set(row, header, class_columns, where)
-            if isinstance(label, list):
-                label, are_sets = BETWEEN_LABELS.join(map(str, label)), True
-            has_label = bool(class_columns) or "label" in used
-            if label in ("", None) and has_label:
-                unlabeled, label = unlabeled or where, ""
-            labels.append(None if label is None else str(label))
-            splits.append(_split(values, fold, where))
-            if "weight" in used:
-                weights.append(_weight(values["weight"], where))
-    if not files:
-        raise DataError(f"{shown(paths[0])}: has no rows")
-    are_sets |= any(BETWEEN_LABELS in name for name in set(labels) - {None})
-    if unlabeled and not are_sets:
-        raise DataError(f"{unlabeled}: has no label")
-    settle = settle_classes
-    if are_sets:
-        settle = functools.partial(settle_label_sets, class_names=classes)
-    index = index_of(files, labels, weights or None, max_pixels, settle)
-    splits = np.array(splits)
-    if not (splits != "train").any():
-        return {"train": index}
-    return {
-        split: index.take(np.flatnonzero(splits == split)).without_empty_classes()
-        for split in np.unique(splits)
-    }
 
+    columns: Mapping[str, str]
+    image_dir: str
+    fold: int
+    separator: str
+    options: ImageOptions
+    inventory: Inventory
+    first: Table | None = None
+    unused: dict[str, None] = dataclasses.field(default_factory=dict)
+    first_rows: dict[str, str] = dataclasses.field(default_factory=dict)
 
-def _rows(path) -> Iterator:
-    """The names of the columns, then (number, values) of each row; rows are counted
-    from 1, the first of a CSV file being the header."""
-    kind = os.path.splitext(path)[1].lower()
-    try:
-        if kind == ".parquet":
-            yield from _rows_of_parquet(path)
-        elif kind in (".jsonl", ".ndjson"):
-            with reading.open_file(path) as file:
-                yield from _rows_of_json(file)
+    def read(self, paths: Sequence[str], of_tables: str) -> dict[str, Index]:
+        """Read the tables of a split, which have the same columns: split -> Index of
+        its images. A column may divide them into other splits.
+
+        Labels are -1 without a column of labels, and in a split for evaluation that has
+        none; its files are not looked for. Labels are sets if one has several names,
+        `cat;outdoor`, or is a list, and if each class has a column of 0 and 1.
+
+        DataError names the file and the row: a file is missing, or has two rows; a
+        column is missing, or may be one of two; a value is invalid.
+        """
+        tables = [self._table(path, of_tables) for path in paths]
+
+        def joined(role):
+            return list(itertools.chain(*(x.values.get(role, ()) for x in tables)))
+
+        self._move_fold(tables)
+        labels, splits = joined("label"), np.array(joined("split"))
+        if not labels:
+            raise DataError(f"{shown(paths[0])}: has no rows")
+        labeled = {*splits[[label is not None for label in labels]].tolist()}
+        if tables[0].classes or "label" in tables[0].roles:
+            labeled.add("train")
+        settle = settle_classes
+        if any(isinstance(label, tuple) for label in labels):
+            labels = [(x,) if isinstance(x, str) else x or () for x in labels]
+            classes = tables[0].classes
+            settle = functools.partial(settle_label_sets, class_names=classes)
+        for table in tables:
+            if settle is settle_classes:
+                table.require("label", labeled)
+            table.require("weight", {"train"})
+            table.require("path", labeled)
+            self._find_files(table, labeled)
+        files = joined("path")
+        weights = [1 if x is None else x for x in joined("weight")]
+        pixels = self.options.max_image_pixels
+        index = index_of(files, labels, weights or None, pixels, settle)
+        is_found, indexes = np.array([file is not None for file in files]), {}
+        for split in np.unique(splits[is_found]).tolist():
+            one = index.take(np.flatnonzero((splits == split) & is_found))
+            if split not in labeled:
+                no_labels = np.full(len(one), -1, np.int32)
+                one = dataclasses.replace(one, labels=no_labels, class_names=())
+            indexes[split] = one.without_empty_classes()
+            if weights and split == "train" and not one.sample_weights.any():
+                raise DataError(f"{shown(paths[0])}: all weights for training are 0")
+        return indexes
+
+    def settle(self, indexes: Mapping[str, Index], needs_sets: bool) -> dict:
+        """Give all splits one kind of labels: one for each image, also if each row has
+        exactly one 1 in columns of classes, or sets."""
+        labeled = {k: x for k, x in indexes.items() if not (x.labels < 0).all()}
+        sets = [x.labels for x in labeled.values() if x.labels.ndim == 2]
+        if not sets and not needs_sets:
+            names = labeled["train"].class_names if "train" in labeled else ()
+            _warn_of_joined_labels(names)
+        elif (
+            not needs_sets
+            and self.first.classes
+            and all((x.sum(1) == 1).all() for x in sets)
+        ):
+            self.inventory.infer("labels", "one for each image: each row has one 1")
+            for split, x in labeled.items():
+                labels = x.labels.argmax(1).astype(np.int32)
+                labeled[split] = dataclasses.replace(x, labels=labels)
         else:
-            with reading.open_file(path) as file:
-                yield from _rows_of_csv(file, "\t" if kind == ".tsv" else None)
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{shown(path)}: {reason(error)}") from error
+            self.inventory.infer("labels", "any number for each image")
+            labeled = {split: x.as_label_sets() for split, x in labeled.items()}
+        return dict(indexes) | labeled
 
-
-def _rows_of_csv(file, delimiter):
-    lines = (line.decode("utf-8-sig") for line in file)
-    first = next(lines, "")
-    if delimiter is None:
-        delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(
-        itertools.chain([first], lines), delimiter=delimiter, strict=True
-    )
-    yield next(reader, [])
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except (ValueError, csv.Error) as error:
-        # The reader has not counted a line that is not UTF-8.
-        number = reader.line_num + isinstance(error, ValueError)
-        raise ValueError(f"row {number}: {error}") from error
-
-
-def _rows_of_json(file):
-    header = None
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
+    def _table(self, path, of_tables):
+        rows = read_rows(path, self.columns.values(), self.inventory)
+        header = [str(name).strip() for name in next(rows, ())]
+        if not header:
+            raise DataError(f"{shown(path)}: the file is empty")
         try:
-            values = json.loads(line)
-            if not isinstance(values, dict):
-                raise ValueError("is no object {...}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"row {number}: {error}") from error
-        if header is None:
-            header = list(values)
-            yield header
-        if values.keys() != set(header):
-            raise ValueError(f"row {number}: has other keys than the first row")
-        yield number, [values[name] for name in header]
+            used, classes = self._columns(header, path, of_tables)
+        except ValueError as error:
+            raise DataError(f"{shown(path)}: {error}") from None
+        names = tuple(header[i] for i in classes)
+        roles = {role: header[i] for role, i in used.items()}
+        table = Table(path, of_tables, roles, names)
+        values = table.values = {role: [] for role in ("label", "split", *used)}
+        for number, row in rows:
+            table.numbers.append(number)
+            if len(row) != len(header):
+                text = f"has {len(row)} values, and the first row {len(header)}"
+                raise table.error(-1, text)
+            for role, index in used.items():
+                values[role].append(row[index])
+            if classes:
+                values["label"].append([row[index] for index in classes])
+        if classes:
+            table.parse("label", lambda row: cells.with_1(row, names))
+        else:
+            table.parse("label", lambda x: cells.label(x, self.separator))
+        table.parse("path", lambda x: str(x).strip() or None)
+        table.parse("weight", cells.weight)
+        self._set_splits(table)
+        for role in ("label", "split"):
+            default = of_tables if role == "split" else None
+            values[role] = values[role] or [default] * len(table.numbers)
+        if self.first is None:
+            self.first = table
+            about = [f"{role}: {shown(x, 40)}" for role, x in table.roles.items()]
+            about += [f"classes: {len(classes):,} columns"] if classes else []
+            self.inventory.infer("columns", ", ".join(about))
+        return table
 
+    def _columns(self, header, path, of_tables):
+        """Return role -> index of its column, and the indices of class columns."""
+        for name, count in collections.Counter(filter(None, header)).items():
+            if count > 1:
+                raise ValueError(f"two columns are called {name!r}; rename one")
+        used, first = {}, self.first
+        is_alike = first is not None and first.split == of_tables
+        for role in sorted(_ROLES, key=lambda role: role not in self.columns):
+            name = (first.roles if first else self.columns).get(role)
+            name = name if name in header or is_alike or not first else None
+            index = find_column(role, header, name, _ROLES[role], used.values())
+            if is_alike and name is None and index is not None:
+                if header[index] not in self.unused:
+                    text = f"has a column {header[index]!r}, unlike {shown(first.path)}"
+                    raise ValueError(text)
+            elif index is not None:
+                used[role] = index
+        if first:
+            needed = first.classes if is_alike or {*first.classes} & {*header} else ()
+            classes = [find_column("class", header, name) for name in needed]
+        else:
+            is_data = [not re.fullmatch(_ROW_NUMBERS, name) for name in header]
+            rest = [i for i, x in enumerate(is_data) if x and i not in used.values()]
+            if "label" not in used and "path" in used and len(rest) == 1:
+                used["label"] = rest[0]
+            classes = rest if "label" not in used and len(rest) > 1 else []
+        has_folds = self.fold >= 0 and of_tables == "train"
+        if not has_folds:
+            used.pop("fold", None)
+        for role in ("path", *["fold"] * has_folds):
+            if role not in used:
+                finder = PathFinder(path, self.image_dir, self.inventory)
+                if role == "path" and (files := finder.present(header)):
+                    raise ValueError(looks_like_data(header, files[0]))
+                rest = [x for i, x in enumerate(header) if i not in used.values()]
+                raise ValueError(
+                    f"no column is named like a {role}, only "
+                    f"{shown(', '.join(header), 100)}; name it, as in "
+                    f"--columns={role}:{rest[0] if rest else 'NAME'}"
+                )
+        unused = {*range(len(header))} - {*used.values(), *classes}
+        self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
+        return used, classes
 
-def _rows_of_parquet(path):
-    import pyarrow
-    from pyarrow import parquet, types
+    def _set_splits(self, table):
+        """Parse the column of splits; one with a usual name, but no name of a split in
+        it, is not used."""
+        values, name = table.values["split"], table.roles.get("split")
+        if name is None:
+            return
+        texts = list(map(str, values))
+        splits = {text: cells.split(text, name) for text in dict.fromkeys(texts)}
+        is_named = "split" in self.columns or name.lower() == "split"
+        if not is_named and not any(splits.values()):
+            del table.roles["split"], values[:]
+            self.unused[name] = None
+            return
+        for row, text in enumerate(texts):
+            if splits[text] is None:
+                text = f"the split {text!r:.40} is not train, validation or test"
+                raise table.error(row, text)
+        values[:] = [splits[text] for text in texts]
+        if any(text != split for text, split in splits.items()):
+            about = ", ".join(f"{text} is {split}" for text, split in splits.items())
+            self.inventory.infer("split", f"column {name}: {shown(about, 100)}")
 
-    try:
-        table = parquet.ParquetFile(reading.local_copy(path), memory_map=True)
-        names = [
-            x.name
-            for x in table.schema_arrow
-            if not types.is_nested(x.type) and not types.is_binary(x.type)
-        ]
-        yield names
-        number = 0
-        for batch in table.iter_batches(columns=names):
-            for row in zip(*(x.to_pylist() for x in batch.columns), strict=True):
-                number += 1
-                yield number, row
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"is no Parquet file: {error}") from error
-
-
-def _label_set(row, header, class_columns, where):
-    """The names of the columns of classes that have a 1."""
-    values = [str(row[index]) for index in class_columns]
-    for index, value in zip(class_columns, values, strict=True):
-        if value not in _ANSWERS:
+    def _move_fold(self, tables):
+        """Move the rows of the fold from training to testing."""
+        folds = set()
+        for table in tables:
+            table.parse("fold", cells.fold)
+            table.require("fold", {"train"})
+            splits = table.values["split"]
+            for row, fold in enumerate(table.values.get("fold", ())):
+                if splits[row] == "train":
+                    folds.add(fold)
+                    splits[row] = "test" if fold == self.fold else "train"
+        if folds and self.fold not in folds:
             raise DataError(
-                f"{where}: the column {shown(str(header[index]), 40)} of a class has "
-                f"{shown(value, 40)!r}, and not 0 or 1; --columns=label:NAME names a "
-                "column of labels"
+                f"{shown(tables[0].path)}: no row has the fold {self.fold}, only "
+                f"{shown(', '.join(map(str, sorted(folds))), 60)}; --fold names one"
             )
-    chosen = zip(class_columns, values, strict=True)
-    return [header[index] for index, value in chosen if _ANSWERS[value]]
+
+    def _find_files(self, table, splits):
+        """Set the file of each row of some splits, None if it is missing and the survey
+        takes it."""
+        paths, of_rows = table.values["path"], table.values["split"]
+        rows = [row for row, split in enumerate(of_rows) if split in splits]
+        finder = PathFinder(table.path, self.image_dir, self.inventory)
+        names = [paths[row] for row in rows]
+        found = finder(names, lambda i, text: table.error(rows[i], text))
+        for row, name, file in zip(rows, names, found, strict=True):
+            where, paths[row] = table.where(row), file
+            if file is None and self.options.survey is not None:
+                text = f"there is no file {shown(name)}"
+                self.options.survey.misplaced[where] = text
+            elif file is None:
+                about = f"{found.count(None):,} of {len(rows):,} rows have none"
+                text = finder.missing(name)
+                about += ", --bad_images=skip leaves them out"
+                raise table.error(row, f"{text} ({about})")
+            else:
+                before = self.first_rows.setdefault(finder.key(file), where)
+                if before is not where:
+                    raise table.error(row, f"{shown(file)} is also in {before}")
 
 
-def _columns(header, columns, fold):
-    """Role -> index of its column, and the indices of columns of classes."""
-    used = {x: find_column(x, header, name) for x, name in columns.items()}
-    for role, patterns in _ROLES.items():
-        if role not in used:
-            index = find_column(role, header, None, patterns, used.values())
-            used |= {} if index is None else {role: index}
-    rest = [i for i in range(len(header)) if i not in used.values()]
-    if "label" not in used and "path" in used and len(rest) == 1:
-        used["label"] = rest[0]
-    class_columns = rest if "label" not in used and len(rest) > 1 else []
-    for role in ("path", *["fold"] * (fold >= 0)):
-        if role not in used:
-            raise ValueError(
-                f"no column is named like a {role}, only "
-                f"{shown(', '.join(map(str, header)), 100)}; name it, as in "
-                f"--columns={role}:{header[rest[0]] if rest else 'NAME'}"
+def _warn_of_joined_labels(names: Sequence[str]) -> None:
+    """Warn if most names of classes with a usual separator share their parts."""
+    for mark in "|, ":
+        parts = [[x for x in name.split(mark) if x.strip()] for name in names]
+        counts = collections.Counter(itertools.chain(*parts))
+        several = [x for x in parts if len(x) > 1]
+        sharing = [x for x in several if any(counts[part] > 1 for part in x)]
+        if 2 * len(sharing) > len(several) and len(counts) <= len(names):
+            name = shown(mark.join(sharing[0]), 60)
+            console.warn(
+                f"classes such as {name!r} share their parts; if these are several "
+                f"labels of an image, --label_separator={mark!r} divides them"
             )
-    return used, class_columns
-
-
-class _Resolver:
-    """Finds files by their path in a table, or by that without its ending."""
-
-    def __init__(self, folder):
-        self._folder, self._listings = folder, {}
-
-    def __call__(self, name, where):
-        if name in (None, ""):
-            raise DataError(f"{where}: has no path")
-        path = os.path.join(self._folder, str(name))
-        if reading.is_url(path):
-            return path
-        folder, base = os.path.split(path)
-        listing = self._listings.get(folder)
-        if listing is None:
-            listing = self._listings[folder] = _listing(folder)
-        names = listing.get(base, ())
-        if len(names) == 1:
-            return os.path.join(folder, names[0])
-        if names:
-            files = " or ".join(os.path.join(folder, x) for x in sorted(names)[:2])
-            raise DataError(f"{where}: is {shown(str(name), 60)} the file {files}?")
-        raise DataError(
-            f"{where}: there is no file {shown(path)}; {self._hint(base)}--image_dir "
-            "names the folder that the paths start from"
-        )
-
-    def _hint(self, base):
-        """Names a folder next to the table with such a file."""
-        for folder in sorted(glob.glob(f"{glob.escape(self._folder)}/*/")):
-            if base in _listing(folder):
-                return f"{shown(folder.rstrip('/'))} has one: "
-        return ""
-
-
-def _listing(folder):
-    """Name of a file, and of an image without its ending -> names of files."""
-    listing = {}
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    for name in filter(is_image_name, names):
-        listing.setdefault(os.path.splitext(name)[0], []).append(name)
-    return listing | {name: [name] for name in names}
-
-
-def _split(values, fold, where):
-    split = split_of(str(values.get("split", "train")))
-    if split is None:
-        raise DataError(
-            f"{where}: the split {values['split']!r:.40} is none of train, validation "
-            "and test"
-        )
-    if fold < 0 or split != "train":
-        return split
-    try:
-        return "test" if int(values["fold"]) == fold else "train"
-    except (TypeError, ValueError):
-        raise DataError(
-            f"{where}: the fold {values['fold']!r:.40} is no number"
-        ) from None
-
-
-def _weight(value, where):
-    try:
-        weight = float(value)
-    except (TypeError, ValueError):
-        weight = -1.0
-    if not 0 <= weight < float("inf"):
-        raise DataError(f"{where}: the weight {value!r:.40} is no number of at least 0")
-    return weight
+            return

@@ -15,8 +15,14 @@ from towers.data.files.class_folders import (
     misfit,
     training_folder,
 )
-from towers.data.files.paths import data_folder, is_file, is_image
-from towers.data.files.reading import is_url
+from towers.data.files.paths import (
+    advice,
+    data_folder,
+    is_file,
+    is_image,
+    is_image_name,
+)
+from towers.data.files.reading import is_url, matches
 from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
@@ -39,8 +45,9 @@ def photo_options(
     nearest folder with class folders. ConfigError where there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
-        if container := _container_of(data_dir):
-            return {"dataset": container}
+        for container, row in CONTAINERS.items():
+            if row.reads(data_dir):
+                return {"dataset": container}
         if is_url(data_dir):
             return {"dataset": "image_folder"}
     root, names = data_folder(data_dir), []
@@ -50,8 +57,7 @@ def photo_options(
         if os.path.isdir(root):
             with quiet_imports():  # of TensorFlow
                 from towers.data.sets.published import data_sets_in
-            kinds = map(_container_of, sorted(os.listdir(root)))
-            names = data_sets_in(root) or list(dict.fromkeys(filter(None, kinds)))
+            names = data_sets_in(root) or _containers_in(root)
         if not names:
             raise
         if names[1:]:
@@ -76,10 +82,20 @@ def photo_options(
     }
 
 
-def _container_of(path):
-    """Value of --dataset for a file of this name, or a pattern of names; None where it
-    is no container."""
-    return next((name for name, row in CONTAINERS.items() if row.matches(path)), None)
+def _containers_in(root):
+    """Values of --dataset for the files in a folder, and for those below it if there
+    are no images, or metadata of images."""
+    kinds, paths = {}, matches(root)
+    has_images = any(map(is_image_name, paths))
+    for path in paths:
+        kind = next((x for x, row in CONTAINERS.items() if row.matches(path)), None)
+        folder, name = os.path.split(path)
+        is_of_images = kind == "table" and name.startswith("metadata.")
+        if folder == root or is_of_images or kind != "table" and not has_images:
+            kinds[kind] = path
+        if name.endswith(".arrow") and not has_images:
+            raise DataError(f"{path}: {advice(path)}")
+    return [kind for kind in kinds if kind]
 
 
 def _image_paths(root, class_level):

@@ -1,0 +1,90 @@
+"""Values of the cells of tables: labels, splits, folds, weights, 0 and 1."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from towers.data.files.class_folders import split_of
+from towers.data.files.index import label_text
+from towers.data.files.paths import shown
+
+SEPARATOR = ";"
+# Splits by number, as in CelebA, and the names of FER2013.
+_SPLITS = {"0": "train", "1": "validation", "2": "test"}
+_SPLITS |= {"publictest": "validation", "privatetest": "test"}
+_BOOLEANS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+
+
+def is_empty(value: Any) -> bool:
+    """Return True for an empty text, null and NaN."""
+    return value is None or value != value or isinstance(value, str) and not value
+
+
+def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
+    """Return the class of an image, or a tuple of classes if the value is a list, has
+    the separator, or the separator is not the default; None if it is empty."""
+    if isinstance(value, list):
+        names = tuple(map(_class, value))
+        if None in names:
+            raise ValueError(f"{shown(str(value), 40)} has an empty label")
+        return names
+    text = _class(value)
+    if text and separator and (separator in text or separator != SEPARATOR):
+        return tuple(filter(None, map(_class, text.split(separator))))
+    return text
+
+
+def _class(value):
+    """Return the name of a class; 1.0 is 1, and true or TRUE is True."""
+    text = label_text(value) or ""
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text) or None
+
+
+def split(value: Any, column: str) -> str | None:
+    """Return the split that a value means, in a column such as is_valid 0 and 1; None
+    if it means none."""
+    text = str(value).strip().lower().removesuffix(".0")
+    if is_flag := re.match(r"is[ _]?", column.lower()):
+        found = split_of(column[is_flag.end() :])
+        rest = "test" if found == "train" else "train"
+        return {"1": found, "true": found, "0": rest, "false": rest}.get(text)
+    return _SPLITS.get(text) or split_of(str(value))
+
+
+def fold(value: Any) -> int:
+    """Return the number of a fold."""
+    if not re.fullmatch(r"\s*-?\d+(\.0*)?\s*", str(value)):
+        raise ValueError(f"the fold {value!r:.40} is not an integer")
+    return int(float(value))
+
+
+def weight(value: Any) -> np.float32:
+    """Return a factor on a loss."""
+    try:
+        exact = float(value)
+    except ValueError:
+        exact = -1.0
+    with np.errstate(over="ignore", under="ignore"):
+        number = np.float32(exact)
+    if not 0 <= number < np.inf or bool(number) != bool(exact):
+        raise ValueError(f"the weight {value!r:.40} is not 0, or 1e-45 to 3e38")
+    return number
+
+
+def with_1(values: Sequence[Any], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of classes that have a 1, and not 0."""
+    chosen = []
+    for value, column in zip(values, columns, strict=True):
+        is_one = _BOOLEANS.get(str(value).strip().lower())
+        if is_one is None:
+            raise ValueError(
+                f"the column {shown(column, 40)} of a class has "
+                f"{shown(str(value), 40)!r}, and not 0 or 1; --columns=label:NAME "
+                "names a column of labels"
+            )
+        chosen += [column] if is_one else []
+    return tuple(chosen)

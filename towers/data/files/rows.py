@@ -1,0 +1,167 @@
+"""Rows of tables: CSV, TSV, lists in text files, JSON, JSON Lines and Parquet."""
+
+import codecs
+import csv
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from towers.data.files import reading
+from towers.data.files.class_folders import split_of
+from towers.data.files.paths import ending, is_image_name, reason, shown
+from towers.data.inventory import Inventory
+from towers.errors import DataError
+
+# Keys of JSON annotations that are not tables -> the program that writes them.
+_ANNOTATIONS = {
+    "annotations": "COCO",
+    "imagePath": "LabelMe",
+    "_via_img_metadata": "VIA",
+}
+
+
+def read_rows(
+    path: str, columns: Collection[str], inventory: Inventory
+) -> Iterator[Any]:
+    """Yield the names of the columns, then (number, values) of each row.
+
+    Rows are counted from 1, the header being the first row of a text file. If `columns`
+    are numbers, a text file has no header, and its columns are called 1, 2 and so on.
+    DataError if the file cannot be read, or data are in the place of the header.
+    """
+    kind = ending(path)
+    try:
+        if kind == ".parquet":
+            yield from _parquet_rows(path, inventory)
+        elif kind in (".json", ".jsonl", ".ndjson"):
+            yield from _json_rows(_text(path))
+        else:
+            yield from _text_rows(_text(path), kind, columns)
+    except RecursionError as error:
+        raise DataError(f"{shown(path)}: is nested too deeply") from error
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{shown(path)}: {reason(error)}") from error
+
+
+def looks_like_data(cells: Sequence[str], path: int) -> str:
+    """Return what to do if the first row of a table is not a header; `path` is the
+    index of a value that names a file."""
+    names, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
+    names |= {n: "split" for n in rest[: len(rest) - 1] if split_of(cells[n])}
+    names |= {n: "label" for n in [n for n in rest if n not in names][:1]}
+    header = ",".join(names.get(n, f"other{n}") for n in range(len(cells)))
+    options = ",".join(f"{names[n]}:{n + 1}" for n in sorted(names))
+    return (
+        f"row 1 looks like data ({shown(cells[path], 60)}) and not like the names of "
+        f"columns; add a first row such as {header}, or number the columns: "
+        f"--columns={options}"
+    )
+
+
+def _text(path):
+    """Return the text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
+    with reading.open_file(path) as file:
+        content = file.read()
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        if not is_wide and b"\0" in content[:100]:
+            raise UnicodeDecodeError("utf-8", content, 0, 1, "has zero bytes")
+        return content.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"row {row}: is not UTF-8 ({error.reason}); save the table as CSV UTF-8, "
+            "or convert it: iconv -f LATIN1 -t UTF-8"
+        ) from error
+
+
+def _text_rows(text, kind, columns):
+    lines = (match[0] for match in re.finditer(r"[^\r\n]*(\r\n?|\n)|[^\r\n]+", text))
+    first = next(lines, "")
+    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
+    lines = itertools.chain([first], lines)
+    if kind == ".txt" and delimiter not in first:  # of a path and a label
+        rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
+    else:
+        rows = _csv_rows(csv.reader(lines, delimiter=delimiter, strict=True))
+    number, row = next(rows, (1, []))
+    cells = [cell.strip() for cell in row]
+    images = [n for n, cell in enumerate(cells) if is_image_name(cell)]
+    numbers = [str(n) for n in range(1, len(cells) + 1)]
+    if kind == ".txt" and len(cells) == 2 and images == [0]:
+        yield ["path", "label"]
+    elif columns and {*columns} <= {*numbers} and cells[:2] != ["0", "1"]:
+        yield numbers
+    elif images:
+        raise ValueError(looks_like_data(cells, images[0]))
+    else:
+        yield cells
+        row = None  # is the header
+    rows = itertools.chain([(number, row)], rows)
+    yield from ((number, row) for number, row in rows if row)
+
+
+def _csv_rows(reader):
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"row {reader.line_num}: {error}") from error
+
+
+def _json_rows(text):
+    """Yield the rows of a list of objects, or of an object on each line."""
+    try:
+        values = json.loads(text)
+        items = enumerate(values if isinstance(values, list) else [values], 1)
+    except ValueError:
+        items = ((n, x) for n, x in enumerate(text.split("\n"), 1) if x.strip())
+    objects = []
+    for number, item in items:
+        try:
+            value = json.loads(item) if isinstance(item, str) else item
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"row {number}: is not an object {{...}}")
+        objects.append((number, value))
+    names = dict.fromkeys(itertools.chain(*(value for _, value in objects)))
+    for key in _ANNOTATIONS.keys() & names:
+        raise ValueError(
+            f"holds annotations of {_ANNOTATIONS[key]}, and not a table; write a CSV "
+            "with a row path,label for each image"
+        )
+    if any(map(is_image_name, names)):
+        raise ValueError(
+            "has names of images as keys; a table is a list of objects such as "
+            '[{"image": "1.jpg", "label": "cat"}]'
+        )
+    yield list(names)
+    for number, value in objects:
+        yield number, [value.get(name) for name in names]
+
+
+def _parquet_rows(path, inventory):
+    import pyarrow
+    from pyarrow import parquet, types
+
+    def is_read(kind):
+        if types.is_list(kind) or types.is_large_list(kind):  # several labels
+            kind = kind.value_type
+        return not types.is_nested(kind) and not types.is_binary(kind)
+
+    try:
+        table = parquet.ParquetFile(reading.local_copy(path), memory_map=True)
+        names = [x.name for x in table.schema_arrow if is_read(x.type)]
+        others = [name for name in table.schema_arrow.names if name not in names]
+        inventory.leave_out("columns", *others)
+        yield names
+        number = 0
+        for batch in table.iter_batches(columns=names):
+            for row in zip(*(x.to_pylist() for x in batch.columns), strict=True):
+                number += 1
+                yield number, row
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"is not a Parquet file: {error}") from error
