@@ -23,7 +23,13 @@ from towers.data.files.class_folders import depth_of, is_split
 from towers.data.files.image import read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
 from towers.data.files.reading import read_image_file
-from towers.errors import ConfigError, DataError, cause, one_line
+from towers.errors import (
+    ConfigError,
+    DataError,
+    UnavailableDataError,
+    cause,
+    one_line,
+)
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.
 MOST_FRACTIONS = 4
@@ -72,7 +78,7 @@ def read_files(
             else:
                 content = _encoded(image, image_shape[-1])
             image = read_image(content, image_shape, **options)
-        except (OSError, ValueError, MemoryError, DataError) as error:
+        except (OSError, ValueError, MemoryError, UnavailableDataError) as error:
             return ImageFile(str(path), None, reason(error))
         return ImageFile(str(path), image)
 
