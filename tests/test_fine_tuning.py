@@ -21,12 +21,19 @@ from towers.training.setup import build_run
 from towers.training.train import train
 
 
-@pytest.mark.parametrize("num_images,num_features", [(300, 20), (30, 50)])
-def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_features):
+@pytest.mark.parametrize(
+    "num_images,num_features,scales",
+    [(300, 20, "equal"), (30, 50, "equal"), (2000, 200, "equal"), (2000, 200, "wide")],
+)
+def test_a_probe_is_the_logistic_regression_of_scikit_learn(
+    num_images, num_features, scales
+):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, num_images)
     features = rng.normal(3, 7, (num_images, num_features)).astype(np.float32)
     features[:, :4] += 9 * np.eye(4, dtype=np.float32)[labels]
+    if scales == "wide":
+        features *= np.exp(rng.normal(0, 3, num_features)).astype(np.float32)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 4)
     centered = features.astype(np.float64) - features.mean(0)
     scale = np.sqrt(np.square(centered).sum(1).mean())
@@ -36,7 +43,7 @@ def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_feat
     probabilities = expected.predict_proba(centered / scale)
     logits = features @ kernel + bias
     ours = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, probabilities, atol=0.01)
+    np.testing.assert_allclose(ours, probabilities, atol=0.001)
     assert correct == np.mean(logits.argmax(1) == labels)
 
 
