@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import json
 import os
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -77,7 +79,7 @@ def create_network(*, image_shape, num_classes, width, regularizer, norm="norm")
 
 
 def fewer_classes():
-    """The small data with three classes in place of five."""
+    """The small data with three other classes in place of five."""
     data_set = small_data()
     images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
     train_source = ArraySource(images.numpy(), labels.numpy() % 3)
@@ -86,7 +88,7 @@ def fewer_classes():
         data_set,
         train=train_source,
         test=ArraySource(images.numpy(), labels.numpy() % 3),
-        class_names=CLASS_NAMES[:3],
+        class_names=("x", "y", "z"),
     )
 
 
@@ -136,6 +138,48 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         kernel, bias = (state[f"{kind}/logits/{n}"] for n in ("kernel", "bias"))
         np.testing.assert_allclose(kernel, expected[0], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(bias, expected[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["run", "keras"])
+@pytest.mark.parametrize("probe", [False, True])
+def test_the_outputs_of_a_head_follow_the_names_of_classes(
+    kind, probe, tmp_path, monkeypatch, capfd
+):
+    """Row 61: reordered, and with another class, to which a probe fits them all."""
+    use(monkeypatch, create_network)
+    first = train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))
+    source = str(tmp_path / "first")
+    if kind == "keras":  # as an export writes it
+        source = str(tmp_path / "model.keras")
+        first.model.save(source)
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr("class_names.json", json.dumps(CLASS_NAMES))
+    still = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
+    still |= {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
+    for names in ("edcba", "exca"):
+        labels = np.arange(NUM_TRAIN) % len(names)
+        data = small_data()
+        images, _ = data.train.read(np.arange(NUM_TRAIN))
+        train_source = ArraySource(images.numpy(), labels)
+        change = {"train": train_source, "test": train_source}
+        data = dataclasses.replace(data, class_names=tuple(names), **change)
+        use(monkeypatch, create_network, data)
+        config = small_config(init_from=source, **still)
+        state = train(tmp_path / names, config).state
+        places = [CLASS_NAMES.index(x) for x in names if x != "x"]
+        ours = [index for index, x in enumerate(names) if x != "x"]
+        same = [
+            np.allclose(
+                state[f"params/logits/{x}"][..., ours],
+                first.state[f"params/logits/{x}"][..., places],
+                atol=1e-6,
+            )
+            for x in ("kernel", "bias")
+        ]
+        assert same == [not (probe and "x" in names)] * 2
+        said = capfd.readouterr().out
+        assert ("new: x" in said) == ("x" in names)
+        assert ("follow the class names" in said) == (names == "edcba")
 
 
 def test_a_head_with_trained_values_stays(tmp_path, monkeypatch, capfd):

@@ -3,9 +3,12 @@
 import contextlib
 import dataclasses
 import inspect
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from unicodedata import normalize
 
 import keras
 import numpy as np
@@ -15,12 +18,12 @@ from towers import console
 from towers.config import choices
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
-from towers.data.files.paths import reason
+from towers.data.files.paths import reason, shown
 from towers.data.files.reading import local_copy
 from towers.errors import CheckpointError, DataError, one_line
 from towers.keras_internals import layers_of
 from towers.models import torch_names
-from towers.models.create import pretrained
+from towers.models.create import create_model, pretrained
 from towers.models.keras import applications
 from towers.models.layers.attention import Tokens
 from towers.parallel.trainer import Trainer
@@ -30,33 +33,50 @@ from towers.run.weights import Stored, StoredWeights, open_weights, weights_in_m
 
 KINDS = ("params", "state")
 
+# Minimum share of the parameters outside of the head that a start loads.
+MIN_TAKEN = 0.9
+
+# Networks of about the size of a file that are compared with it, for images of a side.
+NUM_NEAR, SIDE = 6, 224
+
 # In the name of a class: Keras' stems are conv2d of Conv2D, re_lu of ReLU.
 _BEFORE_WORD = re.compile("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
-def start_from(trainer: Trainer, init_from: str, model: str) -> set[str]:
+def start_from(
+    trainer: Trainer, init_from: str, model: str, class_names: Sequence[str] = ()
+) -> set[str]:
     """Loads parameters and model state where name and shape match, and lists the rest.
+
+    The outputs of the head follow the names of the classes where the source has them.
     Moving averages start at the parameters.
 
-    Returns the variables of `Trainer.state` that have no value there. CheckpointError
-    where the source cannot be read, or nothing in it fits.
+    Returns:
+        The variables of `Trainer.state` that have no value there.
+
+    Raises:
+        CheckpointError: the source cannot be read, or is of another network.
     """
     state, choice = trainer.state(), choices.find("model", model)
     with _source(init_from, model, state, trainer) as weights:
-        taken, missing, drawn = _fill(state, weights)
+        head = _Head.of(state, weights.class_names, class_names)
+        taken, missing, drawn = _match(state, weights, head)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
-        not_used = [x.name for x in weights.all() if x.name not in used]
-    if not taken:
-        first = drawn[0][0] if drawn else missing[0]
-        there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
-        raise CheckpointError(
-            f"init_from={init_from}: nothing in {weights.path} fits; "
-            f"{first} {list(state[first].shape)} {there} there{_other_names(weights)}"
-        )
+        not_used = [x for x in weights.all() if x.name not in used]
+        if problem := _misfit(state, taken, drawn, not_used, weights, head.layer):
+            raise CheckpointError(
+                f"init_from={init_from}: {weights.path} is of another network than "
+                f"model={model}: {problem}. {_nearest_networks(weights)}"
+            )
+        _read(state, taken)
     if choice.own_moments:
         applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(taken)} variables of {weights.path}")
+    new = {*missing, *(name for name, _ in drawn)}
+    if head.report(weights.path, any(name in taken for name in head.names)):
+        new |= set(head.names)
+        drawn = [(name, x) for name, x in drawn if name not in head.names]
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     for stem in sorted({_split_number(name)[0] for name in unknown}):
         console.line(
@@ -66,21 +86,163 @@ def start_from(trainer: Trainer, init_from: str, model: str) -> set[str]:
         console.line(f"not taken: {line}")
     for name in missing:
         console.line(f"not taken: {name} {list(state[name].shape)} is not there")
-    for name in not_used:
-        console.line(f"not taken: {name} is only there")
-    return {*missing, *(name for name, _ in drawn)}
+    for x in not_used:
+        console.line(f"not taken: {x.name} is only there")
+    return new
 
 
-def _other_names(weights):
-    """Names of the tensors of a file of PyTorch, and the networks that can be read."""
-    if not weights.is_of_torch:
+class _Head(NamedTuple):
+    """The last layer of a network, whose outputs are of classes.
+
+    Attributes:
+        layer: its name.
+        names: its variables, such as params/logits/kernel.
+        theirs, ours: names of the classes; either is empty where it is not known.
+    """
+
+    layer: str = ""
+    names: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+    ours: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, state, theirs, ours):
+        layer = [name for name in state if name.startswith("params/")][-1]
+        layer = layer.rpartition("/")[0]
+        names = tuple(name for name in state if name.rpartition("/")[0] == layer)
+        classes = (tuple(normalize("NFC", x) for x in each) for each in (theirs, ours))
+        return cls(layer, names, *classes)
+
+    def new_classes(self) -> list[str]:
+        """Returns the classes that the source lacks."""
+        return [x for x in self.ours if self.theirs and x not in self.theirs]
+
+    def by_class(self, name: str, value: np.ndarray, stored: Stored) -> Stored:
+        """Returns a variable with the outputs of our classes, in our order: the
+        source's, or `value` of a new class. Without a class in common it has none."""
+        theirs, ours = self.theirs, self.ours
+        shape = *value.shape[:-1], len(theirs)
+        is_head = name in self.names and theirs and value.shape[-1:] == (len(ours),)
+        if not is_head or stored.shape != shape or theirs == ours:
+            return stored
+        if len(self.new_classes()) == len(ours):
+            return stored._replace(shape=())
+
+        def read():
+            array, values = np.asarray(stored.read()), value.copy()
+            for index, known in enumerate(ours):
+                if known in theirs:
+                    values[..., index] = array[..., theirs.index(known)]
+            return values
+
+        return Stored(stored.name, value.shape, read)
+
+    def report(self, path: str, is_taken: bool) -> bool:
+        """Says which outputs were taken; returns True if there are new ones."""
+        new, layer = self.new_classes(), self.layer.partition("/")[2]
+        if new:
+            first = ", ".join(shown(x, 40) for x in new[:5])
+            more = f" and {len(new) - 5} more" if new[5:] else ""
+            known = len(self.ours) - len(new)
+            console.line(
+                f"{layer}: {known} of {len(self.ours)} classes are in {path} and keep "
+                f"their outputs; new: {first}{more}"
+            )
+        elif is_taken and self.ours and not self.theirs:
+            console.line(
+                f"{layer}: no names of classes are stored there; output 1 is taken for "
+                f"{shown(self.ours[0], 40)}, and so on"
+            )
+        elif is_taken and self.theirs != self.ours:
+            console.line(f"{layer}: the outputs of {path} follow the class names here")
+        return bool(new)
+
+
+def _misfit(state, taken, drawn, not_used, weights, head):
+    """Describes why weights are of another network; empty where they fit."""
+    trunk = {
+        name: value.size
+        for name, value in state.items()
+        if name.startswith("params/") and name.rpartition("/")[0] != head
+    }
+    count = sum(size for name, size in trunk.items() if name in taken)
+    if not taken or count < MIN_TAKEN * sum(trunk.values()):
+        number = len(trunk.keys() & taken.keys())
+        share = count / max(1, sum(trunk.values()))
+        return (
+            f"it has {number} of the {len(trunk)} parameters outside of "
+            f"{head.partition('/')[2]}, {share:.0%} of their numbers"
+        )
+    if not weights.of_torch:
         return ""
-    names = list(weights.named)
+    for name, stored in drawn:
+        ours, theirs = (list(x.shape) for x in (state[name], stored))
+        # Images may have other channels.
+        if name in trunk and (ours[:-2], ours[-1:]) != (theirs[:-2], theirs[-1:]):
+            return f"{name} is {ours} here and {theirs} there"
+    blocks = {_block(x.name) for x in taken.values()}
+    within = [
+        x for x in not_used if math.prod(x.shape) > 1 and _block(x.name) in blocks
+    ]
+    rest = sum(math.prod(x.shape) for x in not_used)
+    if within or count < MIN_TAKEN * (count + rest):
+        x = (within or not_used)[0]
+        return f"it also has {x.name} {list(x.shape)}"
+    return ""
+
+
+def _block(name):
+    """layer1.0.conv1.weight -> layer1.0; the name where it has no number."""
+    match = re.match(r".*?\d+(\.\d+)*(?=\.)", name)
+    return match[0] if match else name
+
+
+def _nearest_networks(weights):
+    """Names the three networks of which weights have most, by names and shapes."""
+    arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
+    total = sum(math.prod(x.shape) for x in arrays)
+    models = [name for name, row in MODELS.items() if row.num_params]
+    models.sort(key=lambda name: abs(math.log(MODELS[name].num_params / max(1, total))))
+    scores, fitting = [], []
+    for model in models[:NUM_NEAR]:
+        network = create_model(model, image_shape=(SIDE, SIDE, 3), num_classes=2)
+        state = {
+            f"{kind}/{x.path}": x.numpy()
+            for kind, variables in (
+                ("params", network.trainable_variables),
+                ("state", network.non_trainable_variables),
+            )
+            for x in variables
+        }
+        try:
+            named = weights
+            if weights.of_torch:
+                named = _with_our_names(weights, model, network)
+        except CheckpointError:
+            continue
+        taken, _, drawn = _match(state, named)
+        count = sum(state[name].size for name in taken)
+        size = max(total, sum(x.size for x in state.values()))
+        scores.append((count / size, model))
+        used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
+        rest = [x for x in named.all() if x.name not in used]
+        if not _misfit(state, taken, drawn, rest, named, _Head.of(state, (), ()).layer):
+            fitting.append(model)
+    if fitting:
+        return f"These networks have its names and shapes: {', '.join(fitting[:3])}"
+    nearest = [x for x in sorted(scores, reverse=True)[:3] if x[0] > 0.01]
+    if nearest:
+        listed = ", ".join(f"{model} ({score:.0%})" for score, model in nearest)
+        return (
+            f"No network here has all of it; nearest by names and shapes: {listed}. "
+            "Give others as --model=FILE.py:FUNCTION, with TORCH_NAMES"
+        )
+    names = one_line(", ".join(x.name for x in arrays), 200)
     known = ", ".join(name for name, row in MODELS.items() if row.pretrained)
     return (
-        f". It has {len(names)} tensors: {one_line(', '.join(names[:3]), 200)}, ... "
-        f"Files of these networks can be read: {known}; others are given as Keras "
-        "models, or with TORCH_NAMES in --model=FILE.py:FUNCTION"
+        f"It has {len(arrays)} tensors: {names}. Files of these networks can be read: "
+        f"{known}; others are given as Keras models, or with TORCH_NAMES in "
+        "--model=FILE.py:FUNCTION"
     )
 
 
@@ -110,8 +272,15 @@ def _other_shapes(drawn, state):
 
 
 def _fill(state, weights):
-    """Puts into a state what fits. Returns name -> array that was taken, the names that
-    are missing there, and (name, array) of those that have another shape there."""
+    """Puts into a state what fits; returns what `_match` does."""
+    found = _match(state, weights)
+    _read(state, found[0])
+    return found
+
+
+def _match(state, weights, head=None):
+    """Returns name -> array that fits a variable of a state, the names that are missing
+    there, and (name, array) of those that have another shape there."""
     taken, missing, drawn = {}, [], []
     layers = _layers(state)
     for name, value in state.items():
@@ -120,16 +289,21 @@ def _fill(state, weights):
             continue
         shapes = layers[variable.rpartition("/")[0]]
         stored = weights.find(kind, variable, shapes)
+        if stored is not None and head is not None:
+            stored = head.by_class(name, value, stored)
         if stored is None:
             missing.append(name)
         elif stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
             taken[name] = stored
         else:
             drawn.append((name, stored))
+    return taken, missing, drawn
+
+
+def _read(state, taken):
     for name, stored in taken.items():
         values = np.asarray(stored.read()).astype(state[name].dtype)
         set_initial(state, name, values.reshape(state[name].shape))
-    return taken, missing, drawn
 
 
 def set_initial(state: dict[str, np.ndarray], name: str, values: np.ndarray) -> None:
@@ -167,9 +341,15 @@ def _with_our_names(weights, model, network):
     """Weights of PyTorch by the names of the network's variables, in their layout."""
     ours = {variable.path: tuple(variable.shape) for variable in network.variables}
     tables = torch_names.tables(model)
-    places, table = torch_names.places(ours, tables, weights.named)
+    prefix = torch_names.prefix(ours, tables, weights.of_torch)
+    own = {
+        name.removeprefix(prefix): x._replace(name=name.removeprefix(prefix))
+        for name, x in weights.of_torch.items()
+        if name.startswith(prefix)
+    }
+    places, table = torch_names.places(ours, tables, own)
     for name in torch_names.missing_variables(table, ours).values():
-        if name in weights.named:
+        if name in own:
             raise CheckpointError(
                 f"init_from={weights.path}: it has {name}, for which model={model} has "
                 "no place; deit_tiny, deit_small and deit_base have one"
@@ -180,12 +360,17 @@ def _with_our_names(weights, model, network):
         if isinstance(layer, Tokens) and layer.has_class_token
     }
     used = {place.name for place in places.values()}
-    named = {name: x for name, x in weights.named.items() if name not in used}
+    named = {name: x for name, x in own.items() if name not in used}
     for variable, place in places.items():
         named[variable] = _in_our_layout(
-            weights.named[place.name], place, variable, ours[variable], grids
+            own[place.name], place, variable, ours[variable], grids
         )
-    return dataclasses.replace(weights, named=named)
+    path, rest = weights.path, len(weights.of_torch) - len(own)
+    if prefix:
+        path += f", names {prefix}*"
+    if rest:
+        path += f" ({rest} others are not taken)"
+    return dataclasses.replace(weights, path=path, named=named)
 
 
 def _in_our_layout(stored, place, variable, shape, grids):
@@ -258,7 +443,7 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         path = find_weights(model)
     with open_weights(path) as weights:
         if weights is not None:
-            if weights.is_of_torch:
+            if weights.of_torch:
                 weights = _with_our_names(weights, model, trainer.model)
             elif choice.own_moments or choice.is_in_a_file or choice.is_given:
                 weights = _with_automatic_names(weights, state)
@@ -268,6 +453,11 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
     if not os.path.isfile(path):
         checkpoint = Checkpointer(folder.checkpoints).read("best")
     if checkpoint is None:
+        if not os.path.lexists(path):
+            why = (
+                "there is no such file or folder; see --init_from for what can be given"
+            )
+            raise CheckpointError(f"init_from={path}: {why}")
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
             f"init_from={path}: {where} holds no checkpoint; give the "
@@ -276,4 +466,6 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
-    yield weights_in_memory(str(checkpoint.path), kept)
+    names = checkpoint.trainer_state["dataset_info"]["class_names"]
+    weights = weights_in_memory(str(checkpoint.path), kept)
+    yield dataclasses.replace(weights, class_names=tuple(map(str, names)))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -142,7 +142,10 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
 
 
 def load_trainer(
-    trainer: Trainer, config: Config, checkpoint: Checkpoint | None
+    trainer: Trainer,
+    config: Config,
+    checkpoint: Checkpoint | None,
+    class_names: Sequence[str] = (),
 ) -> set[str]:
     """Continues from a checkpoint; without one, starts from the parameters that
     `init_from` names, if any. Returns the variables that have no value there."""
@@ -150,7 +153,7 @@ def load_trainer(
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
     elif config.init_from:
-        return start_from(trainer, config.init_from, config.model)
+        return start_from(trainer, config.init_from, config.model, class_names)
     return set()
 
 
