@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from towers.config.choices import CONTAINERS
+from towers.config.choices import CONTAINERS, find
 from towers.config.config import (
     FIELDS,
     Config,
@@ -80,15 +80,18 @@ def config_of_flags(
     if not (recipe or stored):
         name, chosen = _default_recipe(folder, given, photo_options)
     stem = pathlib.Path(name).stem if name else "default"
-    path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
-    if not (recipe or workdir):
-        stored = stored_config(path)
+    path, other = pathlib.Path(workdir or pathlib.Path("runs") / stem), ""
+    if not workdir and (not recipe or "data_dir" in given):
+        path, found = _run_of_data(path, given.get("data_dir"), stored_config)
+        stored = None if recipe else found
+        if path.name != stem:
+            other = f"runs/{stem} is of another --data_dir; this run is in {path}"
     if stored is not None:
         base, layer = stored, "run folder"
     elif name:
         base, layer = load_recipe(name, folder), f"recipe {stem}"
         if not recipe:
-            remark = _remark(name, folder)
+            remark = _remark(name, folder, given)
             if "model" in given and name == PHOTO_RECIPE:
                 chosen |= {"width": Config.width}  # the recipe's is for its own network
         base = dataclasses.replace(base, **chosen)
@@ -99,7 +102,36 @@ def config_of_flags(
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
+    if stored is None and given.keys() & {"num_epochs", "warmup_epochs"} == {
+        "num_epochs"
+    }:
+        warmup, num_epochs = base.warmup_epochs, given["num_epochs"]
+        by_length = find("schedule", given.get("schedule", base.schedule)).by_length
+        if warmup > 0 and (by_length or warmup > num_epochs):
+            given = given | {"warmup_epochs": warmup * num_epochs / base.num_epochs}
+            origins["warmup_epochs"] = "scaled to num_epochs"
+    remark = "; ".join(filter(None, (remark, other)))
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+
+
+def _run_of_data(path, data_dir, stored_config):
+    """Returns the folder of the run of a data folder, and the config of the run that is
+    there, or None: `path`, or the first of path-2, path-3, ... that is its own or free.
+    """
+    number, first = 1, path
+    while True:
+        stored = stored_config(path)
+        if stored is None or data_dir is None or _is_same(stored.data_dir, data_dir):
+            return path, stored
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+
+
+def _is_same(data_dir, other):
+    if not (data_dir and other):
+        return data_dir == other
+    first, second = (os.path.realpath(os.path.expanduser(x)) for x in (data_dir, other))
+    return first == second
 
 
 def _default_recipe(folder, given, photo_options):
@@ -118,14 +150,31 @@ def _default_recipe(folder, given, photo_options):
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
-    """The recipe of a folder of images: FINETUNE_RECIPE where trained weights are named
-    or on this machine, else PHOTO_RECIPE. Arguments as of `config_of_flags`."""
-    model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
-    weights = given.get("init_from", weights_at_hand(model))
-    return FINETUNE_RECIPE if weights else PHOTO_RECIPE
+    """Returns the recipe of a folder of images: FINETUNE_RECIPE if trained weights are
+    named, published or on this machine, else PHOTO_RECIPE. Arguments as of
+    `config_of_flags`.
+
+    Raises:
+        ConfigError: the weights of the network that --model names are elsewhere.
+    """
+    usual = load_recipe(FINETUNE_RECIPE, folder).model
+    model, init_from = given.get("model", usual), given.get("init_from")
+    if init_from is not None:
+        return FINETUNE_RECIPE if init_from else PHOTO_RECIPE
+    if weights_at_hand(model) or find("model", model).own_moments:
+        return FINETUNE_RECIPE
+    if "model" in given and find("model", model).pretrained:
+        way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
+        if weights_at_hand(usual):
+            way += f"; or omit --model for {usual}, whose weights are here"
+        raise ConfigError(
+            f"model={model}: its trained weights, which few photos need, are not on "
+            f"this machine: {way}"
+        )
+    return PHOTO_RECIPE
 
 
-def _remark(name, folder):
+def _remark(name, folder, given):
     """Names the recipe that the command does not name, and the way to others."""
     if name not in (PHOTO_RECIPE, FINETUNE_RECIPE):
         begin, way = "no --config and no --dataset: ", "--list shows others"
@@ -134,8 +183,13 @@ def _remark(name, folder):
     if name == FINETUNE_RECIPE:
         way = f"--config={PHOTO_RECIPE} trains one from scratch"
         return f"{begin}fine-tuning a trained network with the recipe {name}; {way}"
-    model = load_recipe(FINETUNE_RECIPE, folder).model
+    model = given.get("model", load_recipe(FINETUNE_RECIPE, folder).model)
     way = f"a trained network learns more from few photos: {how_to_get_weights(model)}"
+    if weights_at_hand(model):
+        way = "omit --init_from= to fine-tune a trained network"
+    elif not find("model", model).pretrained:
+        way = f"no trained weights of {model} are known; others learn more from few "
+        way += "photos, such as the one without --model"
     return f"{begin}training the recipe {name} from scratch; {way}"
 
 

@@ -90,11 +90,19 @@ def validate_changes(
 def validate_dataset(
     data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError where a run is to be continued with another data set, unless
-    "dataset" or "data_dir" may change."""
-    if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
+    """Raises ConfigError if a run is to be continued with other classes; or with
+    another data set, unless "dataset" or "data_dir" may change."""
+    if checkpoint is None:
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    if difference := info.class_difference(DatasetInfo.of(data)):
+        folder = checkpoint.path.parent.parent
+        raise ConfigError(
+            f"not the data set of the run: {difference}. For other classes start a new "
+            f"run from this one: --init_from={folder} --workdir=NEW_FOLDER"
+        )
+    if {"dataset", "data_dir"} & set(allow_change):
+        return
     if {"init_from", "standardize"} & set(allow_change):
         info = dataclasses.replace(info, mean=data.mean, std=data.std)
     info.validate_training(data)

@@ -225,6 +225,6 @@ def logistic_regression(
         if np.linalg.norm(slope) < TOLERANCE:
             break
     logits = x @ kernel
-    correct = np.mean((logits > 0 if is_set else logits.argmax(1)) == labels)
+    correct = np.mean((logits >= 0 if is_set else logits.argmax(1)) == labels)
     kernel, bias = kernel[:-1] / scale, kernel[-1]
     return kernel.astype(np.float32), bias - mean @ kernel, float(correct)
