@@ -9,6 +9,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 from keras import layers
 from sklearn import metrics
@@ -16,6 +17,7 @@ from sklearn import metrics
 import towers
 from towers import Config
 from towers.cluster.cluster_spec import Cluster
+from towers.data.sources import Subset
 from towers.errors import ConfigError, NumericError
 from towers.evaluation.figures import fit_temperature
 from towers.evaluation.restored import read_run
@@ -221,6 +223,27 @@ def test_suspects_of_a_run_are_listed(runs):
     assert [int(row["index"]) for row in written] == expected.tolist()
     split_sizes = [len(predict_split(runs[0], x).labels) for x in ("train", "test")]
     assert sum(split_sizes) + len(predicted.labels) == 160
+
+
+def test_held_out_images_that_changed_are_not_studied(tmp_path, monkeypatch, capfd):
+    """They may have been trained on; of the training images it is said."""
+    small_runs.use(monkeypatch)
+    held_out = {"validation_fraction": 0.4, "max_steps": 1}
+    towers.train(tmp_path / "run", small_runs.small_config(**held_out))
+    data = small_runs.small_data()
+    data = dataclasses.replace(data, train=Subset(data.train, np.arange(45)))
+    small_runs.use(monkeypatch, data_set=data)
+    for study in (
+        lambda: towers.calibrate(tmp_path / "run"),
+        lambda: towers.find_suspects(tmp_path / "run", "validation"),
+        lambda: towers.evaluate_ensemble([tmp_path / "run"] * 2, "validation"),
+    ):
+        with pytest.raises(ConfigError, match="had 50 training images and has 45"):
+            study()
+    capfd.readouterr()
+    towers.find_suspects(tmp_path / "run", "train")
+    assert "not the data set of the run" in capfd.readouterr().out
+    assert not (tmp_path / "run/calibration.json").exists()
 
 
 # Ensembles and means.

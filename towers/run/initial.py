@@ -145,8 +145,8 @@ class _Head(NamedTuple):
             more = f" and {len(new) - 5} more" if new[5:] else ""
             known = len(self.ours) - len(new)
             console.line(
-                f"{layer}: {known} of {len(self.ours)} classes are in {path} and keep "
-                f"their outputs; new: {first}{more}"
+                f"{layer}: {known} of {len(self.ours)} classes are in {path} and "
+                f"start with its outputs; new: {first}{more}"
             )
         elif is_taken and self.ours and not self.theirs:
             console.line(
@@ -454,10 +454,7 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         checkpoint = Checkpointer(folder.checkpoints).read("best")
     if checkpoint is None:
         if not os.path.lexists(path):
-            why = (
-                "there is no such file or folder; see --init_from for what can be given"
-            )
-            raise CheckpointError(f"init_from={path}: {why}")
+            raise CheckpointError(f"init_from={path}: there is no such file or folder")
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
             f"init_from={path}: {where} holds no checkpoint; give the "
