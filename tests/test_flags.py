@@ -174,6 +174,11 @@ def test_another_network_without_its_weights_is_not_trained_from_scratch(monkeyp
     flags = given("--dataset=image_folder", "--model=efficientnet_b0")
     with pytest.raises(ConfigError, match="timm/efficientnet_b0.ra_in1k.*--init_from="):
         config_of_flags(None, RECIPES, flags)
+    other = {"model": "efficientnet_b0", "data_dir": "d"}  # of another data set
+    command = config_of_flags(
+        None, RECIPES, other, photo_options=lambda *_: {"dataset": "cifar10"}
+    )
+    assert command.config.dataset == "cifar10"
     config = config_of_flags(None, RECIPES, flags | {"init_from": "a.pth"}).config
     assert (config.image_size, config.linear_probe) == (160, True)
     command = config_of_flags(None, RECIPES, flags | {"init_from": ""})

@@ -2,6 +2,7 @@
 gives a Config, the run in the run's folder, and flags."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -118,20 +119,15 @@ def _run_of_data(path, data_dir, stored_config):
     """Returns the folder of the run of a data folder, and the config of the run that is
     there, or None: `path`, or the first of path-2, path-3, ... that is its own or free.
     """
-    number, first = 1, path
-    while True:
-        stored = stored_config(path)
+    for number in itertools.count(1):
+        place = path.with_name(f"{path.name}-{number}") if number > 1 else path
+        stored = stored_config(place)
         if stored is None or data_dir is None or _is_same(stored.data_dir, data_dir):
-            return path, stored
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
+            return place, stored
 
 
-def _is_same(data_dir, other):
-    if not (data_dir and other):
-        return data_dir == other
-    first, second = (os.path.realpath(os.path.expanduser(x)) for x in (data_dir, other))
-    return first == second
+def _is_same(*data_dirs):
+    return len({x and os.path.realpath(os.path.expanduser(x)) for x in data_dirs}) == 1
 
 
 def _default_recipe(folder, given, photo_options):
@@ -145,33 +141,33 @@ def _default_recipe(folder, given, photo_options):
     recipe, chosen = photo_recipe(folder, given), {"dataset": dataset}
     if dataset in (None, "image_folder"):
         chosen = photo_options(data_dir or "", recipe == FINETUNE_RECIPE)
-    is_of_photos = dataset in PHOTO_SETS or chosen.get("dataset") in PHOTO_SETS
-    return recipe if is_of_photos else None, chosen
+    if not {dataset, chosen.get("dataset")} & {*PHOTO_SETS}:
+        return None, chosen
+    if recipe == FINETUNE_RECIPE and "init_from" not in given:
+        _validate_weights(given.get("model"), folder)
+    return recipe, chosen
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
     """Returns the recipe of a folder of images: FINETUNE_RECIPE if trained weights are
-    named, published or on this machine, else PHOTO_RECIPE. Arguments as of
-    `config_of_flags`.
+    named, on this machine, or published for the network that --model names, else
+    PHOTO_RECIPE. Arguments as of `config_of_flags`."""
+    model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
+    row = find("model", model)
+    is_published = row.own_moments or ("model" in given and row.pretrained)
+    weights = given.get("init_from", is_published or weights_at_hand(model))
+    return FINETUNE_RECIPE if weights else PHOTO_RECIPE
 
-    Raises:
-        ConfigError: the weights of the network that --model names are elsewhere.
-    """
-    usual = load_recipe(FINETUNE_RECIPE, folder).model
-    model, init_from = given.get("model", usual), given.get("init_from")
-    if init_from is not None:
-        return FINETUNE_RECIPE if init_from else PHOTO_RECIPE
-    if weights_at_hand(model) or find("model", model).own_moments:
-        return FINETUNE_RECIPE
-    if "model" in given and find("model", model).pretrained:
-        way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
-        if weights_at_hand(usual):
-            way += f"; or omit --model for {usual}, whose weights are here"
-        raise ConfigError(
-            f"model={model}: its trained weights, which few photos need, are not on "
-            f"this machine: {way}"
-        )
-    return PHOTO_RECIPE
+
+def _validate_weights(model, folder):
+    """Raises ConfigError if the weights of the network of --model are elsewhere."""
+    if model is None or find("model", model).own_moments or weights_at_hand(model):
+        return
+    way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
+    if weights_at_hand(usual := load_recipe(FINETUNE_RECIPE, folder).model):
+        way += f"; or omit --model for {usual}, whose weights are here"
+    why = "its trained weights, which few photos need, are not on this machine"
+    raise ConfigError(f"model={model}: {why}: {way}")
 
 
 def _remark(name, folder, given):

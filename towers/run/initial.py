@@ -203,46 +203,27 @@ def _nearest_networks(weights):
     total = sum(math.prod(x.shape) for x in arrays)
     models = [name for name, row in MODELS.items() if row.num_params]
     models.sort(key=lambda name: abs(math.log(MODELS[name].num_params / max(1, total))))
-    scores, fitting = [], []
+    scores = []
     for model in models[:NUM_NEAR]:
         network = create_model(model, image_shape=(SIDE, SIDE, 3), num_classes=2)
-        state = {
-            f"{kind}/{x.path}": x.numpy()
-            for kind, variables in (
-                ("params", network.trainable_variables),
-                ("state", network.non_trainable_variables),
-            )
-            for x in variables
-        }
+        state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
+        state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
+        named = weights
         try:
-            named = weights
             if weights.of_torch:
                 named = _with_our_names(weights, model, network)
         except CheckpointError:
             continue
-        taken, _, drawn = _match(state, named)
-        count = sum(state[name].size for name in taken)
-        size = max(total, sum(x.size for x in state.values()))
-        scores.append((count / size, model))
-        used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
-        rest = [x for x in named.all() if x.name not in used]
-        if not _misfit(state, taken, drawn, rest, named, _Head.of(state, (), ()).layer):
-            fitting.append(model)
-    if fitting:
-        return f"These networks have its names and shapes: {', '.join(fitting[:3])}"
-    nearest = [x for x in sorted(scores, reverse=True)[:3] if x[0] > 0.01]
-    if nearest:
-        listed = ", ".join(f"{model} ({score:.0%})" for score, model in nearest)
-        return (
-            f"No network here has all of it; nearest by names and shapes: {listed}. "
-            "Give others as --model=FILE.py:FUNCTION, with TORCH_NAMES"
-        )
-    names = one_line(", ".join(x.name for x in arrays), 200)
-    known = ", ".join(name for name, row in MODELS.items() if row.pretrained)
+        count = sum(state[name].size for name in _match(state, named)[0])
+        scores.append((count / max(total, sum(x.size for x in state.values())), model))
+    nearest = [f"{name} ({x:.0%})" for x, name in sorted(scores)[:-4:-1] if x > 0.01]
+    if not nearest:
+        names = one_line(", ".join(x.name for x in arrays), 200)
+        nearest = [name for name, row in MODELS.items() if row.pretrained]
+        return f"It has {names}. Files of these networks are read: {', '.join(nearest)}"
     return (
-        f"It has {len(arrays)} tensors: {names}. Files of these networks can be read: "
-        f"{known}; others are given as Keras models, or with TORCH_NAMES in "
-        "--model=FILE.py:FUNCTION"
+        f"Nearest networks by names and shapes: {', '.join(nearest)}; give others as "
+        "--model=FILE.py:FUNCTION, with TORCH_NAMES"
     )
 
 
