@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 from unicodedata import normalize
 
 import keras
@@ -59,11 +58,24 @@ def start_from(
     """
     state, choice = trainer.state(), choices.find("model", model)
     with _source(init_from, model, state, trainer) as weights:
-        head = _Head.of(state, weights.class_names, class_names)
-        taken, missing, drawn = _match(state, weights, head)
+        ours, theirs = (
+            tuple(normalize("NFC", x) for x in names)
+            for names in (class_names, weights.class_names)
+        )
+        head = [name for name in state if name.startswith("params/")][-1]
+        head = head.rpartition("/")[0]
+        taken, missing, drawn = _match(
+            state,
+            weights,
+            lambda name, stored: (
+                _by_class(stored, state[name], theirs, ours)
+                if name.rpartition("/")[0] == head
+                else stored
+            ),
+        )
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x for x in weights.all() if x.name not in used]
-        if problem := _misfit(state, taken, drawn, not_used, weights, head.layer):
+        if problem := _misfit(state, taken, drawn, not_used, weights, head):
             raise CheckpointError(
                 f"init_from={init_from}: {weights.path} is of another network than "
                 f"model={model}: {problem}. {_nearest_networks(weights)}"
@@ -74,9 +86,13 @@ def start_from(
     trainer.load(state)
     console.line(f"starting from {len(taken)} variables of {weights.path}")
     new = {*missing, *(name for name, _ in drawn)}
-    if head.report(weights.path, any(name in taken for name in head.names)):
-        new |= set(head.names)
-        drawn = [(name, x) for name, x in drawn if name not in head.names]
+    of_head = {name for name in state if name.rpartition("/")[0] == head}
+    new_classes = [x for x in ours if theirs and x not in theirs]
+    if new_classes or of_head & taken.keys():
+        if about := _about_head(theirs, ours, new_classes):
+            console.line(f"{head.partition('/')[2]}: {about}")
+        new |= of_head if new_classes else set()
+        drawn = [(name, x) for name, x in drawn if name not in of_head]
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     for stem in sorted({_split_number(name)[0] for name in unknown}):
         console.line(
@@ -91,71 +107,36 @@ def start_from(
     return new
 
 
-class _Head(NamedTuple):
-    """The last layer of a network, whose outputs are of classes.
+def _by_class(stored, value, theirs, ours):
+    """Returns a variable of the head with the outputs of our classes: the source's by
+    name, or those of `value`; a variable of no shape if no class is there."""
+    shape = *value.shape[:-1], len(theirs)
+    is_by_class = theirs and stored.shape == shape and value.shape[-1] == len(ours)
+    if not is_by_class or theirs == ours:
+        return stored
+    if not {*theirs} & {*ours}:
+        return stored._replace(shape=())
 
-    Attributes:
-        layer: its name.
-        names: its variables, such as params/logits/kernel.
-        theirs, ours: names of the classes; either is empty where it is not known.
-    """
+    def read():
+        array, values = np.asarray(stored.read()), value.copy()
+        for index, name in enumerate(ours):
+            if name in theirs:
+                values[..., index] = array[..., theirs.index(name)]
+        return values
 
-    layer: str = ""
-    names: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = ()
-    ours: tuple[str, ...] = ()
+    return Stored(stored.name, value.shape, read)
 
-    @classmethod
-    def of(cls, state, theirs, ours):
-        layer = [name for name in state if name.startswith("params/")][-1]
-        layer = layer.rpartition("/")[0]
-        names = tuple(name for name in state if name.rpartition("/")[0] == layer)
-        classes = (tuple(normalize("NFC", x) for x in each) for each in (theirs, ours))
-        return cls(layer, names, *classes)
 
-    def new_classes(self) -> list[str]:
-        """Returns the classes that the source lacks."""
-        return [x for x in self.ours if self.theirs and x not in self.theirs]
-
-    def by_class(self, name: str, value: np.ndarray, stored: Stored) -> Stored:
-        """Returns a variable with the outputs of our classes, in our order: the
-        source's, or `value` of a new class. Without a class in common it has none."""
-        theirs, ours = self.theirs, self.ours
-        shape = *value.shape[:-1], len(theirs)
-        is_head = name in self.names and theirs and value.shape[-1:] == (len(ours),)
-        if not is_head or stored.shape != shape or theirs == ours:
-            return stored
-        if len(self.new_classes()) == len(ours):
-            return stored._replace(shape=())
-
-        def read():
-            array, values = np.asarray(stored.read()), value.copy()
-            for index, known in enumerate(ours):
-                if known in theirs:
-                    values[..., index] = array[..., theirs.index(known)]
-            return values
-
-        return Stored(stored.name, value.shape, read)
-
-    def report(self, path: str, is_taken: bool) -> bool:
-        """Says which outputs were taken; returns True if there are new ones."""
-        new, layer = self.new_classes(), self.layer.partition("/")[2]
-        if new:
-            first = ", ".join(shown(x, 40) for x in new[:5])
-            more = f" and {len(new) - 5} more" if new[5:] else ""
-            known = len(self.ours) - len(new)
-            console.line(
-                f"{layer}: {known} of {len(self.ours)} classes are in {path} and "
-                f"start with its outputs; new: {first}{more}"
-            )
-        elif is_taken and self.ours and not self.theirs:
-            console.line(
-                f"{layer}: no names of classes are stored there; output 1 is taken for "
-                f"{shown(self.ours[0], 40)}, and so on"
-            )
-        elif is_taken and self.theirs != self.ours:
-            console.line(f"{layer}: the outputs of {path} follow the class names here")
-        return bool(new)
+def _about_head(theirs, ours, new):
+    """Describes which outputs of a source are taken; empty if all are."""
+    if new:
+        more = f" and {len(new) - 5} more" if new[5:] else ""
+        listed = ", ".join(shown(x, 40) for x in new[:5]) + more
+        known = len(ours) - len(new)
+        return f"{known} of {len(ours)} classes are there; new: {listed}"
+    if not theirs and ours:
+        return f"no class names there; output 1 is taken for {shown(ours[0], 40)}, ..."
+    return "the outputs there follow the class names here" if theirs != ours else ""
 
 
 def _misfit(state, taken, drawn, not_used, weights, head):
@@ -259,9 +240,10 @@ def _fill(state, weights):
     return found
 
 
-def _match(state, weights, head=None):
+def _match(state, weights, change=lambda name, stored: stored):
     """Returns name -> array that fits a variable of a state, the names that are missing
-    there, and (name, array) of those that have another shape there."""
+    there, and (name, array) of those that have another shape there; `change` may give
+    another array in place of a variable's."""
     taken, missing, drawn = {}, [], []
     layers = _layers(state)
     for name, value in state.items():
@@ -270,11 +252,11 @@ def _match(state, weights, head=None):
             continue
         shapes = layers[variable.rpartition("/")[0]]
         stored = weights.find(kind, variable, shapes)
-        if stored is not None and head is not None:
-            stored = head.by_class(name, value, stored)
         if stored is None:
             missing.append(name)
-        elif stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
+            continue
+        stored = change(name, stored)
+        if stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
             taken[name] = stored
         else:
             drawn.append((name, stored))
