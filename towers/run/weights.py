@@ -29,6 +29,7 @@ from towers.run import torch_files
 WEIGHTS_IN_KERAS = "model.weights.h5"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+MAX_NAMES_BYTES = 2**24
 
 
 class Stored(NamedTuple):
@@ -163,10 +164,12 @@ def _read_torch(path, content):
 
 def _class_names(path):
     """Returns the names that an export writes into a .keras file."""
-    with zipfile.ZipFile(path) as archive:
-        if "class_names.json" not in archive.namelist():
-            return ()
-        return _parse_names(archive.read("class_names.json"))
+    with zipfile.ZipFile(path) as archive, contextlib.suppress(KeyError):
+        member = archive.getinfo("class_names.json")
+        # A compressed one could be of any size.
+        if member.file_size < MAX_NAMES_BYTES:
+            return _parse_names(archive.read(member))
+    return ()
 
 
 def _parse_names(text):

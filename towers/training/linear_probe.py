@@ -176,17 +176,10 @@ def logistic_regression(
     """Fits a logistic regression with an L2 penalty on the kernel, by Nesterov's
     accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
 
-    Steps are preconditioned by an upper bound of the curvature (Boehning 1992), so that
-    the scales and correlations of the features do not matter.
-
-    Args:
-        features: float32 [n, f].
-        labels: classes [n], or label sets, 0 and 1 [n, num_classes], one regression per
-            class.
-
-    Returns:
-        The kernel, float32 [f, num_classes], the bias, and the fraction of correct
-        predictions.
+    Features are float32 [n, f]; labels are classes [n], or label sets, 0 and 1 [n,
+    num_classes], with a regression per class. Returns the kernel, float32 [f,
+    num_classes], the bias, and the fraction of correct predictions. An upper bound of
+    the curvature (Boehning 1992) scales the steps, so that scales do not matter.
     """
     if features.shape[1] > len(features):  # the kernel is a sum of features
         basis, rotated = np.linalg.qr(features.T)
