@@ -142,10 +142,11 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
 
 @pytest.mark.parametrize("kind", ["run", "keras"])
 @pytest.mark.parametrize("probe", [False, True])
-def test_the_outputs_of_a_head_follow_the_names_of_classes(
+@pytest.mark.row(61)
+def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
     kind, probe, tmp_path, monkeypatch, capfd
 ):
-    """Row 61: reordered, and with another class, to which a probe fits them all."""
+    """Reordered, and with another class, to which a probe fits them all."""
     use(monkeypatch, create_network)
     first = train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))
     source = str(tmp_path / "first")

@@ -315,8 +315,10 @@ def test_of_two_networks_in_a_file_none_is_taken(tmp_path, monkeypatch):
     ],
     ids=["other_shape", "more_in_a_block", "more_blocks", "missing"],
 )
-def test_a_start_that_would_lose_a_part_is_refused(change, tmp_path, monkeypatch):
-    """Row 61."""
+@pytest.mark.row(61)
+def test_row_61_a_start_that_would_lose_a_part_is_refused(
+    change, tmp_path, monkeypatch
+):
     use(monkeypatch, create_network)
     monkeypatch.setattr(initial.torch_names, "tables", lambda model: (IN_LAYERS,))
     monkeypatch.setattr(initial, "NUM_NEAR", 1)

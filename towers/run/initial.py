@@ -19,7 +19,7 @@ from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.data.files.paths import reason, shown
 from towers.data.files.reading import local_copy
-from towers.errors import CheckpointError, DataError, one_line
+from towers.errors import CheckpointError, ConfigError, DataError, one_line
 from towers.keras_internals import layers_of
 from towers.models import torch_names
 from towers.models.create import create_model, pretrained
@@ -35,7 +35,7 @@ KINDS = ("params", "state")
 # Minimum share of the parameters outside of the head that a start loads.
 MIN_TAKEN = 0.9
 
-# Networks of about the size of a file that are compared with it, for images of a side.
+# Networks of about the size of a file that are compared with it, and a side of images.
 NUM_NEAR, SIDE = 6, 224
 
 # In the name of a class: Keras' stems are conv2d of Conv2D, re_lu of ReLU.
@@ -78,7 +78,7 @@ def start_from(
         if problem := _misfit(state, taken, drawn, not_used, weights, head):
             raise CheckpointError(
                 f"init_from={init_from}: {weights.path} is of another network than "
-                f"model={model}: {problem}. {_nearest_networks(weights)}"
+                f"model={model}: {problem}. {_nearest_networks(weights, trainer.model)}"
             )
         _read(state, taken)
     if choice.own_moments:
@@ -178,23 +178,25 @@ def _block(name):
     return match[0] if match else name
 
 
-def _nearest_networks(weights):
-    """Names the three networks of which weights have most, by names and shapes."""
+def _nearest_networks(weights, model):
+    """Names the three networks of which weights have most, by names and shapes; files
+    of PyTorch are of large images, others of those of `model`."""
+    shape = (SIDE, SIDE, 3) if weights.of_torch else model.inputs[0].shape[1:]
     arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
     total = sum(math.prod(x.shape) for x in arrays)
     models = [name for name, row in MODELS.items() if row.num_params]
     models.sort(key=lambda name: abs(math.log(MODELS[name].num_params / max(1, total))))
     scores = []
     for model in models[:NUM_NEAR]:
-        network = create_model(model, image_shape=(SIDE, SIDE, 3), num_classes=2)
-        state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
-        state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
         named = weights
         try:
+            network = create_model(model, image_shape=shape, num_classes=2)
             if weights.of_torch:
                 named = _with_our_names(weights, model, network)
-        except CheckpointError:
+        except (CheckpointError, ConfigError):
             continue
+        state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
+        state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
         count = sum(state[name].size for name in _match(state, named)[0])
         scores.append((count / max(total, sum(x.size for x in state.values())), model))
     nearest = [f"{name} ({x:.0%})" for x, name in sorted(scores)[:-4:-1] if x > 0.01]
