@@ -13,8 +13,9 @@ from towers import build
 from towers.config import Config
 from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
+from towers.models import create
 from towers.models.variables import variable_names
-from towers.optim import losses
+from towers.optim import losses, schedules
 from towers.optim.phases import image_size
 from towers.optim.vector import Layout
 from towers.parallel.copies import Initial
@@ -157,6 +158,36 @@ def test_rates_fall_from_the_head_to_the_input_by_block():
         assert rate == pytest.approx(0.5 * factor * 0.7 ** (10 - number)), name
         is_kernel = name.endswith("kernel")
         assert decay == pytest.approx(is_kernel * 0.6 / (factor or 1)), name
+
+
+# The first layer of each group and its power, of timm 1.0.31's
+# `param_groups_layer_decay`; test_torch.py compares every network with timm itself.
+LAYER_GROUPS = {
+    "mobilenet_v3_small": {
+        "stem": 13,
+        **{f"stage{i}_block1_depthwise": power for i, power in ((1, 12), (4, 6))},
+        "stage5_block3_project_norm": 2,
+        **{"stage6_conv": 1, "stage6_conv_norm": 1, "hidden": 0, "logits": 0},
+    },
+    "convnext_tiny": {
+        **{"stem_norm": 19, "stage1_block3_out": 16, "stage2_reduce_norm": 15},
+        **{"stage2_reduce": 15, "stage2_block1_hidden": 15, "stage2_block2_out": 14},
+        **{"stage4_reduce": 3, "stage4_block3_out": 1, "last_norm": 0, "logits": 0},
+    },
+    "deit_tiny": {"tokens": 13, "block1_query": 12, "last_norm": 1, "logits": 0},
+    "efficientnet_b0": {"stem": 17, "stage1_block1_project": 16, "head": 1},
+    "resnet18_imagenet": {"stem_norm": 9, "stage2_block1_shortcut_conv": 6},
+}
+
+
+@pytest.mark.parametrize("name", LAYER_GROUPS)
+def test_rates_fall_as_with_timm(name):
+    model = create.create_model(name, image_shape=(224, 224, 3), num_classes=2)
+    names = dict.fromkeys(variable_names(model.trainable_variables))
+    rates = schedules.decay_by_layer(names, 0.5, create.head_layers(model))
+    powers = {x.rpartition("/")[0]: -math.log2(rates[x].factor) for x in rates}
+    expected = LAYER_GROUPS[name]
+    assert {x: powers[x] for x in expected} == expected
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

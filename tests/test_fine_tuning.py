@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import json
 import os
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -21,12 +23,19 @@ from towers.training.setup import build_run
 from towers.training.train import train
 
 
-@pytest.mark.parametrize("num_images,num_features", [(300, 20), (30, 50)])
-def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_features):
+@pytest.mark.parametrize(
+    "num_images,num_features,scales",
+    [(300, 20, "equal"), (30, 50, "equal"), (2000, 200, "equal"), (2000, 200, "wide")],
+)
+def test_a_probe_is_the_logistic_regression_of_scikit_learn(
+    num_images, num_features, scales
+):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, num_images)
     features = rng.normal(3, 7, (num_images, num_features)).astype(np.float32)
     features[:, :4] += 9 * np.eye(4, dtype=np.float32)[labels]
+    if scales == "wide":
+        features *= np.exp(rng.normal(0, 3, num_features)).astype(np.float32)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 4)
     centered = features.astype(np.float64) - features.mean(0)
     scale = np.sqrt(np.square(centered).sum(1).mean())
@@ -36,7 +45,7 @@ def test_a_probe_is_the_logistic_regression_of_scikit_learn(num_images, num_feat
     probabilities = expected.predict_proba(centered / scale)
     logits = features @ kernel + bias
     ours = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, probabilities, atol=0.01)
+    np.testing.assert_allclose(ours, probabilities, atol=0.001)
     assert correct == np.mean(logits.argmax(1) == labels)
 
 
@@ -70,7 +79,7 @@ def create_network(*, image_shape, num_classes, width, regularizer, norm="norm")
 
 
 def fewer_classes():
-    """The small data with three classes in place of five."""
+    """The small data with three other classes in place of five."""
     data_set = small_data()
     images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
     train_source = ArraySource(images.numpy(), labels.numpy() % 3)
@@ -79,7 +88,7 @@ def fewer_classes():
         data_set,
         train=train_source,
         test=ArraySource(images.numpy(), labels.numpy() % 3),
-        class_names=CLASS_NAMES[:3],
+        class_names=("x", "y", "z"),
     )
 
 
@@ -129,6 +138,49 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         kernel, bias = (state[f"{kind}/logits/{n}"] for n in ("kernel", "bias"))
         np.testing.assert_allclose(kernel, expected[0], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(bias, expected[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["run", "keras"])
+@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.row(61)
+def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
+    kind, probe, tmp_path, monkeypatch, capfd
+):
+    """Reordered, and with another class, to which a probe fits them all."""
+    use(monkeypatch, create_network)
+    first = train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))
+    source = str(tmp_path / "first")
+    if kind == "keras":  # as an export writes it
+        source = str(tmp_path / "model.keras")
+        first.model.save(source)
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr("class_names.json", json.dumps(CLASS_NAMES))
+    still = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
+    still |= {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
+    for names in ("edcba", "exca"):
+        labels = np.arange(NUM_TRAIN) % len(names)
+        data = small_data()
+        images, _ = data.train.read(np.arange(NUM_TRAIN))
+        train_source = ArraySource(images.numpy(), labels)
+        change = {"train": train_source, "test": train_source}
+        data = dataclasses.replace(data, class_names=tuple(names), **change)
+        use(monkeypatch, create_network, data)
+        config = small_config(init_from=source, **still)
+        state = train(tmp_path / names, config).state
+        places = [CLASS_NAMES.index(x) for x in names if x != "x"]
+        ours = [index for index, x in enumerate(names) if x != "x"]
+        same = [
+            np.allclose(
+                state[f"params/logits/{x}"][..., ours],
+                first.state[f"params/logits/{x}"][..., places],
+                atol=1e-6,
+            )
+            for x in ("kernel", "bias")
+        ]
+        assert same == [not (probe and "x" in names)] * 2
+        said = capfd.readouterr().out
+        assert ("new: x" in said) == ("x" in names)
+        assert ("follow the class names" in said) == (names == "edcba")
 
 
 def test_a_head_with_trained_values_stays(tmp_path, monkeypatch, capfd):

@@ -18,9 +18,10 @@ from towers.cli import flags as config_flags
 from towers.cli import train_flags
 from towers.cli.help import COMMON
 from towers.config import FIELDS, Config, synonyms, to_json
+from towers.config import recipes as config_recipes
 from towers.config.choices import TABLES
 from towers.config.installation import RECIPES, command_of_program
-from towers.config.recipes import config_of_flags, load_recipe
+from towers.config.recipes import config_of_flags, load_recipe, recipe_names
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
@@ -122,7 +123,7 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
         assert command.workdir == pathlib.Path("runs/photos")
         assert command.origins["image_size"] == "chosen for the images"
         assert "photos" in command.remark
-    flags_first = given(folder, "--image_size=48", "--model=resnet50")
+    flags_first = given(folder, "--image_size=48", "--model=resnet20")
     config = command_of(flags_first).config
     assert (config.image_size, config.width) == (48, 1.0)
     assert command_of(given(folder, "--dataset=mnist")).remark == ""
@@ -139,6 +140,8 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
         (["--init_from="], "photos"),
         (["--model=lenet"], "photos"),
         (["--model=lenet", "--init_from=runs/a"], "photos_finetune"),
+        (["--model=resnet34"], "photos_finetune"),
+        (["--model=keras:ResNet50"], "photos_finetune"),
     ],
 )
 def test_photos_are_fine_tuned_where_trained_weights_are_at_hand(
@@ -153,6 +156,10 @@ def test_photos_are_fine_tuned_where_trained_weights_are_at_hand(
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(50):
             Image.new("RGB", (32, 32)).save(tmp_path / f"photos/{name}/{number}.png")
+    hub = tmp_path / "torch/hub/checkpoints"
+    hub.mkdir(parents=True)
+    (hub / "resnet34-1234.pth").write_bytes(b"")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     flags = given(f"--data_dir={tmp_path / 'photos'}", *flags)
     command = config_of_flags(None, RECIPES, flags, photo_options=photo_options)
     assert command.workdir == pathlib.Path("runs") / recipe
@@ -160,6 +167,56 @@ def test_photos_are_fine_tuned_where_trained_weights_are_at_hand(
     expected = {"photos": (32, 100), "photos_finetune": (160, 30)}[recipe]
     assert (config.image_size, config.num_epochs) == expected
     assert config.linear_probe == (recipe == "photos_finetune")
+
+
+def test_another_network_without_its_weights_is_not_trained_from_scratch(monkeypatch):
+    monkeypatch.setattr(config_recipes, "weights_at_hand", lambda model: None)
+    flags = given("--dataset=image_folder", "--model=efficientnet_b0")
+    with pytest.raises(ConfigError, match="timm/efficientnet_b0.ra_in1k.*--init_from="):
+        config_of_flags(None, RECIPES, flags)
+    other = {"model": "efficientnet_b0", "data_dir": "d"}  # of another data set
+    command = config_of_flags(
+        None, RECIPES, other, photo_options=lambda *_: {"dataset": "cifar10"}
+    )
+    assert command.config.dataset == "cifar10"
+    config = config_of_flags(None, RECIPES, flags | {"init_from": "a.pth"}).config
+    assert (config.image_size, config.linear_probe) == (160, True)
+    command = config_of_flags(None, RECIPES, flags | {"init_from": ""})
+    assert command.config.optimizer == "muon" and "from scratch" in command.remark
+
+
+@pytest.mark.parametrize("recipe", recipe_names(RECIPES))
+def test_the_warmup_of_a_recipe_is_a_share_of_the_run(recipe):
+    whole = load_recipe(recipe, RECIPES)
+    config = config_of_flags(recipe, RECIPES, {"num_epochs": 1.0}, "r").config
+    assert config.warmup_epochs <= 1
+    if whole.warmup_epochs > 0 and whole.choice_of("schedule").by_length:
+        share = whole.warmup_epochs / whole.num_epochs
+        assert config.warmup_epochs == pytest.approx(share)
+    # As a flag it is taken as it is.
+    options = {"num_epochs": 1.0, "warmup_epochs": 2.0}
+    with pytest.raises(ConfigError, match="warm-up"):
+        config_of_flags(recipe, RECIPES, options, "r")
+
+
+@pytest.mark.parametrize("recipe", [None, "photos_finetune"])
+def test_each_data_folder_has_a_run_folder_of_its_own(recipe, tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    stored = {
+        pathlib.Path("runs/photos_finetune"): Config(data_dir=str(first)),
+        pathlib.Path("runs/photos_finetune-2"): Config(data_dir=str(second)),
+    }
+
+    def folder(data_dir, **more):
+        flags = {"dataset": "image_folder", "init_from": "a.pth", "data_dir": data_dir}
+        return config_of_flags(recipe, RECIPES, flags, stored_config=stored.get, **more)
+
+    assert folder(str(first)).workdir.name == "photos_finetune"
+    assert folder(f"{first}/../b/").workdir.name == "photos_finetune-2"
+    third = folder(str(tmp_path / "c"))
+    assert third.workdir.name == "photos_finetune-3"
+    assert "photos_finetune is of another --data_dir" in third.remark
+    assert folder("c", workdir="r").workdir.name == "r"
 
 
 def test_without_a_recipe_flags_stand_on_the_run_in_the_folder(recipes):

@@ -26,7 +26,12 @@ from towers.data.orders import BalancedOrder
 from towers.data.share import Share
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
-from towers.evaluation.figures import average_precision, best_thresholds, figures
+from towers.evaluation.figures import (
+    average_precision,
+    best_thresholds,
+    figures,
+    read_thresholds,
+)
 from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import figures_of_counts
 from towers.optim.losses import create_loss
@@ -64,7 +69,7 @@ def test_figures_equal_sklearn(num_images, num_classes):
     labels, logits = random_sets(num_images, num_classes, seed=num_images)
     computed = figures_of(labels, logits)
     assert json.loads(json.dumps(computed)) == computed
-    has_images, predicted = labels.any(0), logits > 0
+    has_images, predicted = labels.any(0), logits >= 0
     expected = [
         metrics.average_precision_score(labels[:, i], logits[:, i]) if x else 0.0
         for i, x in enumerate(has_images)
@@ -113,7 +118,7 @@ def test_degenerate_figures():
     assert computed["map_micro"] == pytest.approx(
         metrics.average_precision_score(labels, equal, average="micro")
     )
-    nothing = figures_of(np.zeros((4, 3), bool), equal)
+    nothing = figures_of(np.zeros((4, 3), bool), equal - 1)
     assert nothing["map"] == nothing["macro_f1"] == 0 and nothing["accuracy"] == 1
     unknown = figures_of(labels, np.full((4, 3), np.nan, np.float32))
     assert unknown["map"] == 0.75  # as equal scores
@@ -145,6 +150,26 @@ def test_thresholds_have_the_highest_f1():
         expected = metrics.f1_score(labels, chosen, labels=present, average=average)
         assert computed[f"{average}_f1_at_thresholds"] == pytest.approx(expected)
     assert computed["macro_f1_at_thresholds"] > computed["macro_f1"]
+
+
+def test_a_threshold_lies_above_the_next_lower_probability():
+    """Halfway between neighbours of float64 is one of the two."""
+    low = 0.75
+    for _ in range(4):
+        high = np.nextafter(low, 1)
+        thresholds = best_thresholds(
+            np.array([[1], [0]]) > 0, np.array([[high], [low]])
+        )
+        assert low < thresholds[0] <= high
+        low = high
+
+
+@pytest.mark.parametrize("value", ["2", "-1", "NaN", "[0.5]", "null"])
+def test_thresholds_that_are_not_probabilities_are_refused(value, tmp_path):
+    path = tmp_path / "thresholds.json"
+    path.write_text(f'{{"a": {value}, "b": 0.5}}')
+    with pytest.raises(ConfigError, match="thresholds.json.*remove it"):
+        read_thresholds(path, ("a", "b"))
 
 
 # Loss.
@@ -319,7 +344,7 @@ def test_two_workers_count_every_image_once():
         np.testing.assert_array_equal(counts["labels"], labels)
         np.testing.assert_allclose(counts["logits"], logits, rtol=1e-4, atol=1e-5)
         assert counts["images"] == 23
-        assert counts["correct"] == ((logits > 0) == labels).all(1).sum()
+        assert counts["correct"] == ((logits >= 0) == labels).all(1).sum()
         assert counts["loss"] == pytest.approx(losses.sum(), rel=1e-4)
         expected = metrics.average_precision_score(labels, counts["logits"])
         assert figures_of_counts(counts)["map"] == pytest.approx(expected)
@@ -423,7 +448,7 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
         metrics.average_precision_score(labels, predicted.probabilities)
     )
     assert of_new["test_accuracy"] == np.mean(
-        ((predicted.probabilities > 0.5) == labels).all(1)
+        ((predicted.probabilities >= 0.5) == labels).all(1)
     )
     assert [x["threshold"] for x in result["test_classes"]] == [*thresholds.values()]
     with open(run.path / "mistakes.csv", newline="") as file:

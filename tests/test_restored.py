@@ -79,7 +79,8 @@ def test_row_34_another_data_set_does_not_continue_a_run(
     data_set = dataclasses.replace(data_set, **change)
     expected = evaluate(half_way)
     small_runs.use(monkeypatch, data_set=data_set)
-    with pytest.raises(ConfigError, match=f"{words}.*--allow_change=dataset"):
+    way = "--init_from=.*" if "class_names" in change else "--allow_change=dataset"
+    with pytest.raises(ConfigError, match=f"{words}.*{way}"):
         train(half_way, small_config())
     if "class_names" not in change:  # an evaluation preprocesses as the training
         capfd.readouterr()
@@ -89,7 +90,11 @@ def test_row_34_another_data_set_does_not_continue_a_run(
     else:
         with pytest.raises(ConfigError, match=words):
             evaluate(half_way)
-    if words.startswith("it had"):  # the network has other logits, too
+        with pytest.raises(ConfigError, match=f"{words}.*--init_from={half_way}"):
+            train(half_way, small_config(), allow_change=("dataset",))
+        config = small_config(init_from=str(half_way))
+        assert train(half_way.parent / "new", config).step == 10
+        assert "new: z" in (out := capfd.readouterr().out) or "new: f" in out
         return
     train(half_way, small_config(), allow_change=("dataset",))
     stored = json.loads((half_way / "dataset_info.json").read_text())

@@ -9,6 +9,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 from keras import layers
 from sklearn import metrics
@@ -16,6 +17,7 @@ from sklearn import metrics
 import towers
 from towers import Config
 from towers.cluster.cluster_spec import Cluster
+from towers.data.sources import Subset
 from towers.errors import ConfigError, NumericError
 from towers.evaluation.figures import fit_temperature
 from towers.evaluation.restored import read_run
@@ -155,8 +157,10 @@ def suspects_by_loops(labels, probabilities):
         means[c] = np.mean(own) if own else 2.0
     rows = []
     for index, (p, label) in enumerate(zip(probabilities, labels, strict=True)):
-        confident = [c for c in classes if p[c] >= means[c]]
-        if confident and (best := max(confident, key=lambda c: p[c])) != label:
+        confident = [c for c in classes if p[c] >= means[c] - 1e-6]
+        likeliest = max(classes, key=lambda c: p[c])
+        best = confident[0] if len(confident) == 1 else likeliest
+        if confident and best != label and p[likeliest] > p[label] + 1e-6:
             rows.append((p[label] - p[best], index, best))
     return [(index, best) for _, index, best in sorted(rows)]
 
@@ -173,6 +177,20 @@ def test_suspects_equal_plain_loops_and_find_flipped_labels():
     assert list(zip(indices, classes, strict=True)) == expected
     hits = np.isin(indices[:20], flipped)
     assert hits.mean() > 0.9 and (classes[:20][hits] == truth[indices[:20]][hits]).all()
+
+
+def test_neither_ties_nor_images_predicted_as_their_label_are_suspects():
+    """The indices are of cleanlab 2.9.0's find_label_issues by confident_learning."""
+    labels = np.arange(30) % 2
+    tied = np.full((30, 2), 0.5)
+    assert label_errors(labels, tied)[0].tolist() == []
+    tied[3] = 0.4, 0.6  # the only one that is not tied, and has label 1
+    assert label_errors(labels, tied)[0].tolist() == []
+    # Its own class is the likeliest, but below that class's mean.
+    labels = np.array([0, 0, 0, 1, 1])
+    first = np.array([0.95, 0.9, 0.52, 0.55, 0.6])
+    indices, _ = label_errors(labels, np.column_stack([first, 1 - first]))
+    assert indices.tolist() == []
 
 
 def test_a_set_has_an_error_for_each_class():
@@ -205,6 +223,27 @@ def test_suspects_of_a_run_are_listed(runs):
     assert [int(row["index"]) for row in written] == expected.tolist()
     split_sizes = [len(predict_split(runs[0], x).labels) for x in ("train", "test")]
     assert sum(split_sizes) + len(predicted.labels) == 160
+
+
+def test_held_out_images_that_changed_are_not_studied(tmp_path, monkeypatch, capfd):
+    """They may have been trained on; of the training images it is said."""
+    small_runs.use(monkeypatch)
+    held_out = {"validation_fraction": 0.4, "max_steps": 1}
+    towers.train(tmp_path / "run", small_runs.small_config(**held_out))
+    data = small_runs.small_data()
+    data = dataclasses.replace(data, train=Subset(data.train, np.arange(45)))
+    small_runs.use(monkeypatch, data_set=data)
+    for study in (
+        lambda: towers.calibrate(tmp_path / "run"),
+        lambda: towers.find_suspects(tmp_path / "run", "validation"),
+        lambda: towers.evaluate_ensemble([tmp_path / "run"] * 2, "validation"),
+    ):
+        with pytest.raises(ConfigError, match="had 50 training images and has 45"):
+            study()
+    capfd.readouterr()
+    towers.find_suspects(tmp_path / "run", "train")
+    assert "not the data set of the run" in capfd.readouterr().out
+    assert not (tmp_path / "run/calibration.json").exists()
 
 
 # Ensembles and means.

@@ -30,7 +30,10 @@ from timm.layers import resample_abs_pos_embed  # noqa: E402
 from towers.config.choices import MODELS  # noqa: E402
 from towers.data.files.image import read_image  # noqa: E402
 from towers.exporting.writers import write_safetensors  # noqa: E402
+from towers.models import torch_names  # noqa: E402
+from towers.models.create import create_model, head_layers  # noqa: E402
 from towers.models.torch_names import resample_positions  # noqa: E402
+from towers.optim.schedules import decay_by_layer  # noqa: E402
 from towers.run.initial import read_variables  # noqa: E402
 from towers.run.weights import open_weights  # noqa: E402
 
@@ -118,6 +121,23 @@ def test_logits_are_those_of_their_network_which_an_export_gives_back(
         assert torch.equal(again.state_dict()[name], expected), name
 
 
+@pytest.mark.parametrize("ours,theirs,size", NETWORKS)
+def test_layer_decay_has_their_groups(ours, theirs, size):
+    if theirs.startswith("torchvision:"):
+        theirs = theirs.partition(":")[2]
+    network = timm.create_model(theirs, num_classes=len(CLASS_NAMES))
+    names = {id(x): name for name, x in network.named_parameters()}
+    groups = timm.optim.param_groups_layer_decay(network, layer_decay=0.5)
+    expected = {names[id(x)]: g["lr_scale"] for g in groups for x in g["params"]}
+    model = create_model(ours, image_shape=(size, size, 3), num_classes=2)
+    variables = [x.path for x in model.trainable_variables]
+    places, _ = torch_names.places(variables, torch_names.tables(ours), expected)
+    rates = decay_by_layer(dict.fromkeys(variables), 0.5, head_layers(model))
+    assert places.keys() == rates.keys()
+    for variable, place in places.items():
+        assert rates[variable].factor == expected[place.name], variable
+
+
 def vit_of_torchvision():
     return torchvision.models.VisionTransformer(
         224, 16, 12, 3, 192, 768, num_classes=len(CLASS_NAMES)
@@ -144,8 +164,8 @@ def test_a_vit_of_other_names_has_its_logits(create, is_published, tmp_path):
     network = create().eval()
     draw(network)
     path = str(tmp_path / "model.safetensors")
-    if create is vit_of_transformers:
-        network.save_pretrained(tmp_path)
+    if create is vit_of_transformers and is_published:
+        network.save_pretrained(tmp_path)  # by other names than its state dict's
     else:
         state = network.state_dict()
         if is_published:  # before torchvision renamed them

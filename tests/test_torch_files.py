@@ -15,6 +15,8 @@ from test_fuzz_data import changed, fuzz
 from torch_files import Name, Tensor
 
 from towers.errors import CheckpointError
+from towers.models import torch_names
+from towers.models.create import create_model
 from towers.run import initial
 from towers.run.weights import open_weights
 from towers.training.train import train
@@ -113,7 +115,7 @@ def test_of_a_training_script_the_averages_are_taken(tmp_path):
     torch_files.save(content, tmp_path / "a.pth.tar")
     with open_weights(str(tmp_path / "a.pth.tar")) as weights:
         assert weights.path.endswith("(state_dict_ema)")
-    assert_equal(read(tmp_path / "a.pth.tar"), {"a": np.ones(2)})
+    assert_equal(read(tmp_path / "a.pth.tar"), {"module.a": np.ones(2)})
 
 
 OUTSIDE = {
@@ -274,10 +276,98 @@ def test_a_run_says_what_it_takes(tmp_path, monkeypatch, capfd):
     assert sum("logits" in x for x in about) == 1
 
 
+IN_LAYERS = {"conv1": "layer.0.conv", "logits": "fc"}
+
+
+def named(prefix, more=()):
+    """A file's tensors with a prefix, and zeros of other names."""
+    names = {"layer.0.conv.weight": "conv.weight"} | dict.fromkeys(ARRAYS, "")
+    tensors = {
+        k: Tensor(ARRAYS[v or k]) for k, v in names.items() if k != "conv.weight"
+    }
+    tensors = {prefix + name: x for name, x in tensors.items()}
+    return tensors | {x: Tensor(np.zeros((3, 4), np.float32)) for x in more}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        named("module.", ["n_averaged"]),  # of AveragedModel
+        {"state_dict": named("model."), "pytorch-lightning_version": "2.5"},
+        {"state_dict": {"state_dict": named("net.module.", ["criterion.weight"])}},
+        named("_orig_mod.module."),
+        named("ema_model.") | {f"model.{k}": named("")[k] for k in named("")},
+        {"model_ema": {"module": named("")}},
+    ],
+    ids=["averaged", "lightning", "nested", "compiled", "ema", "module"],
+)
+def test_names_of_any_wrapper_are_read(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(initial.torch_names, "tables", lambda model: (IN_LAYERS,))
+    torch_files.save(content, tmp_path / "a.pth")
+    network = create_network(image_shape=(8, 8, 3), num_classes=5)
+    values = initial.read_variables(str(tmp_path / "a.pth"), "cnn", network)
+    assert values.keys() == {x.path for x in network.variables}
+    expected = ARRAYS["conv.weight"].transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(values["conv1/kernel"], expected)
+
+
+def test_of_two_networks_in_a_file_none_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(initial.torch_names, "tables", lambda model: (IN_LAYERS,))
+    torch_files.save(named("student.") | named("teacher."), tmp_path / "a.pth")
+    network = create_network(image_shape=(8, 8, 3), num_classes=5)
+    with pytest.raises(CheckpointError, match="student.*teacher"):
+        initial.read_variables(str(tmp_path / "a.pth"), "cnn", network)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer.0.conv.weight": Tensor(np.zeros((4, 3, 5, 5), np.float32))},
+        {"layer.0.gate.weight": Tensor(np.zeros((4, 2), np.float32))},
+        {"layer.1.conv.weight": Tensor(np.zeros((4, 4, 3, 3), np.float32))},
+        {"layer.0.conv.weight": None},
+    ],
+    ids=["other_shape", "more_in_a_block", "more_blocks", "missing"],
+)
+@pytest.mark.row(61)
+def test_row_61_a_start_that_would_lose_a_part_is_refused(
+    change, tmp_path, monkeypatch
+):
+    use(monkeypatch, create_network)
+    monkeypatch.setattr(initial.torch_names, "tables", lambda model: (IN_LAYERS,))
+    monkeypatch.setattr(initial, "NUM_NEAR", 1)
+    tensors = {k: v for k, v in (named("") | change).items() if v is not None}
+    torch_files.save(tensors, tmp_path / "a.pth")
+    config = small_config(init_from=str(tmp_path / "a.pth"))
+    with pytest.raises(CheckpointError, match="of another network"):
+        train(tmp_path / "run", config)
+
+
+@pytest.mark.slow
+def test_the_nearest_networks_are_named(tmp_path, monkeypatch):
+    """A ResNet-18 for another network, and one with gates, as no network here has."""
+    network = create_model("resnet18_imagenet", image_shape=(64, 64, 3), num_classes=2)
+    [table] = torch_names.tables("resnet18_imagenet")
+    state = torch_names.state_dict(network, table)
+    for more, expected in (
+        ({}, "names and shapes: resnet18_imagenet .100%"),
+        (
+            {"layer1.0.se.fc1.weight": np.zeros((4, 64, 1, 1), np.float32)},
+            "also has layer1.0.se.fc1.weight|resnet18_imagenet .100%",
+        ),
+    ):
+        tensors = {k: Tensor(v) for k, v in (state | more).items()}
+        torch_files.save(tensors, tmp_path / "a.pth")
+        config = small_config(model="lenet", init_from=str(tmp_path / "a.pth"))
+        with pytest.raises(CheckpointError, match=expected):
+            train(tmp_path / "run", config)
+
+
 def test_a_file_of_another_network_is_refused_by_its_names(tmp_path, monkeypatch):
     from safetensors.numpy import save_file
 
     use(monkeypatch, create_network)
+    monkeypatch.setattr(initial, "NUM_NEAR", 1)
     names = ("model.decoder.weight", "model.decoder.bias")
     save_file(dict.fromkeys(names, np.zeros(3)), tmp_path / "a.safetensors")
     config = small_config(init_from=str(tmp_path / "a.safetensors"))

@@ -345,7 +345,9 @@ def create_update(
             decays = schedules.scale_decays(decays, matched)
     if num_examples:
         learning_rate_fn, rate_fns = schedules.create_rate_fns(
-            schedules.decay_by_layer(matched, config.layer_decay),
+            schedules.decay_by_layer(
+                matched, config.layer_decay, create.head_layers(model)
+            ),
             schedule_fn(config, num_examples),
             config.learning_rate,
             num_examples,

@@ -25,6 +25,8 @@ _NEEDED = {
     "distillation_weight": "teacher",
 }
 
+_WEIGHTS = ("class_weights", "pos_weights")
+
 # Options of a data set that are no fields of `ImageOptions`.
 _NOT_OF_IMAGES = ("data_dir", "columns", "image_dir", "fold", "class_level")
 _NOT_OF_IMAGES += ("label_separator",)
@@ -174,7 +176,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """Lines about options that were set and have no effect in this configuration: the
+    """Lines about options that compensate twice, or have no effect in this run: the
     signatures of the targets, which are imported with TensorFlow, do not name them, or
     they belong to options that are not set."""
     lines = []
@@ -202,6 +204,15 @@ def ignored_options(config: "Config") -> list[str]:
     if config.min_delta and not (config.patience or by_accuracy):
         way = "patience or schedule=plateau"
         lines.append(f"min_delta={config.min_delta} has no effect without {way}")
+    weights = [x for x in _WEIGHTS if getattr(config, x) == "balanced"]
+    others = ["sampler"] if config.sampler == "balanced" else []
+    others += ["logit_adjustment"] if config.logit_adjustment else []
+    if weights and others:
+        both = ", ".join(f"{x}={getattr(config, x)}" for x in (*weights, *others))
+        way = f"set --{weights[0]}= or drop the others"
+        lines.append(
+            f"{both}: each makes up for rare classes, which is too much; {way}"
+        )
     if config.choice_of("strategy").sharded and config.group_size == 1:
         why = "with group_size=1 splits no network; set --group_size"
         lines.append(f"strategy={config.strategy} {why}")

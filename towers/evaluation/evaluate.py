@@ -28,11 +28,11 @@ from towers.evaluation.restored import (
     evaluation_devices,
     read_checkpoint,
     read_run,
+    training_difference,
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.schedules import num_images
 from towers.run.checkpoint import Checkpoint
-from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.progress import Progress
 from towers.run.reports import NoReports, Reports, read_metrics
@@ -93,7 +93,9 @@ def evaluate(
     # The end of a run that is followed is counted in epochs of its training images.
     evaluator = RunEvaluator(config, devices, info, test_only=not eval_interval_secs)
     parts = evaluator.parts
-    _warn_of_difference(info, parts.data)
+    if difference := training_difference(info, parts.data):
+        why = "test images may have been trained on"
+        console.warn(f"not the data set of the run: {difference}; {why}")
     test, class_names = parts.data.test, parts.data.class_names
 
     if eval_interval_secs:
@@ -149,14 +151,6 @@ def _with_test_set(config, data, info, is_of_run):
     multi_label = info is not None and info.multi_label
     name = arrays.give_test_set(data, class_names, multi_label=multi_label, **fitted)
     return replace(config, dataset=name)
-
-
-def _warn_of_difference(info, data):
-    """Warns where the data set of a run has changed since its training."""
-    is_known = info is not None and data.train is not None
-    if is_known and (difference := info.training_difference(DatasetInfo.of(data))):
-        warning = "test images may have been trained on"
-        console.warn(f"not the data set of the run: {difference}; {warning}")
 
 
 def _write_result(reports, folder, evaluation, checkpoint, progress):

@@ -290,7 +290,8 @@ def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
         f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
         best = int(f1.argmax())
         lower = scores[best + 1] if best + 1 < len(scores) else 0.0
-        thresholds[number] = (scores[best] + lower) / 2
+        middle = (scores[best] + lower) / 2
+        thresholds[number] = middle if middle > lower else scores[best]
     return thresholds
 
 
@@ -307,7 +308,10 @@ def read_thresholds(
     ConfigError where it has no probability for each class."""
     try:
         values = parse_json(path.read_bytes())
-        thresholds = np.array([values[name] for name in class_names], np.float64)
+        chosen = [values[name] for name in class_names]
+        thresholds = np.array(chosen, np.float64)
+        if thresholds.ndim != 1 or not ((thresholds >= 0) & (thresholds <= 1)).all():
+            raise ValueError(f"{one_line(chosen, 60)} are not all from 0 to 1")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:

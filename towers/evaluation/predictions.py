@@ -59,8 +59,8 @@ class LabelSets(NamedTuple):
 
     @property
     def classes(self) -> np.ndarray:
-        """bool [n, classes]: the classes whose probability is above 1/2."""
-        return self.logits > 0
+        """bool [n, classes]: the classes whose probability is at least 1/2."""
+        return self.logits >= 0
 
     @property
     def correct(self) -> np.ndarray:
@@ -113,7 +113,7 @@ def predictions_of(
 def _predict(logits, labels, loss, logits_tta=None):
     if labels.ndim == 2:
         labels, logits = labels > 0, logits.astype(np.float32)
-        is_right = [] if logits_tta is None else ((logits_tta > 0) == labels).all(1)
+        is_right = [] if logits_tta is None else ((logits_tta >= 0) == labels).all(1)
         loss = loss.astype(np.float64)
         return LabelSets(labels, logits, loss, np.array(is_right, bool))
     logits, labels = logits.astype(np.float64), labels.astype(np.int64)

@@ -17,7 +17,7 @@ from towers.config import Config, parse_json
 from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.data.batches import EvalBatches
-from towers.data.sources import Source
+from towers.data.sources import DataSet, Source
 from towers.errors import (
     CheckpointError,
     ConfigError,
@@ -298,6 +298,14 @@ class RunEvaluator:
         stream = EvalBatches(source, self.parts.augment, batch_size).stream()
         with data_errors_of_tensorflow():
             yield from trainer.evaluator.predictions(stream, weights)
+
+
+def training_difference(info: DatasetInfo | None, data: DataSet) -> str:
+    """Describes how training images differ from those of a run; empty without a
+    difference, or if either are not known."""
+    if info is None or info.num_train is None or data.train is None:
+        return ""
+    return info.training_difference(DatasetInfo.of(data))
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:

@@ -29,6 +29,7 @@ from towers.evaluation.restored import (
     evaluation_devices,
     read_checkpoint,
     reported_weights,
+    training_difference,
 )
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
@@ -43,6 +44,9 @@ from towers.run.stored_config import (
     stored_config,
     stored_dataset_info,
 )
+
+# By which probabilities are taken as equal in a search for label errors.
+TOLERANCE = 1e-6
 
 SPLITS = ("test", "validation", "train")
 
@@ -101,7 +105,8 @@ def predict_split(
         step, use_ema: as of `predict`.
 
     Raises:
-        ConfigError: the run has no such images.
+        ConfigError: the run has no such images, or other images would be held out now
+            than in its training.
     """
     if split not in SPLITS:
         raise ConfigError(f"split={split}: must be one of {', '.join(SPLITS)}")
@@ -117,6 +122,12 @@ def predict_split(
     if sources.get(split) is None:
         way = "train with --validation_fraction=0.1, or choose another --split"
         raise ConfigError(f"split={split}: {folder.path} has no such images; {way}")
+    if difference := training_difference(info, parts.data):
+        why = f"{folder.path}: not the data set of the run: {difference}"
+        if split == "validation":
+            way = "held-out images may have been trained on; give the former data"
+            raise ConfigError(f"{why}; {way}, or train again")
+        console.warn(why)
     source = sources[split]
     checkpoint = read_checkpoint(folder, step)
     outputs = evaluator.predict(checkpoint, source, [weights])
@@ -289,20 +300,24 @@ def label_errors(
     and these classes, int64 [m] each, the least probable labels first (Northcutt et al.
     2021, "Confident learning", arXiv:1911.00068).
 
-    It is confident of a class where its probability is at least the mean over the
-    images that are labeled so. The labels are integers [n], the probabilities [n,
-    classes].
+    It is confident of a class if its probability is at least the mean over the images
+    that are labeled so; of several classes the most probable one counts. Images that
+    are predicted as their label are left out, as in cleanlab, whose tolerance this is.
+    The labels are integers [n], the probabilities [n, classes].
     """
     images = np.arange(len(labels))
     counts = np.bincount(labels, minlength=probabilities.shape[1])
     own = probabilities[images, labels]
     means = np.bincount(labels, own, len(counts)) / np.maximum(counts, 1)
     means[counts == 0] = np.inf
-    confident = np.where(probabilities >= means, probabilities, -np.inf)
-    classes = confident.argmax(1)
-    most = confident[images, classes]
-    wrong = np.flatnonzero((most > -np.inf) & (classes != labels))
-    order = np.argsort(own[wrong] - most[wrong], kind="stable")
+    confident = probabilities >= np.maximum(means, 2 * TOLERANCE) - TOLERANCE
+    is_single = confident.sum(1) == 1
+    classes = np.where(is_single, confident.argmax(1), probabilities.argmax(1))
+    raised = probabilities.copy()
+    raised[images, labels] += TOLERANCE
+    is_wrong = confident.any(1) & (classes != labels) & (raised.argmax(1) != labels)
+    wrong = np.flatnonzero(is_wrong)
+    order = np.argsort(own[wrong] - probabilities[wrong, classes[wrong]], kind="stable")
     return wrong[order], classes[wrong][order]
 
 

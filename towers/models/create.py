@@ -96,6 +96,17 @@ def create_model(
     return model
 
 
+def head_layers(model: keras.Model) -> list[str]:
+    """Returns the names of the layers after the last global pooling; none without."""
+    names = [layer.name for layer in model.layers]
+    pools = [
+        place
+        for place, layer in enumerate(model.layers)
+        if "Global" in type(layer).__name__ and "block" not in layer.name
+    ]
+    return names[pools[-1] + 1 :] if pools else []
+
+
 def normalization_parameters(model: keras.Model) -> frozenset[str]:
     """Names of the scales and offsets of batch normalization."""
     return frozenset(

@@ -18,6 +18,7 @@ bias, scale or moment, and their name of the module or parameter:
 FILE.py may have `TORCH_NAMES`, too.
 """
 
+import collections
 import inspect
 import math
 import re
@@ -89,6 +90,30 @@ def places(
         placed = {v: p for v in variables if (p := place(v, table)) and p.name in names}
         best = max(best, (placed, table), key=lambda pair: len(pair[0]))
     return best
+
+
+def prefix(
+    variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
+) -> str:
+    """Returns what wrappers put before the names of a network's tensors, such as
+    "module." or "model."; of several networks in a file the averages' prefix, else
+    ValueError."""
+    variables = list(variables)
+    ends = {p.name for table in choice for x in variables if (p := place(x, table))}
+    counts = collections.Counter()
+    for name in names:
+        parts = name.split(".")
+        tails = (".".join(parts[i:]) for i in range(len(parts)))
+        counts.update(name.removesuffix(x) for x in tails if x in ends)
+    most = max(counts.values(), default=0)
+    if 2 * most < len(variables):  # of another network
+        return ""
+    found = [x for x, count in counts.items() if count == most]
+    averages = [x for x in found if "ema" in x or "average" in x]
+    if len(averages or found) > 1:
+        listed = " and ".join(f"{x}*" for x in found)
+        raise ValueError(f"it has several networks, {listed}; save one of them alone")
+    return (averages or found or [""])[0]
 
 
 def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ decays N times late.)
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -205,6 +205,7 @@ _BLOCKS = (
     re.compile(r"(.*block_?\d+[a-z]?)(?=_|/|$)"),
     re.compile(r"[^_/]*?(\d+)(?:_|/|$)"),
 )
+_STAGE = re.compile(r"(.*stage\d+_)")
 
 # Name of a parameter, in the order of the model -> its rate; None for the schedule's.
 Matched = Mapping[str, ParamRate | None]
@@ -297,14 +298,18 @@ def create_rate_fns(
     return learning_rate_fn, tuple(rate_fns)
 
 
-def decay_by_layer(matched: Matched, factor: float) -> Matched:
-    """Rates that fall from the head to the input (Bao et al. 2021, arXiv:2106.08254).
+def decay_by_layer(
+    matched: Matched, factor: float, head: Collection[str] = ()
+) -> Matched:
+    """Returns rates that fall from the head to the input (Bao et al. 2021,
+    arXiv:2106.08254).
 
     The rate of a parameter is multiplied by `factor` once for its block and once for
     each after it. A block is layers in a row whose names are the same up to the number
     after "block" or, where no name has one, begin with a word of the same number, such
-    as conv1 and norm1_2. Other layers belong to the block before them, the last layer
-    to none.
+    as conv1 and norm1_2. Layers such as stage2_reduce belong to the first block of
+    their stage, or are a block of their own. Other layers belong to the block before
+    them, the last layer and the layers that `head` names to none.
 
     Raises:
         ConfigError: there are not two blocks.
@@ -312,26 +317,31 @@ def decay_by_layer(matched: Matched, factor: float) -> Matched:
     if factor == 1:
         return matched
     layers = [name.rpartition("/")[0] for name in matched]
+    head = {*head, layers[-1]}
     pattern = next((x for x in _BLOCKS if any(map(x.match, layers))), _BLOCKS[-1])
     block, number, numbers = "", 0, []
     for layer in layers:
-        match, previous = pattern.match(layer), block
-        block = match[1] if match else block
-        number += block != previous
+        match, stage, previous = pattern.match(layer), _STAGE.match(layer), block
+        if match:
+            block = match[1]
+        elif stage and not block.startswith(stage[1]):
+            block = stage[1]
+        goes_on = previous and block == f"{previous}block1"
+        number += block != previous and not goes_on
         numbers.append(number)
-    below_head = {n for n, x in zip(numbers, layers, strict=True) if x != layers[-1]}
+    below_head = {n for n, x in zip(numbers, layers, strict=True) if x not in head}
     if len(below_head) < 2:
         raise ConfigError(
             f"layer_decay={factor}: the names of the network's layers show no blocks, "
             f"such as block1_conv or conv1; the first are {', '.join(layers[:3])}; set "
             "--param_rates"
         )
-    rates, head = {}, max(below_head) + 1
+    rates, last = {}, max(below_head) + 1
     for (name, rate), layer, number in zip(
         matched.items(), layers, numbers, strict=True
     ):
         rate = rate or ParamRate("", 1.0)
-        power = 0 if layer == layers[-1] else head - number
+        power = 0 if layer in head else last - number
         rates[name] = rate._replace(factor=rate.factor * factor**power)
     return rates
 

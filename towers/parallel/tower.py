@@ -167,14 +167,14 @@ def count_correct(loss_fn: LossFn, logits: tf.Tensor, labels: tf.Tensor) -> tf.T
 
     The largest logit is the label's, of a mixed image the label with the largest share.
     With a loss of several labels an image: the logits of all labels, or shares above
-    1/2, are positive and others are not.
+    1/2, are at least 0 and others are not.
     """
     return tf.reduce_sum(_is_correct(loss_fn, logits, labels))
 
 
 def _is_correct(loss_fn, logits, labels):
     if getattr(loss_fn, "multi_label", False):
-        is_right = (logits > 0) == (labels > 0.5)
+        is_right = (logits >= 0) == (labels > 0.5)
         return tf.cast(tf.reduce_all(is_right, axis=1), tf.float32)
     if len(labels.shape) > 1:
         labels = tf.argmax(labels, axis=1)

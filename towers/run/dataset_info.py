@@ -127,6 +127,10 @@ class DatasetInfo:
         if self.image_shape != other.image_shape:
             ours, theirs = ("x".join(map(str, x.image_shape)) for x in (self, other))
             return f"its images were {ours} and are {theirs}"
+        return self.class_difference(other)
+
+    def class_difference(self, other: "DatasetInfo") -> str:
+        """Describes the first difference in classes; empty without one."""
         if self.multi_label != other.multi_label:
             kinds = ("one label an image", "label sets")
             return (

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import inspect
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from unicodedata import normalize
 
 import keras
 import numpy as np
@@ -15,12 +17,12 @@ from towers import console
 from towers.config import choices
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
-from towers.data.files.paths import reason
+from towers.data.files.paths import reason, shown
 from towers.data.files.reading import local_copy
-from towers.errors import CheckpointError, DataError, one_line
+from towers.errors import CheckpointError, ConfigError, DataError, one_line
 from towers.keras_internals import layers_of
 from towers.models import torch_names
-from towers.models.create import pretrained
+from towers.models.create import create_model, pretrained
 from towers.models.keras import applications
 from towers.models.layers.attention import Tokens
 from towers.parallel.trainer import Trainer
@@ -30,33 +32,67 @@ from towers.run.weights import Stored, StoredWeights, open_weights, weights_in_m
 
 KINDS = ("params", "state")
 
+# Minimum share of the parameters outside of the head that a start loads.
+MIN_TAKEN = 0.9
+
+# Networks of about the size of a file that are compared with it, and a side of images.
+NUM_NEAR, SIDE = 6, 224
+
 # In the name of a class: Keras' stems are conv2d of Conv2D, re_lu of ReLU.
 _BEFORE_WORD = re.compile("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
-def start_from(trainer: Trainer, init_from: str, model: str) -> set[str]:
+def start_from(
+    trainer: Trainer, init_from: str, model: str, class_names: Sequence[str] = ()
+) -> set[str]:
     """Loads parameters and model state where name and shape match, and lists the rest.
+
+    The outputs of the head follow the names of the classes where the source has them.
     Moving averages start at the parameters.
 
-    Returns the variables of `Trainer.state` that have no value there. CheckpointError
-    where the source cannot be read, or nothing in it fits.
+    Returns:
+        The variables of `Trainer.state` that have no value there.
+
+    Raises:
+        CheckpointError: the source cannot be read, or is of another network.
     """
     state, choice = trainer.state(), choices.find("model", model)
     with _source(init_from, model, state, trainer) as weights:
-        taken, missing, drawn = _fill(state, weights)
-        used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
-        not_used = [x.name for x in weights.all() if x.name not in used]
-    if not taken:
-        first = drawn[0][0] if drawn else missing[0]
-        there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
-        raise CheckpointError(
-            f"init_from={init_from}: nothing in {weights.path} fits; "
-            f"{first} {list(state[first].shape)} {there} there{_other_names(weights)}"
+        ours, theirs = (
+            tuple(normalize("NFC", x) for x in names)
+            for names in (class_names, weights.class_names)
         )
+        head = [name for name in state if name.startswith("params/")][-1]
+        head = head.rpartition("/")[0]
+        taken, missing, drawn = _match(
+            state,
+            weights,
+            lambda name, stored: (
+                _by_class(stored, state[name], theirs, ours)
+                if name.rpartition("/")[0] == head
+                else stored
+            ),
+        )
+        used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
+        not_used = [x for x in weights.all() if x.name not in used]
+        if problem := _misfit(state, taken, drawn, not_used, weights, head):
+            raise CheckpointError(
+                f"init_from={init_from}: {weights.path} is of another network than "
+                f"model={model}: {problem}. {_nearest_networks(weights, trainer.model)}"
+            )
+        _read(state, taken)
     if choice.own_moments:
         applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(taken)} variables of {weights.path}")
+    new = {*missing, *(name for name, _ in drawn)}
+    of_head = {name for name in state if name.rpartition("/")[0] == head}
+    new_classes = [x for x in ours if theirs and x not in theirs]
+    if new_classes or of_head & taken.keys():
+        if about := _about_head(theirs, ours, new_classes):
+            console.line(f"{head.partition('/')[2]}: {about}")
+        new |= of_head if new_classes else set()
+        drawn = [(name, x) for name, x in drawn if name not in of_head]
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     for stem in sorted({_split_number(name)[0] for name in unknown}):
         console.line(
@@ -66,21 +102,111 @@ def start_from(trainer: Trainer, init_from: str, model: str) -> set[str]:
         console.line(f"not taken: {line}")
     for name in missing:
         console.line(f"not taken: {name} {list(state[name].shape)} is not there")
-    for name in not_used:
-        console.line(f"not taken: {name} is only there")
-    return {*missing, *(name for name, _ in drawn)}
+    for x in not_used:
+        console.line(f"not taken: {x.name} is only there")
+    return new
 
 
-def _other_names(weights):
-    """Names of the tensors of a file of PyTorch, and the networks that can be read."""
-    if not weights.is_of_torch:
+def _by_class(stored, value, theirs, ours):
+    """Returns a variable of the head with the outputs of our classes: the source's by
+    name, or those of `value`; a variable of no shape if no class is there."""
+    shape = *value.shape[:-1], len(theirs)
+    is_by_class = theirs and stored.shape == shape and value.shape[-1] == len(ours)
+    if not is_by_class or theirs == ours:
+        return stored
+    if not {*theirs} & {*ours}:
+        return stored._replace(shape=())
+
+    def read():
+        array, values = np.asarray(stored.read()), value.copy()
+        for index, name in enumerate(ours):
+            if name in theirs:
+                values[..., index] = array[..., theirs.index(name)]
+        return values
+
+    return Stored(stored.name, value.shape, read)
+
+
+def _about_head(theirs, ours, new):
+    """Describes which outputs of a source are taken; empty if all are."""
+    if new:
+        more = f" and {len(new) - 5} more" if new[5:] else ""
+        listed = ", ".join(shown(x, 40) for x in new[:5]) + more
+        known = len(ours) - len(new)
+        return f"{known} of {len(ours)} classes are there; new: {listed}"
+    if not theirs and ours:
+        return f"no class names there; output 1 is taken for {shown(ours[0], 40)}, ..."
+    return "the outputs there follow the class names here" if theirs != ours else ""
+
+
+def _misfit(state, taken, drawn, not_used, weights, head):
+    """Describes why weights are of another network; empty where they fit."""
+    trunk = {
+        name: value.size
+        for name, value in state.items()
+        if name.startswith("params/") and name.rpartition("/")[0] != head
+    }
+    count = sum(size for name, size in trunk.items() if name in taken)
+    if not taken or count < MIN_TAKEN * sum(trunk.values()):
+        number = len(trunk.keys() & taken.keys())
+        share = count / max(1, sum(trunk.values()))
+        return (
+            f"it has {number} of the {len(trunk)} parameters outside of "
+            f"{head.partition('/')[2]}, {share:.0%} of their numbers"
+        )
+    if not weights.of_torch:
         return ""
-    names = list(weights.named)
-    known = ", ".join(name for name, row in MODELS.items() if row.pretrained)
+    for name, stored in drawn:
+        ours, theirs = (list(x.shape) for x in (state[name], stored))
+        # Images may have other channels.
+        if name in trunk and (ours[:-2], ours[-1:]) != (theirs[:-2], theirs[-1:]):
+            return f"{name} is {ours} here and {theirs} there"
+    blocks = {_block(x.name) for x in taken.values()}
+    within = [
+        x for x in not_used if math.prod(x.shape) > 1 and _block(x.name) in blocks
+    ]
+    rest = sum(math.prod(x.shape) for x in not_used)
+    if within or count < MIN_TAKEN * (count + rest):
+        x = (within or not_used)[0]
+        return f"it also has {x.name} {list(x.shape)}"
+    return ""
+
+
+def _block(name):
+    """layer1.0.conv1.weight -> layer1.0; the name where it has no number."""
+    match = re.match(r".*?\d+(\.\d+)*(?=\.)", name)
+    return match[0] if match else name
+
+
+def _nearest_networks(weights, model):
+    """Names the three networks of which weights have most, by names and shapes; files
+    of PyTorch are of large images, others of those of `model`."""
+    shape = (SIDE, SIDE, 3) if weights.of_torch else model.inputs[0].shape[1:]
+    arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
+    total = sum(math.prod(x.shape) for x in arrays)
+    models = [name for name, row in MODELS.items() if row.num_params]
+    models.sort(key=lambda name: abs(math.log(MODELS[name].num_params / max(1, total))))
+    scores = []
+    for model in models[:NUM_NEAR]:
+        named = weights
+        try:
+            network = create_model(model, image_shape=shape, num_classes=2)
+            if weights.of_torch:
+                named = _with_our_names(weights, model, network)
+        except (CheckpointError, ConfigError):
+            continue
+        state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
+        state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
+        count = sum(state[name].size for name in _match(state, named)[0])
+        scores.append((count / max(total, sum(x.size for x in state.values())), model))
+    nearest = [f"{name} ({x:.0%})" for x, name in sorted(scores)[:-4:-1] if x > 0.01]
+    if not nearest:
+        names = one_line(", ".join(x.name for x in arrays), 200)
+        nearest = [name for name, row in MODELS.items() if row.pretrained]
+        return f"It has {names}. Files of these networks are read: {', '.join(nearest)}"
     return (
-        f". It has {len(names)} tensors: {one_line(', '.join(names[:3]), 200)}, ... "
-        f"Files of these networks can be read: {known}; others are given as Keras "
-        "models, or with TORCH_NAMES in --model=FILE.py:FUNCTION"
+        f"Nearest networks by names and shapes: {', '.join(nearest)}; give others as "
+        "--model=FILE.py:FUNCTION, with TORCH_NAMES"
     )
 
 
@@ -110,8 +236,16 @@ def _other_shapes(drawn, state):
 
 
 def _fill(state, weights):
-    """Puts into a state what fits. Returns name -> array that was taken, the names that
-    are missing there, and (name, array) of those that have another shape there."""
+    """Puts into a state what fits; returns what `_match` does."""
+    found = _match(state, weights)
+    _read(state, found[0])
+    return found
+
+
+def _match(state, weights, change=lambda name, stored: stored):
+    """Returns name -> array that fits a variable of a state, the names that are missing
+    there, and (name, array) of those that have another shape there; `change` may give
+    another array in place of a variable's."""
     taken, missing, drawn = {}, [], []
     layers = _layers(state)
     for name, value in state.items():
@@ -122,14 +256,19 @@ def _fill(state, weights):
         stored = weights.find(kind, variable, shapes)
         if stored is None:
             missing.append(name)
-        elif stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
+            continue
+        stored = change(name, stored)
+        if stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
             taken[name] = stored
         else:
             drawn.append((name, stored))
+    return taken, missing, drawn
+
+
+def _read(state, taken):
     for name, stored in taken.items():
         values = np.asarray(stored.read()).astype(state[name].dtype)
         set_initial(state, name, values.reshape(state[name].shape))
-    return taken, missing, drawn
 
 
 def set_initial(state: dict[str, np.ndarray], name: str, values: np.ndarray) -> None:
@@ -167,9 +306,15 @@ def _with_our_names(weights, model, network):
     """Weights of PyTorch by the names of the network's variables, in their layout."""
     ours = {variable.path: tuple(variable.shape) for variable in network.variables}
     tables = torch_names.tables(model)
-    places, table = torch_names.places(ours, tables, weights.named)
+    prefix = torch_names.prefix(ours, tables, weights.of_torch)
+    own = {
+        name.removeprefix(prefix): x._replace(name=name.removeprefix(prefix))
+        for name, x in weights.of_torch.items()
+        if name.startswith(prefix)
+    }
+    places, table = torch_names.places(ours, tables, own)
     for name in torch_names.missing_variables(table, ours).values():
-        if name in weights.named:
+        if name in own:
             raise CheckpointError(
                 f"init_from={weights.path}: it has {name}, for which model={model} has "
                 "no place; deit_tiny, deit_small and deit_base have one"
@@ -180,12 +325,17 @@ def _with_our_names(weights, model, network):
         if isinstance(layer, Tokens) and layer.has_class_token
     }
     used = {place.name for place in places.values()}
-    named = {name: x for name, x in weights.named.items() if name not in used}
+    named = {name: x for name, x in own.items() if name not in used}
     for variable, place in places.items():
         named[variable] = _in_our_layout(
-            weights.named[place.name], place, variable, ours[variable], grids
+            own[place.name], place, variable, ours[variable], grids
         )
-    return dataclasses.replace(weights, named=named)
+    path, rest = weights.path, len(weights.of_torch) - len(own)
+    if prefix:
+        path += f", names {prefix}*"
+    if rest:
+        path += f" ({rest} others are not taken)"
+    return dataclasses.replace(weights, path=path, named=named)
 
 
 def _in_our_layout(stored, place, variable, shape, grids):
@@ -258,7 +408,7 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         path = find_weights(model)
     with open_weights(path) as weights:
         if weights is not None:
-            if weights.is_of_torch:
+            if weights.of_torch:
                 weights = _with_our_names(weights, model, trainer.model)
             elif choice.own_moments or choice.is_in_a_file or choice.is_given:
                 weights = _with_automatic_names(weights, state)
@@ -268,6 +418,8 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
     if not os.path.isfile(path):
         checkpoint = Checkpointer(folder.checkpoints).read("best")
     if checkpoint is None:
+        if not os.path.lexists(path):
+            raise CheckpointError(f"init_from={path}: there is no such file or folder")
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
             f"init_from={path}: {where} holds no checkpoint; give the "
@@ -276,4 +428,6 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
-    yield weights_in_memory(str(checkpoint.path), kept)
+    names = checkpoint.trainer_state["dataset_info"]["class_names"]
+    weights = weights_in_memory(str(checkpoint.path), kept)
+    yield dataclasses.replace(weights, class_names=tuple(map(str, names)))

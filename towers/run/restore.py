@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -90,11 +90,19 @@ def validate_changes(
 def validate_dataset(
     data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError where a run is to be continued with another data set, unless
-    "dataset" or "data_dir" may change."""
-    if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
+    """Raises ConfigError if a run is to be continued with other classes; or with
+    another data set, unless "dataset" or "data_dir" may change."""
+    if checkpoint is None:
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    if difference := info.class_difference(DatasetInfo.of(data)):
+        folder = checkpoint.path.parent.parent
+        raise ConfigError(
+            f"not the data set of the run: {difference}. For other classes start a new "
+            f"run from this one: --init_from={folder} --workdir=NEW_FOLDER"
+        )
+    if {"dataset", "data_dir"} & set(allow_change):
+        return
     if {"init_from", "standardize"} & set(allow_change):
         info = dataclasses.replace(info, mean=data.mean, std=data.std)
     info.validate_training(data)
@@ -142,7 +150,10 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
 
 
 def load_trainer(
-    trainer: Trainer, config: Config, checkpoint: Checkpoint | None
+    trainer: Trainer,
+    config: Config,
+    checkpoint: Checkpoint | None,
+    class_names: Sequence[str] = (),
 ) -> set[str]:
     """Continues from a checkpoint; without one, starts from the parameters that
     `init_from` names, if any. Returns the variables that have no value there."""
@@ -150,7 +161,7 @@ def load_trainer(
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
     elif config.init_from:
-        return start_from(trainer, config.init_from, config.model)
+        return start_from(trainer, config.init_from, config.model, class_names)
     return set()
 
 

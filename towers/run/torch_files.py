@@ -50,9 +50,9 @@ WRAPPERS = (
     *("state_dict_ema", "model_ema", "ema_state_dict", "ema"),
     *("state_dict", "model", "model_state", "model_state_dict"),
 )
-PREFIXES = ("module.", "_orig_mod.")
+MAX_DEPTH = 3  # of wrappers within wrappers
 # Numbers of training steps, which no network of ours has.
-COUNTER = "num_batches_tracked"
+COUNTERS = ("num_batches_tracked", "n_averaged")
 OLDER_FORMAT = 0x1950A86A20F9469CFC6C  # begins files before PyTorch 1.6
 
 
@@ -75,38 +75,34 @@ class Storage(NamedTuple):
     size: int
 
 
-def state_dict(file: Any) -> tuple[dict[str, Tensor], str]:
-    """The tensors of the content of a file, and the name of the entry that has them;
-    ValueError without any."""
+def state_dict(file: Any, depth: int = 1) -> tuple[dict[str, Tensor], str]:
+    """Returns the tensors of the content of a file, without counters of steps, and the
+    name of the entry that has them; ValueError without any."""
     content = file if isinstance(file, dict) else {}
     for name in (*WRAPPERS, *content):
-        tensors = content.get(name)
-        if isinstance(tensors, dict) and _tensors(tensors):
-            return _without_prefixes(_tensors(tensors)), str(name)
+        inner = content.get(name)
+        if tensors := _tensors(inner):
+            return tensors, str(name)
+        if name in WRAPPERS and isinstance(inner, dict) and depth < MAX_DEPTH:
+            with contextlib.suppress(ValueError):
+                return state_dict(inner, depth + 1)
     if not _tensors(content):
         raise ValueError("it has no dict of tensors")
-    return _without_prefixes(_tensors(content)), ""
+    return _tensors(content), ""
 
 
 def _tensors(content):
     return {
         name: value
-        for name, value in content.items()
+        for name, value in (content.items() if isinstance(content, dict) else ())
         if isinstance(name, str) and isinstance(value, Tensor)
+        if not name.endswith(COUNTERS)
     }
 
 
-def _without_prefixes(tensors):
-    """The tensors without counters, their names without the prefixes of wrappers."""
-    for prefix in (*PREFIXES, *PREFIXES):
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
-    return {name: x for name, x in tensors.items() if not name.endswith(COUNTER)}
-
-
 @contextlib.contextmanager
-def open_safetensors(path: str) -> Iterator[dict[str, Tensor]]:
-    """The tensors of a file, while it is open."""
+def open_safetensors(path: str) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
+    """The tensors and the metadata of a file, while it is open."""
     import safetensors
 
     try:
@@ -122,7 +118,7 @@ def open_safetensors(path: str) -> Iterator[dict[str, Tensor]]:
                 tensors[name] = Tensor(
                     tuple(tensor.get_shape()), lambda name=name: file.get_tensor(name)
                 )
-            yield tensors
+            yield tensors, file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
 

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from towers.config import parse_json
 from towers.config.pretrained import OF_PYTORCH
 from towers.errors import CheckpointError, one_line
 from towers.run import torch_files
@@ -28,6 +29,7 @@ from towers.run import torch_files
 WEIGHTS_IN_KERAS = "model.weights.h5"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+MAX_NAMES_BYTES = 2**24
 
 
 class Stored(NamedTuple):
@@ -49,14 +51,17 @@ class StoredWeights:
             by the place in the file, "/...", of layers that share a name.
         layers: name of a layer in the network -> its name in the file, where it may be
             another one; None where that is not known.
-        is_of_torch: names and layouts are PyTorch's.
+        of_torch: the arrays by the names of a file of PyTorch, in its layouts; else
+            empty.
+        class_names: in the order of the outputs; empty if the file does not have them.
     """
 
     path: str
     named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
     layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    is_of_torch: bool = False
+    of_torch: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
@@ -123,13 +128,16 @@ def open_weights(path: str) -> Iterator[StoredWeights | None]:
             yield _read_checkpoint(path, prefix)
         elif path.endswith(".keras") and os.path.isfile(path):
             with _unzipped(path) as file, h5py.File(file, "r") as content:
-                yield _read_hdf5(path, content)
+                names = _class_names(path)
+                yield dataclasses.replace(_read_hdf5(path, content), class_names=names)
         elif path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
             with h5py.File(path, "r") as content:
                 yield _read_hdf5(path, content)
         elif path.endswith(".safetensors") and os.path.isfile(path):
-            with torch_files.open_safetensors(path) as content:
-                yield _read_torch(path, content)
+            with torch_files.open_safetensors(path) as (content, metadata):
+                weights = _read_torch(path, content)
+                names = _parse_names(metadata.get("class_names", "[]"))
+                yield dataclasses.replace(weights, class_names=names)
         elif path.endswith(OF_PYTORCH) and os.path.isfile(path):
             with torch_files.open_pickled(path) as content:
                 yield _read_torch(path, content)
@@ -151,7 +159,23 @@ def _read_torch(path, content):
     tensors, entry = torch_files.state_dict(content)
     named = {name: Stored(name, *tensor) for name, tensor in tensors.items()}
     place = f"{path} ({entry})" if entry else path
-    return StoredWeights(place, named, is_of_torch=True)
+    return StoredWeights(place, named, of_torch=named)
+
+
+def _class_names(path):
+    """Returns the names that an export writes into a .keras file."""
+    with zipfile.ZipFile(path) as archive, contextlib.suppress(KeyError):
+        member = archive.getinfo("class_names.json")
+        # A compressed one could be of any size.
+        if member.file_size < MAX_NAMES_BYTES:
+            return _parse_names(archive.read(member))
+    return ()
+
+
+def _parse_names(text):
+    names = parse_json(text)
+    is_list = isinstance(names, list) and all(isinstance(x, str) for x in names)
+    return tuple(names) if is_list else ()
 
 
 def _checkpoint_prefix(path):

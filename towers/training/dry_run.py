@@ -78,7 +78,7 @@ def dry_run(
         config, devices, checkpoint=checkpoint, allow_change=allow_change
     )
     print_banner(config, folder, devices, parts, trainer, origins)
-    new = load_trainer(trainer, config, checkpoint)
+    new = load_trainer(trainer, config, checkpoint, parts.data.class_names)
     if checkpoint is not None:
         print_entry("continues", f"from step {trainer.step}")
     elif steps := checkpointer.steps():

@@ -160,7 +160,7 @@ def lr_range_test(
     devices = build_trainer.configure_devices(tested)
     parts, trainer = build_run(tested, devices, schedule_fn=growing_rate)
     print_banner(config, folder, devices, parts, trainer, origins)
-    new = load_trainer(trainer, config, None)
+    new = load_trainer(trainer, config, None, parts.data.class_names)
     if config.linear_probe:
         fit_head(trainer, parts, config.batch_size, new)
     count = num_steps(config, parts.num_examples)

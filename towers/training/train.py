@@ -201,7 +201,8 @@ def restore(
     """Loads the checkpoint, or the initial values, and writes what describes the run,
     with the architecture of a network that a Python program gives."""
     config, folder, reports = run.config, run.folder, run.reports
-    new = load_trainer(run.trainer, config, checkpoint)
+    names = run.parts.data.class_names
+    new = load_trainer(run.trainer, config, checkpoint, names)
     if checkpoint is not None:
         run.progress = Progress.from_json(checkpoint.trainer_state)
         run.outputs.saved_step = checkpoint.step

@@ -45,7 +45,7 @@ def _of_torchvision(hidden: str, mlp: str) -> dict[str, str]:
     )
 
 
-def _of_transformers(network: str) -> dict[str, str]:
+def _of_transformers(network: str, blocks: str, parts: dict[str, str]):
     return _with_blocks(
         {
             "patches": f"{network}embeddings.patch_embeddings.projection",
@@ -54,16 +54,22 @@ def _of_transformers(network: str) -> dict[str, str]:
             "last_norm": f"{network}layernorm",
             "logits": "classifier",
         },
-        rf"{network}encoder.layer.{{\1-1}}.",
-        {
-            "(query|key|value)": r"attention.attention.\2",
-            "norm1": "layernorm_before",
-            "norm2": "layernorm_after",
-            "out": "attention.output.dense",
-            "hidden": "intermediate.dense",
-            "mlp": "output.dense",
-        },
+        rf"{network}{blocks}.{{\1-1}}.",
+        {"norm1": "layernorm_before", "norm2": "layernorm_after", **parts},
     )
+
+
+# Parts of a block in files of transformers' save_pretrained, and in its state dicts.
+_SAVED = {
+    "(query|key|value)": r"attention.attention.\2",
+    "out": "attention.output.dense",
+    "hidden": "intermediate.dense",
+    "mlp": "output.dense",
+}
+_IN_MEMORY = {
+    **{x: f"attention.{x[0]}_proj" for x in ("query", "key", "value", "out")},
+    **{"hidden": "mlp.fc1", "mlp": "mlp.fc2"},
+}
 
 
 # Of timm, torchvision and Hugging Face's transformers.
@@ -84,8 +90,11 @@ TORCH_NAMES = (
     },
     _of_torchvision("0", "3"),
     _of_torchvision("linear_1", "linear_2"),  # its published files
-    _of_transformers("vit."),
-    _of_transformers(""),  # without a head
+    *(
+        _of_transformers(network, *names)
+        for network in ("vit.", "")  # with and without a head
+        for names in (("encoder.layer", _SAVED), ("layers", _IN_MEMORY))
+    ),
 )
 
 
