@@ -79,6 +79,31 @@ def test_a_worker_that_does_not_come_is_named():
     assert f"worker 1 ({addresses[1]}) did not come within 0.1 s" in str(caught.value)
 
 
+def test_a_host_name_that_does_not_resolve_is_said_at_once(capsys, monkeypatch):
+    monkeypatch.setattr("towers.run.peers.NAME_SECS", 0.2)
+    addresses = [*addresses_of(2), "no-such-host.invalid:2222"]
+    with started(addresses, 1), pytest.raises(WorkerLostError) as caught:
+        wait_for_all(addresses, 0, 600)
+    for text in str(caught.value), capsys.readouterr().out:
+        assert "worker 2 (no-such-host.invalid:2222)" in text
+        assert "does not resolve" in text
+
+
+def test_a_host_name_may_resolve_late(monkeypatch):
+    addresses, connect = addresses_of(2), socket.create_connection
+    refusals = iter([socket.gaierror(-2, "Name or service not known")] * 3)
+
+    def resolve(*args):
+        if error := next(refusals, None):
+            raise error
+        return connect(*args)
+
+    monkeypatch.setattr("towers.run.peers.socket.create_connection", resolve)
+    with started(addresses, 1):
+        wait_for_all(addresses, 0, 20)
+    assert next(refusals, None) is None
+
+
 def test_what_is_no_worker_is_refused_and_a_server_of_grpc_is_taken():
     addresses = addresses_of(2)
     with server_of(b"SSH-2.0-OpenSSH_9.2\r\n", addresses[1]):

@@ -423,8 +423,25 @@ def test_the_same_images_in_another_form_are_the_same_data_set():
         (images.astype(np.int64), np.eye(5)[labels]),
         (images.tolist(), labels.tolist()),
         (images.astype(np.float16), labels),
+        (images, labels.astype(np.float64)),
     ):
         assert sets.give((same, TEST), names) == sets.give((TRAIN, TEST), names)
+
+
+def test_labels_of_two_classes_may_be_bool_or_float():
+    """As comparisons and Keras' `label_mode="binary"` give them."""
+    integers = TRAIN[1] % 2
+    expected = sets.give((TRAIN[0], integers), ["cat", "dog"])
+    for labels in (
+        integers == 1,
+        (integers == 1)[:, None],
+        integers.astype(np.float32)[:, None],
+        np.float16(integers),
+    ):
+        assert sets.give((TRAIN[0], labels), ["cat", "dog"]) == expected
+        batched = SLICES((TRAIN[0], labels)).batch(8)
+        data = sets.give(batched, ["cat", "dog"])
+        assert data == sets.give(SLICES((TRAIN[0], integers)), ["cat", "dog"])
 
 
 def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
@@ -455,6 +472,8 @@ SLICES = tf.data.Dataset.from_tensor_slices
         ((np.moveaxis(TRAIN[0], 3, 1), TRAIN[1]), "moveaxis"),
         ((TRAIN[0][:, :0], TRAIN[1]), "uint8 .50, 0, .*none of them 0"),
         ((TRAIN[0], TRAIN[1] / 2), "labels are float64"),
+        ((TRAIN[0], TRAIN[1] + np.nan), "labels are float64"),
+        ((TRAIN[0], TRAIN[1] * 1e30), "labels are float64"),
         ((TRAIN[0], TRAIN[1] + 1), "from 1 to 5, .* subtract 1"),
         ((TRAIN[0], FAR), "from 0 to 1099511627776, of 50 images"),
         ((TRAIN[0], TRAIN[1][1:]), "50 training images with 49 labels"),

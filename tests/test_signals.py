@@ -1,6 +1,7 @@
 """Runs that a signal stops, or that hang."""
 
 import dataclasses
+import faulthandler
 import functools
 import os
 import signal
@@ -22,7 +23,7 @@ from small_runs import (
 
 from towers.errors import Preempted, StuckError
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
-from towers.run import watchdog
+from towers.run import signals, watchdog
 from towers.run.outputs import settled_state
 from towers.run.watchdog import Watchdog
 from towers.training.train import train
@@ -109,6 +110,8 @@ def train_and_halt(join_worker):
         slow("tracing", 1, True, [], signal.SIGTERM),
         ("computing", 4, False, [4, 5], signal.SIGTERM),
         slow("computing", 4, False, [4, 5], signal.SIGHUP),
+        ("computing", 4, False, [4, 5], signal.SIGUSR1),
+        slow("evaluating", 1, True, [5], signal.SIGUSR2),
         slow("waiting", 6, True, [3, 4, 5], signal.SIGTERM),  # batches are read ahead
         slow("drawing", 1, True, [4], signal.SIGTERM),
         ("evaluating", 1, True, [5], signal.SIGINT),
@@ -153,6 +156,29 @@ def assert_saves_and_continues(
 
     assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
+
+
+@pytest.mark.row(12)
+def test_row_12_a_signal_that_the_program_handles_itself_is_left_to_it(tmp_path):
+    """As submitit has its SIGUSR2, and others print stacks by faulthandler."""
+    received = []
+    stacks = (tmp_path / "stacks").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks)
+    former = signal.signal(signal.SIGUSR2, lambda *_: received.append("program"))
+    try:
+        handlers = signals.catch(lambda number, _: received.append(number))
+        inner = signals.catch(lambda number, _: received.append(-number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        signals.restore(inner)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.restore(handlers)
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+        stacks.close()
+        signal.signal(signal.SIGUSR2, former)
+    assert received == ["program", -signal.SIGTERM, signal.SIGTERM]
+    assert "most recent call first" in (tmp_path / "stacks").read_text()
 
 
 class StepBegun:

@@ -120,7 +120,7 @@ def test_row_12_a_trainer_that_returns_gives_its_result_after_two_signals():
     [
         (train, "computing", "step 7"),
         (save, "waiting", "saving"),
-        (report, "waiting", "what follows step 6, such as its reports,"),
+        (report, "waiting", "the report after step 6"),
     ],
 )
 @pytest.mark.row(12)
@@ -169,7 +169,7 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
     [
         (train, r"step 7 was not .* 600 s \(--stuck_after_secs\), while computing$"),
         (save, r"saving was not .* \(--stuck_after_secs\)$"),
-        (report, "what follows step 6, such as its reports, was not finished"),
+        (report, "the report after step 6 was not finished"),
     ],
 )
 @pytest.mark.row(15)

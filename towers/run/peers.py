@@ -59,6 +59,10 @@ HEARTBEAT_SECS = 10.0
 # Missing workers are named after this time.
 _ANNOUNCE_SECS = 10.0
 
+# A name that does not resolve is waited for this long: Kubernetes makes those of a
+# Service when its pods start.
+NAME_SECS = 30.0
+
 # TensorFlow's servers find each other within this time, or the process ends with exit
 # code 1 and the stacks of its threads.
 _SERVER_SECS = 120.0
@@ -200,19 +204,34 @@ def connect(
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
     """Waits until every worker listens at its address; errors are as in `connect`."""
-    begun, announced = time.monotonic(), False
+    begun, told, unresolved_since = time.monotonic(), set(), None
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
-        while missing := [i for i in missing if not _is_there(i, addresses[i])]:
-            waited = time.monotonic() - begun
-            names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
-            if waited > wait_secs:
-                raise WorkerLostError(
-                    f"worker {names} did not come within {wait_secs:g} s"
+        while True:
+            found = {i: _is_there(i, addresses[i]) for i in missing}
+            missing = [i for i in missing if not found[i]]
+            if not missing:
+                return
+            now = time.monotonic()
+            unresolved = [i for i in missing if found[i] is None]
+            unresolved_since = (unresolved_since or now) if unresolved else None
+            waited, limit, patience, hint = now - begun, wait_secs, _ANNOUNCE_SECS, ""
+            if unresolved:
+                waited, limit = now - unresolved_since, min(wait_secs, NAME_SECS)
+                patience, hint = 0.0, ": the host name does not resolve"
+            named = ", ".join(
+                f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]
+            )
+            if waited > limit:
+                way = (
+                    "; correct --cluster, or the names of this network" if hint else ""
                 )
-            if waited > _ANNOUNCE_SECS and not announced:
-                console.line(f"waiting for worker {names}, up to {wait_secs:g} s")
-                announced = True
+                raise WorkerLostError(
+                    f"worker {named} did not come within {limit:g} s{hint}{way}"
+                )
+            if waited >= patience and hint not in told:
+                console.line(f"waiting for worker {named}, up to {limit:g} s{hint}")
+                told.add(hint)
             time.sleep(0.1)
 
 
@@ -257,13 +276,15 @@ def _answering(port, greeting):
 
 
 def _is_there(index, address):
-    """True if a worker waits, or its TensorFlow has started. ConfigError where it is
-    another worker, or none."""
+    """True if a worker waits, or its TensorFlow has started; None if its host name does
+    not resolve. ConfigError where it is another worker, or none."""
     try:
         with socket.create_connection(_split(address), 1) as probe:
             if probe.getsockname() == probe.getpeername():
                 return False  # on loopback a probe can find itself
             heard = probe.recv(100)
+    except (socket.gaierror, UnicodeError):
+        return None
     except OSError:
         return False
     is_grpc = heard[3:4] == b"\x04"  # HTTP/2 begins with a frame of settings

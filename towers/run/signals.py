@@ -7,19 +7,37 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2),  # warnings of a time limit, as Slurm sends them
+)
+_STATUS = "/proc/self/status"
 _EXIT_CODE = 75  # of towers.errors.Preempted
 _WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
 
 
 def catch(handler: Callable[..., None]) -> dict[int, Callable[..., None] | int | None]:
     """Sets the handler of the stop signals, in the main thread; returns what `restore`
-    takes. A closed terminal that is ignored, as with `nohup`, stays so."""
-    return {
-        number: signal.signal(number, handler)
-        for number in STOP_SIGNALS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-    }
+    takes. A closed terminal that is ignored, as with `nohup`, stays so, and so does a
+    SIGUSR1 or SIGUSR2 that the program around us uses."""
+    return {x: signal.signal(x, handler) for x in STOP_SIGNALS if not _is_used(x)}
+
+
+def _is_used(number):
+    """Return whether the program around us ignores a signal, or uses SIGUSR1 or 2."""
+    former = signal.getsignal(number)
+    if number in (signal.SIGTERM, signal.SIGINT):
+        return False
+    if former == signal.SIG_IGN or number == signal.SIGHUP:
+        return former == signal.SIG_IGN
+    if former != signal.SIG_DFL:
+        return not (getattr(former, "__module__", None) or "").startswith("towers.")
+    try:  # Python does not know handlers of C, such as those of `faulthandler.register`
+        with open(_STATUS) as status:
+            [caught] = (x.split()[1] for x in status if x.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        return False
 
 
 def restore(handlers: dict[int, Callable[..., None] | int | None]) -> None:

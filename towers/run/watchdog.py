@@ -191,7 +191,7 @@ class Watchdog:
         abandoned)"""
         steps, activity = self._trainer.progress()
         if not worker.is_busy:
-            work = f"what follows step {steps}, such as its reports,"
+            work = f"the report after step {steps}" if steps else "the preparation"
             return steps, work, work, False
         if worker.uninterruptible:
             return steps, worker.activity, worker.activity, False

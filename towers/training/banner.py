@@ -54,7 +54,7 @@ def print_banner(
         ("batch", f"{batch} a step over all towers"),
         (
             "length",
-            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
+            f"{parts.total_steps:,} steps, {config.num_epochs:g} {epochs} of "
             f"{parts.num_examples:,} images",
         ),
     ]

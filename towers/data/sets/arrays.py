@@ -226,11 +226,16 @@ def _labels(labels, name):
     labels = _column(labels, f"{name} labels")
     if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
         return labels.astype(np.uint8)
+    # Keras' `label_mode="binary"` has 0. and 1., comparisons have bool.
+    if labels.ndim == 1 and labels.dtype.kind in "bf":
+        with np.errstate(invalid="ignore"):
+            integers = labels.astype(np.int64)
+        labels = integers if (integers == labels).all() else labels
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
-            "should be integers [n], or [n, classes] of 0 and 1, one-hot or with a 1 "
-            "for each label of an image"
+            "should be whole numbers [n], or [n, classes] of 0 and 1, one-hot or with "
+            "a 1 for each label of an image"
         )
     return labels
 
