@@ -15,7 +15,7 @@ from example_checkpoints import FILES, MANIFEST
 from marks import slow
 
 from towers.config import changed_mathematics
-from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
+from towers.errors import MAX_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.reports import MetricsFile, read_metrics
@@ -90,7 +90,7 @@ def outcome(workdir, act=read_all):
             return act(workdir)
     except TowersError as error:
         assert error.exit_code in (2, 4)
-        assert 1 <= len(one_line(error)) <= MOST_CHARACTERS
+        assert 1 <= len(one_line(error)) <= MAX_CHARACTERS
         assert one_line(error).isprintable()
         return error
 

@@ -70,6 +70,14 @@ def test_one_line_is_one_printable_line_of_at_most_400_characters():
     assert line.startswith("begins xx") and line.endswith("xx ends") and " ... " in line
 
 
+def test_the_way_out_of_a_message_is_never_cut():
+    names = ",".join(f"--an_option_{i}" for i in range(80))
+    for begin in "x" * 300, "word " * 500, "x" * 10_000:
+        error = errors.ConfigError(f"{begin}; {names}")
+        line = errors.one_line(error)
+        assert line.endswith(names) and len(line) <= errors.MAX_CHARACTERS
+
+
 # reliability.md, row 40: memory that is not there.
 
 CPU, GPU = "/job:localhost/replica:0/task:0/device:CPU:0", "/job:worker/device:GPU:"

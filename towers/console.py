@@ -15,7 +15,9 @@ import collections
 import os
 import re
 import select
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +54,7 @@ def warn(text: str) -> None:
 
 def _print(text, color=None):
     if live := _live:  # another thread may end it
-        live.print(_colored(printable(text), color))
+        live.print(_colored(_folded(printable(text)), color))
     else:
         _out.print(text, color)
 
@@ -76,10 +78,24 @@ def is_terminal() -> bool:
     return _out.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def columns(most: int) -> int:
+    """Return the width of a line: a terminal's if that is narrower, else `most`."""
+    return min(most, shutil.get_terminal_size().columns) if _out.isatty() else most
+
+
 def is_notebook() -> bool:
     """True if standard output is the output of a notebook's cell, where no cursor can
     be moved."""
     return type(sys.stdout).__module__ == "ipykernel.iostream"
+
+
+def _folded(text):
+    """Return a line for a terminal, which would break it inside words."""
+    width = shutil.get_terminal_size().columns
+    if len(text) <= width:
+        return text
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, max(width, 20), subsequent_indent="  ", **options)
 
 
 def _colored(text, color):
@@ -192,7 +208,7 @@ class _Stream:
     def print(self, text, color=None):
         text = printable(text)
         if self.isatty():
-            text = _colored(text, color)
+            text = _colored(_folded(text), color)
         self.write(f"{text}\n")
 
     def write(self, text):

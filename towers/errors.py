@@ -39,8 +39,9 @@ def is_retryable(code: int) -> bool:
 # The environment variable with the name of a job, which its restarts keep.
 JOB = "TOWERS_JOB"
 
-# Characters of a message, its line break not counted.
-MOST_CHARACTERS = 400
+# Maximum number of characters of a message of ours, which ends with the way out, and of
+# another library's in one of ours.
+MAX_CHARACTERS, MAX_FOREIGN = 2000, 400
 
 # How TensorFlow, XLA, CUDA, cuDNN, cuBLAS and NCCL say that no memory is left; the last
 # is of a copy to a GPU.
@@ -130,9 +131,12 @@ class Preempted(TowersError):
     exit_code = 75
 
 
-def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
-    """The message of any error in a line of at most `most` printable characters. From a
-    longer message the middle is left out: its end says what to do."""
+def one_line(error: object, most: int | None = None) -> str:
+    """Return the message of an error in a line of at most `most` printable characters,
+    by default as many as the kind of error may have. The middle of a longer message is
+    left out: its end says what to do."""
+    if most is None:
+        most = MAX_CHARACTERS if isinstance(error, TowersError) else MAX_FOREIGN
     try:
         text = " ".join(str(error).split())
     except Exception:  # of a class of the user
@@ -142,7 +146,8 @@ def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
     text = printable(text or type(error).__name__)
     if len(text) <= most:
         return text
-    head, tail = text[: most - most // 3 - 5], text[-(most // 3) :]
+    kept = most * (2 if isinstance(error, TowersError) else 1) // 3  # of its end
+    head, tail = text[: most - kept - 5], text[-kept:]
     # Between words, unless the next space is far.
     space = (head + text[len(head)]).rfind(" ", len(head) - most // 6)
     head = head if space < 0 else head[:space]
@@ -206,7 +211,7 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     exit code."""
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
-        most = MOST_CHARACTERS - len(f"{program}: ")
+        most = MAX_CHARACTERS - len(f"{program}: ")
         lines = [one_line(line, most) for line in error.lines or [error]]
     else:
         lines = _defect(error, folder)

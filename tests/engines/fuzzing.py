@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from marks import slow
 
-from towers.errors import MOST_CHARACTERS, TowersError, one_line
+from towers.errors import MAX_CHARACTERS, TowersError, one_line
 
 # Inputs of each test in the fast suite, which are the same each time.
 FEW, MANY = 30, 1000
@@ -72,7 +72,7 @@ def fuzz(
         except TowersError as error:
             line = one_line(error)
             assert error.exit_code in codes, line
-            assert 1 <= len(line) <= MOST_CHARACTERS and line.isprintable()
+            assert 1 <= len(line) <= MAX_CHARACTERS and line.isprintable()
         return time.process_time() - started
 
     for value in always:

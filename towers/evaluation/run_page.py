@@ -12,7 +12,7 @@ from towers.evaluation.figures import frequent_mistakes, worst_confusion
 from towers.evaluation.report import TITLES, reported_figure, to_json
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
-from towers.reporting.display import duration
+from towers.reporting.display import counted, duration
 
 # Pairs of classes, and classes, that are listed.
 MOST_PAIRS, MOST_ROWS = 15, 200
@@ -102,7 +102,7 @@ def _tiles(content):
         if name != "accuracy" and (value := reported_figure(result, name)) is not None:
             tiles.append((title, f"{value:.4f}", ""))
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
-    length = f"{max(epochs):.4g} epochs" if epochs else ""
+    length = counted(float(f"{max(epochs):.4g}"), "epoch") if epochs else ""
     tiles.append(("step", f"{result['step']:,}", length))
     if speed := result.get("images_per_sec"):
         tiles.append(("speed", f"{speed:,.0f}", "images/s"))

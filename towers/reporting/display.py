@@ -13,8 +13,8 @@ from towers.errors import ConfigError
 # fraction of the elapsed time.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
 
-# A line is no longer than a terminal is wide.
-_WIDTH = 80
+# Maximum width of a line: a file has none.
+_WIDTH = 10_000
 
 # Bars on a wide terminal.
 _WIDEST = 120
@@ -67,7 +67,7 @@ class Display:
 
 
 class PlainDisplay(Display):
-    """Lines of at most 80 characters."""
+    """Lines, as long as a terminal is wide."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -80,22 +80,27 @@ class PlainDisplay(Display):
         if now >= self._due_at:
             passed = now - self._began_at
             self._due_at = now + max(_PERIOD_SECS, _GROWTH * passed)
-            console.line(plain_line(self.status, step, activity, self._secs_left()))
+            left, width = self._secs_left(), console.columns(_WIDTH)
+            console.line(plain_line(self.status, step, activity, left, width))
 
     def __exit__(self, *_):
         self._due_at = math.inf  # the watchdog ticks on, below "done"
 
 
 def plain_line(
-    status: Status, step: int, activity: str, secs_left: float | None
+    status: Status,
+    step: int,
+    activity: str,
+    secs_left: float | None,
+    width: int = _WIDTH,
 ) -> str:
-    """A line about a training, as much as is known and fits."""
+    """Return a line about a training, with as much as is known and fits."""
     parts = [f"step {step}/{status.last_step}"]
     if secs_left is not None:
         parts.append(f"{duration(secs_left)} left")
     elif activity not in ("computing", "computing or waiting for data"):
         parts.append(activity)
-    return _fitting([*parts, *_figures(status)], _WIDTH)
+    return _fitting([*parts, *_figures(status)], width)
 
 
 def _fitting(parts, width):
@@ -191,6 +196,12 @@ def create_display(mode: str, status: Status) -> Display:
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)
+
+
+def counted(number: float, noun: str) -> str:
+    """Return such as "1 epoch", "2.5 epochs" or "1,200 steps"."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(secs: float) -> str:

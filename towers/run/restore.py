@@ -26,6 +26,9 @@ from towers.run.initial import start_from
 from towers.run.progress import Progress
 from towers.run.standardization import with_resize_of_weights
 
+# Maximum number of options that are listed with both values.
+MAX_LISTED = 6
+
 # What was given in Python, and is given again, and differs.
 _GIVEN_ANEW = {
     "dataset": "data has other images, labels, weights or class_names (a tf.data."
@@ -80,7 +83,9 @@ def validate_changes(
                 raise factories.asks_for(name, refused[name][0])
             messages[name] = text
     if refused:
-        listed = ", ".join(messages.values())
+        listed = ", ".join([*messages.values()][:MAX_LISTED])
+        if (more := len(messages) - MAX_LISTED) > 0:
+            listed += f", and {more} more differ"
         raise ConfigError(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
             f"start again with --overwrite, or --allow_change={','.join(refused)}"

@@ -75,8 +75,11 @@ def standardize(
     moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
     if moments is None:
         return data_set
-    numbers = np.round(moments, 2).tolist()
-    console.line(f"images are standardized by {numbers} ({origin})")
+    mean, std = (
+        ", ".join(f"{x:g}" for x in (values[:1] if len({*values}) == 1 else values))
+        for values in np.round(moments, 2).tolist()
+    )
+    console.line(f"images are standardized by mean {mean} and std {std} ({origin})")
     return dataclasses.replace(data_set, mean=moments[0], std=moments[1])
 
 

@@ -13,6 +13,7 @@ from towers.data import classes
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
+from towers.reporting.display import counted
 from towers.run.folder import RunFolder
 
 # With fewer images a tower, a GPU is hardly used.
@@ -54,8 +55,9 @@ def print_banner(
         ("batch", f"{batch} a step over all towers"),
         (
             "length",
-            f"{parts.total_steps:,} steps, {config.num_epochs:g} {epochs} of "
-            f"{parts.num_examples:,} images",
+            f"{counted(parts.total_steps, 'step')}, "
+            f"{counted(config.num_epochs, 'epoch')} of "
+            f"{counted(parts.num_examples, 'image')}",
         ),
     ]
     sizes = {image_size(phase.model): phase.end_step for phase in trainer.phases}
@@ -88,7 +90,7 @@ def print_entry(name: str, text: str) -> None:
     """A name and a text in lines of at most 80 characters, unless a word is longer."""
     for line in textwrap.wrap(
         f"{name:12} {text}",
-        80,
+        console.columns(80),
         subsequent_indent=" " * 13,
         break_long_words=False,
         break_on_hyphens=False,

@@ -15,6 +15,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.evaluation.run_report import Evaluated, write_report
+from towers.reporting.display import counted
 from towers.run.checkpoint import versions
 from towers.run.outputs import is_between_steps
 from towers.training.callback_list import CallbackError
@@ -141,5 +142,6 @@ def how_to_continue(
         because = f"early_sizes={config.early_sizes}"
     return (
         f"Its {because} depends on the length: {options} --allow_change=num_epochs "
-        f"continues as a run of {epochs} epochs would from here on"
+        f"continues as a run of {counted(2 * config.num_epochs, 'epoch')} would from "
+        "here on"
     )
