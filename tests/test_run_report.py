@@ -1,9 +1,11 @@
 """The report of a run, and the comparison of runs."""
 
 import base64
+import dataclasses
 import html.parser
 import io
 import json
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -134,6 +136,32 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
     texts = "".join(page.texts)
     for name in (*NAMES[:4], "\\x1b[31mred\\n", "r<b>&'\"n"):
         assert name in texts
+
+
+def test_runs_with_held_out_images_are_compared_split_by_split(tmp_path, capsys):
+    """Also those that were evaluated on the test images, with a report."""
+    folders = []
+    for name, changes in ("a", {}), ("b", {"validation_fraction": 0.2}), ("c", {}):
+        folders.append(tmp_path / name)
+        train(folders[-1], dataclasses.replace(CONFIG, **changes))
+    results = {folder.name: evaluate(folder, report=True) for folder in folders[:2]}
+    capsys.readouterr()
+    path = compare(folders)
+    head, *rows = (re.split("  +", x) for x in capsys.readouterr().out.splitlines())
+    titles = "test accuracy", "test loss", "validation accuracy", "validation loss"
+    assert tuple(head[1:5]) == titles
+    for name, row in zip("ab", rows, strict=False):
+        assert row[0] == name
+        assert row[1].startswith(f"{results[name]['test_accuracy_ema']:.4f} (")
+    best = [
+        json.loads(line)["validation_accuracy_ema"]
+        for line in (folders[1] / "metrics.jsonl").read_text().splitlines()
+        if json.loads(line)["step"] == results["b"]["step"]
+    ]
+    assert rows[1][3].startswith(f"{best[0]:.4f}")
+    texts = Page(path).texts
+    for title in "Test accuracy", "Validation accuracy", "Validation loss":
+        assert title in texts
 
 
 def test_paired_seeds_give_the_difference_and_its_interval(tmp_path, capsys):

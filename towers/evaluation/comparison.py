@@ -27,6 +27,8 @@ _PERIODS = {
     *("checkpoint_every_secs", "checkpoint_every_steps", "keep_checkpoints"),
 }
 
+_SPLITS = "test", "validation"
+
 # Student's t, the 97.5 % quantiles for 1 to 9 degrees of freedom.
 _QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
 
@@ -36,7 +38,7 @@ class ComparedRun(NamedTuple):
 
     name: str  # of its folder
     config: Config
-    result: Mapping[str, Any]  # as in `result.json`
+    results: Mapping[str, Mapping[str, Any]]  # split -> as in `result.json`
     curves: Mapping[str, Any]  # as in `report.json`
 
 
@@ -62,7 +64,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
     folders = [RunFolder(workdir) for workdir in workdirs]
     runs = [
         ComparedRun(
-            name, stored_config(folder), _result(folder, records), curves_of(records)
+            name, stored_config(folder), _results(folder, records), curves_of(records)
         )
         for name, folder in zip(_names(folders), folders, strict=True)
         for records in [read_metrics(folder.metrics)[0]]
@@ -83,17 +85,17 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
     """The mean difference in accuracy of two groups of runs with the same options but
     for the seed, over pairs of the same seed; empty where there are no such groups."""
     groups, options = {}, []
+    split = next((x for x in _SPLITS if all(x in run.results for run in runs)), None)
     for run in runs:
         same = dict.fromkeys(["seed", *_PERIODS])
         values = dataclasses.asdict(run.config) | same
         accuracies = groups.setdefault(tuple(values.items()), {})
         if not accuracies:
             options.append(run.config)
-        accuracy = reported_figure(run.result, "accuracy")
-        if accuracy is None or run.config.seed in accuracies:
+        if split is None or run.config.seed in accuracies:
             return ""
-        accuracies[run.config.seed] = accuracy
-    if len(groups) != 2 or len({run.result["reported"] for run in runs}) != 1:
+        accuracies[run.config.seed] = reported_figure(run.results[split], "accuracy")
+    if len(groups) != 2:
         return ""
     first, second = groups.values()
     seeds = sorted(first.keys() & second.keys())
@@ -106,7 +108,7 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
     )
     differences = [second[seed] - first[seed] for seed in seeds]
     mean = statistics.fmean(differences)
-    text = f"Accuracy with {other} minus {one}: {mean:+.4f}"
+    text = f"{split.capitalize()} accuracy with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
         interval = t_quantile(len(seeds) - 1) * error
@@ -121,23 +123,32 @@ def _names(folders):
     return names if len(set(names)) == len(names) else paths
 
 
-def _result(folder, records):
-    """The last evaluation, with held-out images the best step's, if possible of the
-    test."""
-    results = [result_of_records(records)]
-    for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
-        try:
-            content = parse_json(path.read_bytes())
-            result = content[key] if key else content
-            if reported_figure(result, "accuracy") is not None:
-                results.append({"step": 0} | result)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue
+def _results(folder, records):
+    """Split -> its last evaluation, with held-out images the best step's."""
     try:
         best = int(folder.best.read_text().removeprefix("step-"))
     except (OSError, ValueError):
         best = None
-    return max(results[::-1], key=lambda x: (x.get("step") == best, x.get("step", 0)))
+    of_best = [record for record in records if record.get("step") == best]
+    found = [
+        result_of_records(some, [split])
+        for some in (records, of_best)
+        for split in _SPLITS
+    ]
+    for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
+        try:
+            content = parse_json(path.read_bytes())
+            found.append({"step": 0} | (content[key] if key else content))
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    ranks, results = {}, {}
+    for result in found:
+        split = str(result.get("reported")).partition("_")[0]
+        if split in _SPLITS and reported_figure(result, "accuracy") is not None:
+            rank = result["step"] == best, result["step"]
+            if rank >= ranks.get(split, rank):
+                ranks[split], results[split] = rank, result
+    return results
 
 
 def t_quantile(freedom: int) -> float:
@@ -158,23 +169,37 @@ def _differing(runs):
 
 
 def _rows(runs) -> Iterator[list[str]]:
-    """The table of results, with its head."""
-    yield ["run", "reported", "accuracy", "95 % interval", "loss", "step", "images/s"]
+    """Yield the table of results, with its head: a column for each split and figure, as
+    accuracies on other images cannot be compared."""
+    kinds = [
+        (split, name)
+        for split in _SPLITS
+        for name in ("map", "accuracy", "loss")
+        if any(_figure(run, split, name) for run in runs)
+    ]
+    titles = [f"{split} {'mAP' if name == 'map' else name}" for split, name in kinds]
+    yield ["run", *titles, "weights", "step", "images/s"]
     for run in runs:
-        accuracy, interval, loss = (
-            reported_figure(run.result, name)
-            for name in ("accuracy", "accuracy_interval", "loss")
-        )
-        speed, reported = run.result.get("images_per_sec"), run.result["reported"]
+        result = next((x for x in map(run.results.get, _SPLITS) if x), {})
+        speed, reported = result.get("images_per_sec"), result.get("reported", "")
         yield [
             run.name,
-            (reported or "none").replace("_accuracy", "").replace("_", " "),
-            "" if accuracy is None else f"{accuracy:.4f}",
-            "{:.4f} to {:.4f}".format(*interval) if interval else "",
-            "" if loss is None else f"{loss:.4f}",
-            f"{run.result.get('step', '')}",
+            *(_figure(run, *kind) for kind in kinds),
+            ("EMA" if reported.endswith("_ema") else "raw") if reported else "",
+            f"{result.get('step', 'not evaluated')}",
             f"{speed:,.0f}" if speed else "",
         ]
+
+
+def _figure(run, split, name):
+    """Return a figure of a run with its 95 % interval as a text; empty if unknown."""
+    if split not in run.results:
+        return ""
+    value, interval = (
+        reported_figure(run.results[split], x) for x in (name, f"{name}_interval")
+    )
+    text = "" if value is None else f"{value:.4f}"
+    return "{} ({:.4f} to {:.4f})".format(text, *interval) if interval else text
 
 
 def _lines(runs):
@@ -214,23 +239,25 @@ def _page(runs):
 def _curves(runs):
     """The section of curves, a color per run."""
     panels = []
+    evaluated = [
+        (f"{split.capitalize()} {title}", (f"{split}_{name}_ema", f"{split}_{name}"))
+        for name, title in (("map", "mAP"), ("accuracy", "accuracy"), ("loss", "loss"))
+        for split in _SPLITS
+    ]
     for title, names in (
-        ("Accuracy", ()),
-        ("Loss", ()),
+        *evaluated,
         ("Training loss", ("epoch_loss", "loss")),
         ("Learning rate", ("learning_rate",)),
     ):
         series = []
         for color, run in enumerate(runs):
-            reported = run.result["reported"] or "test_accuracy"
-            evaluated = reported.replace("accuracy", title.lower())
-            for name in names or (evaluated,):
+            for name in names:
                 if found := metric_series(run.curves, name, run.name, color):
                     series += found
                     break
         if series:
-            svg = charts.curves(title, series, title == "Accuracy")
-            panels.append(page.chart(title, svg))
+            is_share = title.endswith(("mAP", "accuracy"))
+            panels.append(page.chart(title, charts.curves(title, series, is_share)))
     if panels:
         keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
         legend = f"<p>{page.legend(keys)}</p>"

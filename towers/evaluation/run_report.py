@@ -202,11 +202,13 @@ def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
     return (gray * (1 - 0.6 * heat) + 0.6 * heat * [255, 40, 0]).astype(np.uint8)
 
 
-def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last evaluation in `metrics.jsonl`, in the form of `result.json`."""
+def result_of_records(
+    records: Sequence[Mapping[str, Any]], splits: Sequence[str] = ("test", "validation")
+) -> dict[str, Any]:
+    """Return the last evaluation in `metrics.jsonl`, in the form of `result.json`."""
     for record in reversed(records):
         for name in ("accuracy_ema", "accuracy"):
-            for split in ("test", "validation"):
+            for split in splits:
                 if isinstance(record.get(f"{split}_{name}"), float):
                     figures = {
                         k: v for k, v in record.items() if k.startswith(f"{split}_")
