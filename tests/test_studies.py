@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import sys
 import types
 
 import keras
@@ -30,6 +31,7 @@ from towers.evaluation.studies import (
     predict_split,
 )
 from towers.parallel.copies import Weights
+from towers.run.checkpointer import Checkpointer
 
 CONFIG = Config(
     model="cnn",
@@ -289,10 +291,33 @@ def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):
     towers.train(tmp_path / "wider", wider, data=data, report=False)
     with pytest.raises(ConfigError, match="wider"):
         towers.average([runs[0], tmp_path / "wider"], tmp_path / "other")
+    scratch = dataclasses.replace(CONFIG, max_steps=1, seed=5)
+    towers.train(tmp_path / "scratch", scratch, data=data, report=False)
+    with pytest.raises(ConfigError, match="same weights.* --ensemble"):
+        towers.average([runs[0], tmp_path / "scratch"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
+def test_a_mean_whose_writing_was_stopped_is_written_again(runs, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "save", lambda *args: sys.exit(9))
+        with pytest.raises(SystemExit):
+            towers.average(runs, tmp_path / "mean")
+    names = {path.name for path in (tmp_path / "mean").iterdir()}
+    assert {"config.json", "dataset_info.json"} < names
+    towers.average(runs, tmp_path / "mean")
+    towers.load_run(tmp_path / "mean")
+
+
 # Folds.
+
+
+def test_more_folds_than_images_are_refused_before_the_first(tmp_path):
+    config = dataclasses.replace(CONFIG, validation_fraction=0.0, max_steps=1)
+    labels = np.array([0, 0, 1, 1])
+    data = (images_of(labels), labels), (images_of(labels), labels)
+    with pytest.raises(ConfigError, match="validation_fold=0/5 of 4 images"):
+        towers.cross_validate(tmp_path, config, 5, data=data, report=False)
 
 
 def test_every_image_is_held_out_once(data, tmp_path):

@@ -365,7 +365,8 @@ def hold_out(
     option, count = f"validation_fraction={fraction:g}", round(fraction * num_examples)
     if fold is not None:
         option = f"validation_fold={fold[0]}/{fold[1]}"
-        count = len(range(fold[0], num_examples, fold[1]))
+        # Each of the folds needs an image, so that the first one refuses.
+        count = num_examples // fold[1]
     if not 0 < count < num_examples:
         raise ConfigError(
             f"{option} of {num_examples} images leaves nothing on one side"

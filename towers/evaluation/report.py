@@ -41,7 +41,7 @@ MOST_LISTED = 5
 
 _WEIGHTS = {Weights.RAW: "raw weights", Weights.EMA: "EMA weights"}
 TITLES = {
-    "map": "mean AP",
+    "map": "mAP",
     "map_micro": "AP of all pairs",
     "accuracy": "accuracy",
     "accuracy_tta": "accuracy with TTA",
@@ -214,6 +214,14 @@ def reported_figure(result: Mapping[str, Any], name: str) -> Any:
     """A figure of the weights that a run reports, such as "loss"; None where
     missing."""
     return result.get((result["reported"] or "accuracy").replace("accuracy", name))
+
+
+def headline(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name in a result of the figure that a run reports, such as
+    "test_map_ema", and its metric: of label sets the mean average precision."""
+    name = result["reported"]
+    with_map = name.replace("accuracy", "map")
+    return (with_map, "map") if with_map in result else (name, "accuracy")
 
 
 def to_json(result: Mapping[str, Any]) -> str:

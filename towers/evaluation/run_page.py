@@ -9,7 +9,7 @@ import numpy as np
 
 from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import TITLES, reported_figure, to_json
+from towers.evaluation.report import TITLES, headline, reported_figure, to_json
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import counted, duration
@@ -70,23 +70,26 @@ def _head(content):
     accuracy = reported_figure(result, "accuracy")
     if accuracy is None:
         return title + page.paragraph("The run was not evaluated.") + _tiles(content)
-    caption = f"{result['reported'].partition('_')[0]} accuracy"
-    if interval := reported_figure(result, "accuracy_interval"):
+    name, metric = headline(result)
+    caption = f"{name.partition('_')[0]} {TITLES[metric]}"
+    if interval := reported_figure(result, f"{metric}_interval"):
         caption += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
-    figure = f"{accuracy:.4f} <small>{page.text(caption)}</small>"
+    figure = f"{result[name]:.4f} <small>{page.text(caption)}</small>"
     figure = f'<div class="figure">{figure}</div>'
     return f"{title}{figure}{_about(content)}{_tiles(content)}"
 
 
 def _about(content):
     result, sentences = content["result"], []
-    split, _, suffix = result["reported"].partition("_accuracy")
+    name, metric = headline(result)
+    split, _, suffix = name.partition(f"_{metric}")
     if (correct := reported_figure(result, "correct")) is not None:
         images = result[f"{split}_images"]
-        sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
+        what = "have all labels correct" if metric == "map" else "are correct"
+        sentences.append(f"{correct:,} of {images:,} {split} images {what}.")
     if suffix:
-        sentences.append("This is the accuracy of the EMA weights.")
-        if (other := result.get(f"{split}_accuracy")) is not None:
+        sentences.append(f"This is the {TITLES[metric]} of the EMA weights.")
+        if (other := result.get(f"{split}_{metric}")) is not None:
             sentences.append(f"With the raw weights it is {other:.4f}.")
     if split == "validation":
         sentences.append("These images are held out of the training set;")
@@ -98,8 +101,9 @@ def _about(content):
 
 def _tiles(content):
     result, curves, tiles = content["result"], content["curves"], []
-    for name, title in TITLES.items():
-        if name != "accuracy" and (value := reported_figure(result, name)) is not None:
+    metric = headline(result)[1] if result["reported"] else "accuracy"
+    for name, title in (TITLES | {"accuracy": "all labels correct"}).items():
+        if name != metric and (value := reported_figure(result, name)) is not None:
             tiles.append((title, f"{value:.4f}", ""))
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
     length = counted(float(f"{max(epochs):.4g}"), "epoch") if epochs else ""

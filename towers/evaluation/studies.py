@@ -377,10 +377,18 @@ def average(
             validate_architecture(first.tensors, checkpoint.tensors)
         except CheckpointError as error:
             raise ConfigError(f"{both}: {error}") from None
-    starts = {stored_config(folder, step).init_from for folder in folders}
-    if starts == {""} or len(starts) > 1:
-        why = "the runs do not start from the same weights (--init_from)"
-        console.warn(f"{why}: a mean of parameters is seldom of use")
+    # Without weights to start from, the seed draws them.
+    stored_configs = [stored_config(folder, step) for folder in folders]
+    starts = {
+        os.path.normpath(x.init_from) if x.init_from else x.seed for x in stored_configs
+    }
+    if len(starts) > 1:
+        raise ConfigError(
+            f"average={','.join(map(str, workdirs))}: the runs do not start from the "
+            "same weights, and the mean of their parameters is near chance (0.2635 of "
+            "two runs of 0.9930); --ensemble takes the mean of their probabilities, or "
+            "fine-tune runs from the same --init_from"
+        )
     tensors = {}
     for name, value in first.tensors.items():
         if value.dtype.kind not in "biu":
@@ -395,7 +403,6 @@ def average(
         state = first.trainer_state | {"best": None, "open_record": None}
         check = lock.assert_same_folder
         checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
-        checkpointer.save(Snapshot(first.step, tensors, state))
         with Reports(folder, "eval") as reports:
             reports.file(folder.config, to_json(config))
             reports.file(
@@ -403,4 +410,6 @@ def average(
             )
         if folders[0].network.exists():
             folder.write_network(folders[0].network.read_text())
+        # Last, as without a checkpoint the same command begins again.
+        checkpointer.save(Snapshot(first.step, tensors, state))
     console.line(f"the mean of {len(folders)} runs is in {folder.path}")

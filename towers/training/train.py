@@ -22,6 +22,7 @@ from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, non_defaults, to_json
 from towers.config.installation import command_of_program
 from towers.data.sets.arrays import Data
+from towers.evaluation.report import TITLES, headline
 from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
 from towers.reporting.display import Status, create_display, duration
@@ -269,14 +270,19 @@ def finish(run: Run, report: bool) -> None:
     say = run.outputs.say
     say(f"done: {progress_text(run)} is saved in {run.folder.path}")
     if best := run.progress.best:
-        message = "best: step {step}, validation accuracy {accuracy:.4f}, loss "
+        is_map = best["best_by"] == "map"
+        figure = (
+            f"mAP {best['score']:.4f}" if is_map else f"accuracy {best['accuracy']:.4f}"
+        )
         loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
-        say(message.format(**best) + loss)
+        say(f"best: step {best['step']}, validation {figure}, loss {loss}")
     if report:
         try_to_write(lambda: run.watchdog.call(report_run, run))
     result = result_of_records(run.reports.records())
     if name := result["reported"]:
-        weights = name.replace("_ema", " of the EMA weights").replace("_", " ")
+        name, metric = headline(result)
+        weights = name.replace("_ema", " of the EMA weights")
+        weights = weights.replace(metric, TITLES[metric]).replace("_", " ")
         secs = duration(run.progress.stopwatch.train_secs)
         place = f"at step {result['step']}, after {secs} in steps"
         say(f"result: {result[name]:.4f} {weights}, {place}")
