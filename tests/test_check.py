@@ -1,5 +1,8 @@
 """python -m towers.data: what it says, what it draws, and how it ends."""
 
+import dataclasses
+import os
+import re
 import shutil
 
 import numpy as np
@@ -9,8 +12,12 @@ from absl import flags
 from pictures import png, random_pixels, write_folder
 from PIL import Image
 
+from towers import Config, train
 from towers.cli import data as program
+from towers.data import load
 from towers.data.check import duplicates, prints_of
+from towers.data.identical import identical_images
+from towers.data.sources import ArraySource
 from towers.errors import TowersError, report
 
 
@@ -62,7 +69,7 @@ def test_a_sound_data_set_is_described(run, root):
         "classes     2: training, test images",
         "            ant       12        2",
         "            cat        3        1",
-        f"picture     {root.parent}/image_folder.png: a row for each of 2 classes",
+        f"picture     {root.parent}/image_folder-root.png: a row for each of 2 classes",
     ]
 
 
@@ -110,12 +117,64 @@ def test_a_picture_replaces_its_own_kind_alone(run, tmp_path):
         assert (tmp_path / "mine.png").read_bytes() == content
 
 
+def test_the_picture_of_another_data_set_stays(root, tmp_path, capfd):
+    for folder in "a/photos", "b/photos", "a/photos", "b/photos":
+        if not (tmp_path / folder).exists():
+            shutil.copytree(root, tmp_path / folder)
+        assert main(["--dataset=image_folder", f"--data_dir={folder}"]) == 0
+    shutil.copytree(root, tmp_path / "c/photos")
+    (tmp_path / "image_folder-photos-3.png").write_bytes(b"notes")
+    assert main(["--dataset=image_folder", "--data_dir=c/photos"]) == 0
+    out = capfd.readouterr().out
+    pictures = re.findall(r"/image_folder-photos(.*)\.png: a row", out)
+    assert pictures == ["", "-2", "", "-2", "-4"]
+
+
 def test_a_picture_is_not_written_among_the_images(run, root, capfd):
     code, _, errors = run(f"--grid={root}/train/x.png")
     assert code == 2 and "is among the images" in errors[-1]
     root.rename(root.parent / "data")  # the default of --data_dir
     assert main(["--dataset=image_folder", "--grid=data/train/x.png"]) == 2
     assert "is among the images" in capfd.readouterr().err
+
+
+def pairs_of_arrays(train, other):
+    sources = (ArraySource(x, np.zeros(len(x), int)) for x in (train, other))
+    return identical_images(*sources)
+
+
+def test_identical_images_in_memory_are_found_whatever_their_order():
+    images = np.random.default_rng(0).integers(0, 256, (600, 5, 4, 3), np.uint8)
+    other = np.concatenate([images[[599, 3]], 255 - images[:9], images[300:301]])
+    assert pairs_of_arrays(images, other) == [(0, 599), (1, 3), (11, 300)]
+    nearly = images[:9].copy()
+    nearly[:, 4, 3, 2] ^= 1
+    assert pairs_of_arrays(images, nearly) == []
+
+
+def test_a_training_says_that_test_images_are_training_images(root, tmp_path, capsys):
+    """At the start and behind the result; copies, links, but not files of the same
+    size."""
+    for name, copy in ("x", shutil.copy), ("y", os.link), ("z", os.symlink):
+        copy(root / f"train/ant/0{ord(name) % 3}.png", root / f"test/ant/{name}.png")
+    content = bytearray((root / "train/ant/05.png").read_bytes())
+    content.extend(b"1")
+    (root / "train/ant/06.png").write_bytes(content[:-1] + b"2")
+    (root / "test/ant/s.png").write_bytes(content)
+    config = Config("image_folder", data_dir=str(root), model="cnn", width=0.05)
+    config = dataclasses.replace(config, augment="none", max_steps=1, device="cpu")
+    train(tmp_path / "run", config, report=False)
+    lines = " ".join(capsys.readouterr().out.split())
+    assert lines.count("3 of 7 test images are identical to training images") == 2
+    assert lines.index("identical") < lines.index("epoch") < lines.rindex("identical")
+
+
+def test_a_search_for_identical_images_ends_in_time(root):
+    sources = load("image_folder", str(root)).sources
+    train, test = sources["training"], sources["test"]
+    assert identical_images(train, train)
+    assert identical_images(train, train, max_secs=-1) == []
+    assert identical_images(train, test) == []
 
 
 def test_images_in_two_splits_or_classes_are_named(run, root):

@@ -17,7 +17,12 @@ from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.config import Config
 from towers.config.installation import RECIPES
-from towers.config.recipes import FINETUNE_RECIPE, photo_recipe
+from towers.config.recipes import (
+    FINETUNE_RECIPE,
+    PHOTO_SETS,
+    load_recipe,
+    photo_recipe,
+)
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
@@ -32,7 +37,7 @@ OPTIONS = (
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the program's flags."""
     config_flags.define_config_flags(OPTIONS, values, dataset="")
-    about = "PNG file for the picture; ./DATASET.png by default."
+    about = "PNG file for the picture; ./DATASET-FOLDER.png by default."
     flags.DEFINE_string("grid", "", about, flag_values=values)
 
 
@@ -54,6 +59,8 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
             photo_options(*folders, recipe == FINETUNE_RECIPE, values.class_level)
             | given
         )
+        if given["dataset"] in PHOTO_SETS:  # as a training reads them
+            given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
         from towers.data import check

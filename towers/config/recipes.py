@@ -175,7 +175,7 @@ def _remark(name, folder, given):
     if name not in (PHOTO_RECIPE, FINETUNE_RECIPE):
         begin, way = "no --config and no --dataset: ", "--list shows others"
         return f"{begin}training the recipe {name}; {way}"
-    begin = "no --config, and the data set is a folder of images: "
+    begin = "no --config, and --data_dir has images: "
     if name == FINETUNE_RECIPE:
         way = f"--config={PHOTO_RECIPE} trains one from scratch"
         return f"{begin}fine-tuning a trained network with the recipe {name}; {way}"

@@ -77,8 +77,8 @@ def check(
     **options: Any,
 ) -> None:
     """Reads every image once, says what there is, and draws some into the PNG file
-    `grid_path`, NAME.png by default. `say` takes the lines; `options` are those of
-    `data.load`.
+    `grid_path`, by default named after the data set and its folder. `say` takes the
+    lines; `options` are those of `data.load`.
 
     Memory is bounded, whatever the number of images, but for a line for each fault, and
     76 bytes for each image, to detect duplicates. DataError where the data set cannot
@@ -88,7 +88,8 @@ def check(
     refuse_url("grid", grid_path)
     grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
     is_checked |= name == "image_folder"
-    grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
+    subject = ascii((name, data_dir and os.path.realpath(data_dir)))
+    grid_path = os.path.abspath(grid_path or _default_path(name, data_dir, subject))
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
     folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
     if is_checked and is_inside(folder):
@@ -113,7 +114,7 @@ def check(
         for name, source in sources.items()
     }
     train = statistics["training"]
-    _write(grid_path, grid(train, data_set.train.image_shape))
+    _write(grid_path, grid(train, data_set.train.image_shape), subject)
     for line in report(data_set, statistics, survey):
         say(line)
 
@@ -318,9 +319,19 @@ def _pixel_step(image_shape):
     return -(-max(image_shape[:2]) // MOST_CELL_PIXELS)
 
 
-def _write(path, picture):
+def _default_path(name, data_dir, subject):
+    """Return the first of NAME-FOLDER.png, NAME-FOLDER-2.png and so on that is not the
+    picture of another data set, or of another program."""
+    parts = name, os.path.basename(data_dir.rstrip("/"))
+    stem = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, parts)))
+    names = (f"{stem}-{i}.png" if i > 1 else f"{stem}.png" for i in itertools.count(1))
+    return next(x for x in names if not os.path.lexists(x) or _is_picture(x, subject))
+
+
+def _write(path, picture, subject):
     content, about = io.BytesIO(), PngImagePlugin.PngInfo()
     about.add_text("Software", __name__)
+    about.add_text("Source", subject)
     Image.fromarray(picture).save(content, "PNG", pnginfo=about)
     try:
         store.write_aside(path, content.getvalue())
@@ -330,10 +341,11 @@ def _write(path, picture):
         ) from error
 
 
-def _is_picture(path):
-    """True if a file is a picture that `_write` wrote."""
+def _is_picture(path, subject=None):
+    """Return whether `_write` wrote a file, if given for this subject."""
     try:
         with Image.open(path, formats=["PNG"]) as picture:
-            return picture.info.get("Software") == __name__
+            is_same = subject in (None, picture.info.get("Source"))
+            return picture.info.get("Software") == __name__ and is_same
     except (OSError, Image.DecompressionBombError):
         return False

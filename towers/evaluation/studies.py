@@ -385,8 +385,8 @@ def average(
     if len(starts) > 1:
         raise ConfigError(
             f"average={','.join(map(str, workdirs))}: the runs do not start from the "
-            "same weights, and the mean of their parameters is near chance (0.2635 of "
-            "two runs of 0.9930); --ensemble takes the mean of their probabilities, or "
+            "same weights, and the mean of their parameters is near chance (0.21 of "
+            "two runs of 0.99); --ensemble takes the mean of their probabilities, or "
             "fine-tune runs from the same --init_from"
         )
     tensors = {}

@@ -32,6 +32,10 @@ def print_banner(
     `train`."""
     print_versions()
     data, (height, width, channels) = parts.data, parts.augment.image_shape
+    split, held_out = parts.eval_split
+    validation = ""
+    if split == "validation":
+        validation = f"{held_out.num_examples:,} validation, "
     batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
         batch = f"{config.accumulate_steps} x {batch}"
@@ -43,7 +47,7 @@ def print_banner(
         *(("", line) for line in trainer.describe()),
         (
             "data set",
-            f"{data.name}: {parts.num_examples:,} training and "
+            f"{data.name}: {parts.num_examples:,} training, {validation}"
             f"{data.test.num_examples:,} test images, {data.origin}",
         ),
         *data.inventory.lines(data),

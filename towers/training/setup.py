@@ -13,6 +13,7 @@ from towers import build, build_trainer
 from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
+from towers.data.identical import record_identical
 from towers.data.sets import arrays
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.figures import create_metric
@@ -79,6 +80,9 @@ def build_run(
     create_metric(config.best_by)  # raises
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples, config.init_from)
+    if workers.is_chief:
+        held_out = {"test": parts.data.test, parts.eval_split[0]: parts.eval_split[1]}
+        record_identical(parts.data, parts.train_source, held_out)
     teacher = read_teacher(config, parts) if config.teacher else None
     trainer = build_trainer.create_trainer(
         config, parts, devices, workers, teacher=teacher

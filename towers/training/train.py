@@ -286,6 +286,8 @@ def finish(run: Run, report: bool) -> None:
         secs = duration(run.progress.stopwatch.train_secs)
         place = f"at step {result['step']}, after {secs} in steps"
         say(f"result: {result[name]:.4f} {weights}, {place}")
+        if warning := run.parts.data.inventory.inferred.get("warning"):
+            say(f"warning: {warning}")
     folder = shlex.quote(os.fspath(run.folder.path))
     for name, rest in ("predict", "IMAGES"), ("export", "--format=saved_model"):
         command = shlex.join(command_of_program(name))
