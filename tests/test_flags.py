@@ -361,6 +361,34 @@ def test_a_name_of_another_program_is_understood():
         assert synonyms.meant(typed, FIELDS) == name
 
 
+@pytest.mark.row(17)
+def test_names_that_mean_exactly_the_same_are_taken():
+    values = flags.FlagValues()
+    config_flags.define_config_flags(values=values)
+    train_flags.define_train_flags(values=values)
+    typed = "--lr=0.5 --epochs 3 --batch-size=64 --no-report --linear-probe=true -wd=0.1"
+    typed += " --allow-change=a,b -- --lr=7"
+    rest = config_flags.parse(["x", *typed.split()], values, takes_paths=True)
+    assert rest[-1] == "--lr=7"
+    assert config_flags.given_flags(values) == {
+        "learning_rate": 0.5,
+        "num_epochs": 3.0,
+        "batch_size": 64,
+        "linear_probe": True,
+        "weight_decay": 0.1,
+    }
+    assert (values.report, values.allow_change) == (False, ["a", "b"])
+    for other in (
+        "--per-device-train-batch-size=8",
+        "--max-steps-per-epoch=3",
+        "--no-lr",
+    ):
+        with pytest.raises(ConfigError, match="flag"):
+            config_flags.parse(["x", other], values)
+    names = [x for names in synonyms.ALIASES.values() for x in names.split()]
+    assert not {*names} & {*FIELDS} and len({*names}) == len(names)
+
+
 @pytest.mark.parametrize("names", synonyms.ANSWERS.values())
 @pytest.mark.row(17)
 def test_a_flag_of_another_program_is_answered_where_the_answer_can_be_typed(names):

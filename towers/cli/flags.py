@@ -101,6 +101,7 @@ def parse(
     flag is unknown or its value wrong, OSError where standard output does not take the
     help."""
     values.set_gnu_getopt(takes_paths)
+    argv = synonyms.with_our_names(argv, values, lambda name: values[name].boolean)
     try:
         rest = values(argv)
     except (flags.Error, ValueError, RecursionError) as error:

@@ -60,7 +60,8 @@ def _pixel_keys(sources: Sequence[Source], end: float) -> list[dict[int, bytes]]
         all_keys.append(keys := {})
         for start in _in_time(range(0, source.num_examples, _CHUNK), end):
             indices = np.arange(start, min(start + _CHUNK, source.num_examples))
-            images = source.read(tf.constant(indices, tf.int64))[0].numpy()
+            with tf.device("CPU:0"):
+                images = source.read(tf.constant(indices, tf.int64))[0].numpy()
             for index, image in zip(indices.tolist(), images, strict=True):
                 keys[index] = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
     return all_keys
