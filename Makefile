@@ -24,6 +24,10 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.
     --fork-strategy fewest --generate-hashes --no-annotate --no-emit-index-url \
     --custom-compile-command "make lock" $(UV_FLAGS)
 
+# The package itself, as a link to this folder: a program anywhere can import towers.
+LINK := { $(PY) $(PIP) install --no-deps --no-index --no-build-isolation -e . && \
+    echo "$(CURDIR)" >.venv/.linked; }
+
 GPUS := $(CUDA)
 ifeq ($(filter-out auto,$(CUDA)),)
     GPUS := $(shell nvidia-smi >/dev/null 2>&1 && echo 1 || echo 0)
@@ -86,7 +90,9 @@ test-all: setup-dev
 # which .venv may be: hence pwd -P.)
 setup:
 	@runs() { $(PY) -c '$(IN_RANGE)' 2>/dev/null; }; \
-	if cmp -s $(LOCK) .venv/.installed && runs; then exit 0; fi; \
+	if cmp -s $(LOCK) .venv/.installed && runs; then \
+	    [ "$$(cat .venv/.linked 2>/dev/null)" = "$(CURDIR)" ] || $(LINK); exit; \
+	fi; \
 	if ! [ -e .venv/.installed ] || ! runs; then \
 	    $(FIND_PYTHON); mkdir -p .venv; \
 	    $$python -m venv --clear "$$(cd .venv && pwd -P)" || exit 1; \
@@ -96,7 +102,7 @@ setup:
 	rm -f .venv/.installed; \
 	$(INSTALL) -r requirements-build.lock && \
 	    $(INSTALL) --no-build-isolation --use-pep517 -r $(LOCK) && \
-	    cp $(LOCK) .venv/.installed || $(FAILED)
+	    $(LINK) && cp $(LOCK) .venv/.installed || $(FAILED)
 
 setup-dev: setup
 	@cmp -s $(DEV) .venv/.installed-dev && exit 0; \

@@ -366,7 +366,9 @@ def test_names_that_mean_exactly_the_same_are_taken():
     values = flags.FlagValues()
     config_flags.define_config_flags(values=values)
     train_flags.define_train_flags(values=values)
-    typed = "--lr=0.5 --epochs 3 --batch-size=64 --no-report --linear-probe=true -wd=0.1"
+    typed = (
+        "--lr=0.5 --epochs 3 --batch-size=64 --no-report --linear-probe=true -wd=0.1"
+    )
     typed += " --allow-change=a,b -- --lr=7"
     rest = config_flags.parse(["x", *typed.split()], values, takes_paths=True)
     assert rest[-1] == "--lr=7"

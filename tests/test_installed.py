@@ -64,7 +64,8 @@ def installed(dist, tmp_path_factory):
     paths = [x for x in sys.path if x.endswith("-packages")]
     (folder / "others.pth").write_text("\n".join(paths))
     pip = sys.executable, "-m", "pip", "-qq", "--python", python
-    checked(*pip, "install", "--no-index", "--no-deps", dist[0], cwd=environment)
+    options = "--no-index", "--no-deps", "--ignore-installed"  # `make` links the clone
+    checked(*pip, "install", *options, dist[0], cwd=environment)
     return environment
 
 
@@ -114,6 +115,26 @@ def test_a_run_is_trained_evaluated_and_exported_without_a_checkout(typed, tmp_p
     assert re.search(r"suggested learning rate .*: towers-train --\w+", printed[-1])
     for text in printed:
         assert not re.search(r"run_\w+\.py|" + re.escape(str(ROOT)), text)
+
+
+def test_make_links_the_clone_for_programs_elsewhere(tracked, tmp_path):
+    clone, place = tmp_path / "clone", tmp_path / "elsewhere"
+    for name in tracked:
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_bytes((ROOT / name).read_bytes())
+    place.mkdir()
+    checked(sys.executable, "-m", "venv", "--without-pip", ".venv", cwd=clone)
+    [folder] = clone.glob(".venv/lib/python*/site-packages")
+    paths = [x for x in sys.path if x.endswith("-packages")]
+    (folder / "others.pth").write_text("\n".join(paths))
+    lock = (clone / "requirements.lock").read_bytes()
+    (clone / ".venv/.installed").write_bytes(lock)  # what the lock names is here
+    for _ in range(2):
+        checked("make", "CUDA=0", "setup", cwd=clone)
+        code = "import towers.cli.train; print(towers.__file__)"
+        printed = checked(clone / ".venv/bin/python", "-c", code, cwd=place)
+        assert printed.strip().endswith(str(clone / "towers/__init__.py"))
+    assert (clone / ".venv/bin/towers-train").exists()
 
 
 PROGRAM = """
