@@ -223,11 +223,7 @@ _SCALARS = {
 
 
 def _from_yaml(content):
-    try:
-        import yaml  # noqa: TID251, a SafeLoader makes plain values
-    except ModuleNotFoundError:
-        why = "YAML needs PyYAML: pip install pyyaml, or write the options as JSON"
-        raise ConfigError(why) from None
+    import yaml  # noqa: TID251, a SafeLoader makes plain values
 
     class Loader(yaml.SafeLoader):
         """Of YAML 1.2: 1e-3 is a number, and 4:0.5 and 2024-01-01 are texts."""
