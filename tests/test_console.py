@@ -84,3 +84,21 @@ def test_row_12_the_end_of_a_process_waits_for_those_who_read(end, lines):
         time.sleep(0.5)  # until no line is printed before the end
         with open(reader, "rb") as file:
             assert file.read()[num_bytes:].startswith(lines)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a full device")
+@pytest.mark.parametrize("prints_results,code", [(True, 2), (False, 0)])
+@pytest.mark.row(35)
+def test_row_35_results_that_are_not_printed_are_an_error(prints_results, code):
+    """A training goes on, as with `| head`."""
+    program = "from towers import console; from towers.cli import flags\n"
+    program += f"PRINTS_RESULTS = {prints_results}\n"
+    program += "def main(_): console.line('accuracy 0.5')\nflags.start(main)"
+    command = [sys.executable, "-c", program]
+    for path, expected in ("/dev/full", code), (os.devnull, 0):
+        with open(path, "w") as output:
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True
+            )
+        assert done.returncode == expected
+        assert ("standard output: cannot be written" in done.stderr) == bool(expected)

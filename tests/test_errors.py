@@ -114,6 +114,10 @@ NO_MEMORY = [
         "Detected at node PyFunc\nMemoryError: Unable to allocate 16.0 TiB for x",
         ": 16.0 TiB",
     ),
+    (
+        "libx.so.2: failed to map segment from shared object",
+        ": libx.so.2: failed to map segment from shared object",
+    ),
 ]
 
 

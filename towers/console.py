@@ -176,6 +176,12 @@ def flush() -> None:
     _out.flush()
 
 
+def lost_output() -> str:
+    """Return why standard output did not take a line, such as that its disk is full;
+    empty if it took all, or nobody reads any more."""
+    return _out.lost
+
+
 def finish() -> None:
     """Prints what is kept, before `os._exit`; waits for about END_SECS."""
     end = time.monotonic() + END_SECS
@@ -203,6 +209,7 @@ class _Stream:
 
     def __init__(self, name):
         self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)
+        self.lost = ""  # why a line could not be printed
         self._lock = threading.Lock()
 
     def print(self, text, color=None):
@@ -272,8 +279,8 @@ class _Stream:
             print(text, end="", file=self._file(), flush=True)
         except BrokenPipeError:
             setattr(sys, self._name, open(os.devnull, "w"))
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            pass
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            self.lost = getattr(error, "strerror", None) or str(error)
 
 
 _out, _err = _Stream("stdout"), _Stream("stderr")

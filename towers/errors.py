@@ -47,7 +47,9 @@ MAX_CHARACTERS, MAX_FOREIGN = 2000, 400
 # is of a copy to a GPU.
 _NO_MEMORY = re.compile(
     r"OOM when|out.of.memory|failed to allocate|\w*ALLOC(?:ATION)?_FAILED"
-    r"|exceeds the memory limit|MemoryError|Dst tensor is not initialized",
+    r"|exceeds the memory limit|MemoryError|Dst tensor is not initialized"
+    # Of a library; ": Operation not permitted" follows where a disk forbids execution.
+    r"|failed to map segment from shared object(?!: op)|cannot allocate memory",
     re.IGNORECASE,
 )
 # In their line: what was to be allocated, the operation, and the device.

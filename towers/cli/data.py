@@ -27,6 +27,7 @@ from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
 PROGRAM = "towers.data"
+PRINTS_RESULTS = True  # see `flags.start`
 OPTIONS = (
     *("dataset", "data_dir", "columns", "image_dir", "fold"),
     *("label_separator", "class_level"),

@@ -15,6 +15,8 @@ from towers.cli import flags as config_flags
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config
 
+PRINTS_RESULTS = True  # see `flags.start`
+
 
 def define_flags() -> None:
     """Defines the program's flags."""

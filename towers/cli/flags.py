@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from towers import console
 from towers.cli.help import help_text, list_text
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
@@ -168,7 +169,10 @@ def start(
     def main_or_end(argv):
         try:
             check_environment()
-            return main(argv)
+            code, reason = main(argv), console.lost_output()
+            if reason and getattr(module, "PRINTS_RESULTS", False):
+                raise ConfigError(f"standard output: cannot be written: {reason}")
+            return code
         except SystemExit:
             raise
         except BaseException as error:  # also from a user's file

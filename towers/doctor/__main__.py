@@ -19,6 +19,7 @@ from towers.cli import flags as config_flags
 from towers.cli import train_flags
 
 PROGRAM = "towers.doctor"
+PRINTS_RESULTS = True  # see `flags.start`
 
 
 def main(_):

@@ -50,6 +50,7 @@ def report_page(
         ("The most confident correct prediction of a class", "most_confident"),
     ):
         if rows := content[name]:
+            title += _of_all(name, len(rows), result)
             parts.append(page.section(title, _pictures(rows, pixels)))
     if maps:
         rows = [row for row in content["mistakes"] if row["index"] in maps]
@@ -58,6 +59,19 @@ def report_page(
         parts.append(page.section("Grad-CAM", *pictures))
     parts += [page.section("Run", *_run(content))]
     return page.page(f"{content['run']}: report", parts)
+
+
+def _of_all(name, count, result):
+    """Return how many mistakes, or classes, there are if the page shows fewer; empty of
+    label sets, whose pictures are of sets of classes."""
+    split = result["reported"].partition("_")[0]
+    number, noun = result[f"{split}_images"] - reported_figure(result, "correct"), ""
+    if name == "most_confident":
+        classes = reported_figure(result, "classes")
+        number, noun = sum(row["images"] > 0 for row in classes), " classes"
+        if headline(result)[1] == "map":
+            return ""
+    return f", {count} of {number:,}{noun}" if count < number else ""
 
 
 def _head(content):

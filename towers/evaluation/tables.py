@@ -20,7 +20,7 @@ from towers.evaluation.restored import RestoredRun
 FORMS = ("table", "csv", "json")
 
 # Of the name of a class in a table.
-MOST_CHARACTERS = 24
+MOST_CHARACTERS = 40
 
 # Takes a batch of n images: their paths, labels [n], -1 where there is none, and the
 # outputs of the network, [n, ...].

@@ -25,8 +25,8 @@ COLORS = "#1f5fbf", "#c2540a", "#1a7f4b", "#8b3fa8", "#8a6d00", "#c02670"
 # Most classes of a confusion matrix, and of one with counts in its cells.
 MOST_CONFUSED, MOST_COUNTED = 120, 20
 
-# Classes of the chart of accuracies, and characters of their names.
-MOST_CLASSES, _MOST_CHARACTERS = 25, 22
+# Maximum number of classes of the chart of accuracies, and of characters of a name.
+MOST_CLASSES, _MAX_CHARACTERS = 25, 40
 
 # From which accuracy on its axis is logarithmic, and the ticks of that.
 HIGH_SHARE = 0.9
@@ -121,6 +121,7 @@ def curves(
         axes.set_ylim(0, top)
         ticks = [x for x in SHARE_TICKS if x <= top]
         axes.set_yticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_ylabel("logarithmic towards 1")
     axes.grid(axis="x", visible=False)
     return figure, f"{title}: {', '.join(s.name for s in series)}"
 
@@ -174,7 +175,9 @@ def class_accuracies(
     rows: Sequence[Mapping[str, Any]], accuracy: float
 ) -> tuple[Figure, str]:
     """The accuracy of each class with its interval; of all images as a line."""
-    figure, axes = _figure(height=70 + 20 * len(rows))
+    names = [_short(row["name"]) for row in rows]
+    width = _WIDTH + 6 * max(0, max(map(len, names)) - 20)
+    figure, axes = _figure(width, height=70 + 20 * len(rows))
     places = np.arange(len(rows))
     values = np.array([row["recall"] for row in rows])
     low, high = np.array([row["recall_interval"] for row in rows]).T
@@ -182,7 +185,7 @@ def class_accuracies(
     axes.hlines(places, low, high, color=COLORS[0], linewidth=2.5, alpha=0.45)
     dots = {"color": COLORS[0], "markersize": 5, "clip_on": False}
     axes.plot(values, places, "o", **dots)
-    axes.set_yticks(places, [_short(row["name"]) for row in rows])
+    axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0, labelcolor="black")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(max(0, np.floor(10 * low.min()) / 10), 1.01)
@@ -232,7 +235,9 @@ def precision_recall(series: Sequence[Series]) -> tuple[Figure, str]:
 
 
 def _short(name):
+    """Return a name without the middle of a long one, whose ends tell it apart."""
     text = shown(name, 10**6)
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= _MAX_CHARACTERS:
         return text
-    return f"{text[: _MOST_CHARACTERS - 1]}…"
+    half = _MAX_CHARACTERS // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
