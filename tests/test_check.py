@@ -92,6 +92,16 @@ def test_images_count_in_each_of_their_classes(root, capfd):
     assert "1 training image(s) also in another class" in identical
 
 
+def test_a_table_is_read_as_a_training_reads_it(root, capfd):
+    """In the size of the recipe; the flag decides as there."""
+    rows = ["path,label"]
+    rows += [f"{x.relative_to(root)},{x.parent.name}" for x in root.rglob("*.png")]
+    (root / "labels.csv").write_text("\n".join(rows))
+    for flags_given, size in ([], "(64|160)"), (["--image_size=9"], "9"):
+        assert main([str(root / "labels.csv"), *flags_given]) == 0
+        assert re.search(rf"^read as +{size}x{size} ", capfd.readouterr().out, re.M)
+
+
 def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
     assert run("--grid=drawn.png")[0] == 0
     picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()

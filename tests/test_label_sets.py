@@ -2,8 +2,10 @@
 Keras and NumPy."""
 
 import concurrent.futures
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import threading
 
@@ -384,7 +386,21 @@ CONFIG = Config(
 def run(tmp_path_factory):
     """A run of images with several labels."""
     path = tmp_path_factory.mktemp("label_sets") / "run"
-    return towers.train(path, CONFIG, data=small_set(), class_names=NAMES)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        result = towers.train(path, CONFIG, data=small_set(), class_names=NAMES)
+    (path / "printed.txt").write_text(printed.getvalue())
+    return result
+
+
+def test_the_result_is_the_mean_average_precision(run):
+    lines = (run.path / "printed.txt").read_text().splitlines()
+    values = run.history["validation_map"].values
+    starts = (
+        f"best: step {run.step}, validation mAP {max(values):.4f}, ",
+        f"result: {values[-1]:.4f} validation mAP, ",
+    )
+    for start in starts:
+        assert any(line.startswith(start) for line in lines), start
 
 
 @pytest.mark.parametrize(
@@ -423,6 +439,7 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     content = json.loads((run.path / "report" / "report.json").read_text())
     page = (run.path / "report" / "index.html").read_text()
     assert "Grad-CAM" in page and "precision-recall curves" in page
+    assert f"{result['test_map']:.4f} <small>test mAP" in page
     worst = min(result["test_classes"], key=lambda row: row["average_precision"])
     curve = content["precision_recall"][0]
     name = "test_macro_f1_at_thresholds"
