@@ -1,6 +1,5 @@
 """Names that other programs have for our options and values, to suggest ours."""
 
-import itertools
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -23,29 +22,12 @@ VALUES = {
     "replicated": "ddp dp mirrored data_parallel distributed_data_parallel",
 }
 
-# Flag -> names that mean exactly the same elsewhere, and are taken as the flag.
-ALIASES = {
-    "batch_size": "batchsize",
-    "data_dir": "data_path data_root dataset_dir dataset_path",
-    "dropout": "drop_rate dropout_rate",
-    "folds": "kfold k_fold num_folds n_splits",
-    "image_size": "img_size imgsz",
-    "label_smoothing": "smoothing label_smoothing_factor",
-    "learning_rate": "lr learningrate",
-    "model": "arch architecture model_name",
-    "num_epochs": "epochs n_epochs num_train_epochs train_epochs",
-    "optimizer": "opt optim optimiser",
-    "random_erasing": "reprob",
-    "seed": "random_seed",
-    "weight_decay": "wd",
-}
-
-# Flag -> names of flags that are similar or the same.
+# Flag -> the same.
 SYNONYMS = {
     "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
     "accumulate_grad_batches gradient_accumulation gradient_accumulation_steps",
     "augment": "aug augmentation augmentations transform transforms data_augmentation",
-    "batch_size": "bs b batch train_batch_size global_batch_size "
+    "batch_size": "bs b batch batchsize train_batch_size global_batch_size "
     "per_device_train_batch_size",
     "batch_norm": "sync_bn sync_batchnorm bn",
     "best_by": "monitor best_metric metric_for_best_model checkpoint_metric "
@@ -59,42 +41,43 @@ SYNONYMS = {
     "cluster": "num_nodes nnodes",
     "compile": "xla jit jit_compile use_xla torch_compile",
     "config": "c cfg recipe config_file",
-    "data_dir": "data root d",
+    "data_dir": "data data_path data_root dataset_dir dataset_path root d",
     "dataset": "dataset_name ds",
     "device": "use_gpu gpu cuda cpu no_cuda accelerator",
-    "dropout": "drop p_dropout",
+    "dropout": "drop drop_rate dropout_rate p_dropout",
     "dry_run": "fast_dev_run",
     "ema_decay": "ema model_ema model_ema_decay moving_average_decay",
     "patience": "early_stopping early_stopping_patience early_stop stop_patience",
     "eval_every_epochs": "eval_every eval_freq eval_interval check_val_every_n_epoch",
-    "folds": "cv",
-    "image_size": "resolution size input_size crop_size",
+    "folds": "kfold k_fold num_folds n_splits cv",
+    "image_size": "img_size imgsz resolution size input_size crop_size",
     "init_from": "pretrained finetune weights init_checkpoint initial_checkpoint "
     "load_from",
     "keep_checkpoints": "max_to_keep keep keep_last save_total_limit checkpoint_hist",
-    "label_smoothing": "label_smooth",
+    "label_smoothing": "smoothing label_smooth label_smoothing_factor",
     "layer_decay": "llrd layerwise_decay layer_wise_decay layer_lr_decay",
-    "learning_rate": "eta base_lr initial_lr",
+    "learning_rate": "lr eta base_lr initial_lr learningrate",
     "loss": "criterion loss_fn bce_loss",
     "log_every_steps": "log_every log_interval log_freq print_freq log_steps "
     "log_every_n_steps",
     "max_steps": "steps num_steps train_steps iterations iters max_iter n_steps",
     "min_rate_factor": "min_lr eta_min lr_min final_lr end_lr",
-    "model": "net network backbone",
-    "num_epochs": "epoch max_epochs e",
+    "model": "arch architecture net network backbone model_name",
+    "num_epochs": "epochs epoch n_epochs max_epochs train_epochs num_train_epochs e",
     "num_workers": "workers n np nproc num_processes processes",
     "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
     "num_replicas nproc_per_node",
+    "optimizer": "opt optim optimiser",
     # Before "workdir", which the same names mean where there is no --output.
     "output": "o out outfile out_file output_file output_dir outdir out_dir",
     "overwrite": "force restart clean",
     "policy": "aa auto_augment",
     "precision": "amp fp16 bf16 mixed_precision half dtype",
-    "random_erasing": "random_erase erasing",
+    "random_erasing": "reprob random_erase erasing",
     "repeats": "aug_repeats repeated_augmentation ra",
     "schedule": "scheduler lr_schedule lr_scheduler lr_scheduler_type sched "
     "learning_rate_schedule",
-    "seed": "rng_seed manual_seed",
+    "seed": "random_seed rng_seed manual_seed",
     "stochastic_depth": "drop_path drop_path_rate droppath stochdepth",
     "strategy": "distribution_strategy distribution parallel parallelism distributed",
     "summary_every_secs": "save_summaries_secs",
@@ -104,7 +87,7 @@ SYNONYMS = {
     "validation_fraction": "val_split validation_split val_fraction",
     "warmup_epochs": "warmup warm_up num_warmup_epochs warmup_ratio",
     "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
-    "weight_decay": "l2 decay l2_reg",
+    "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
     "teacher": "distill distillation teacher_model teacher_path teacher_run",
     "distillation_temperature": "temperature tau distill_temperature",
@@ -114,6 +97,14 @@ SYNONYMS = {
     "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
     "resume_from",
 }
+
+# Those of them that mean exactly the same, and are taken.
+ALIASES = set(
+    "arch architecture batchsize data_path data_root dataset_dir dataset_path "
+    "drop_rate dropout_rate epochs img_size imgsz k_fold kfold label_smoothing_factor "
+    "learningrate lr model_name n_epochs n_splits num_folds num_train_epochs opt optim "
+    "optimiser random_seed reprob smoothing train_epochs wd".split()
+)
 
 # The counterpart of other programs' flags -> the names of these flags.
 ANSWERS = {
@@ -146,26 +137,18 @@ def answer(name: str, known: Container[str]) -> str | None:
 def with_our_names(
     arguments: Sequence[str], known: Container[str], is_bool: Callable[[str], bool]
 ) -> list[str]:
-    """Return the arguments of a command line with our names of flags in place of
-    `ALIASES`, underscores in place of dashes, and --noNAME in place of --no-NAME; what
-    follows `--` stays. `is_bool` says whether a known flag is a switch."""
-    ours = {x: name for name, names in ALIASES.items() for x in names.split()}
+    """Return the arguments of a command line, up to `--`, with our names in place of
+    ALIASES, underscores in place of dashes, and --noNAME in place of --no-NAME."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     renamed = []
-    for number, argument in enumerate(arguments):
-        if argument == "--":
-            return [*renamed, *arguments[number:]]
-        dashes, name, rest = re.fullmatch(
-            "(-{0,2})([^=]*)(.*)", argument, re.S
-        ).groups()
+    for argument in arguments[:end]:
+        dashes, name, rest = re.fullmatch(r"(?s)(-{0,2})([^=]*)(.*)", argument).groups()
         typed = name.replace("-", "_")
-        switch = typed.removeprefix("no_")
-        if dashes and name not in known:
-            if typed in known or ours.get(typed) in known:
-                argument = f"{dashes}{typed if typed in known else ours[typed]}{rest}"
-            elif typed != switch and switch in known and is_bool(switch):
-                argument = f"{dashes}no{switch}{rest}"
-        renamed.append(argument)
-    return renamed
+        ours = typed if typed in known else typed in ALIASES and meant(typed, known)
+        if typed.startswith("no_") and typed[3:] in known and is_bool(typed[3:]):
+            ours = f"no{typed[3:]}"
+        renamed.append(f"{dashes}{ours or name}{rest}" if dashes else argument)
+    return [*renamed, *arguments[end:]]
 
 
 def meant(name: str, known: Container[str]) -> str | None:
@@ -173,8 +156,7 @@ def meant(name: str, known: Container[str]) -> str | None:
     name = name.replace("-", "_").lower()
     if name in known:
         return name
-    rows = itertools.chain(VALUES.items(), ALIASES.items(), SYNONYMS.items())
-    for option, names in rows:
+    for option, names in (VALUES | SYNONYMS).items():
         if option in known and name in names.split():
             return option
     return None

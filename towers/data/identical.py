@@ -3,9 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from towers.data.files.paths import shown
@@ -43,53 +41,53 @@ def identical_images(
     """Return (index in `other`, index in `train`) of images with the same content:
     pixels of arrays in memory, bytes of local files of the same size. Empty for other
     sources, and where it takes longer."""
-    end = time.monotonic() + max_secs
-    are_arrays = None not in (num_bytes(train), num_bytes(other))
+    end, sources = time.monotonic() + max_secs, (train, other)
     try:
-        keys = (_pixel_keys if are_arrays else _file_keys)((train, other), end)
-    except (OSError, ValueError):  # TimeoutError is an OSError
+        if None in map(num_bytes, sources):
+            sizes = [_sizes(source, end) for source in sources]
+            common = set.intersection(*(set(x.values()) for x in sizes)) - {0}
+            chosen = [[i for i in x if x[i] in common] for x in sizes]
+            contents = map(_files, sources, chosen)
+        else:
+            contents = map(_pixels, sources)
+        keys, of_other = (_digests(x, end) for x in contents)
+    except OSError:  # a TimeoutError is one
         return []
-    first = {key: index for index, key in reversed(keys[0].items())}
-    return [(i, first[key]) for i, key in keys[1].items() if key in first]
+    first = {key: index for index, key in reversed(keys.items())}
+    return [(i, first[key]) for i, key in of_other.items() if key in first]
 
 
-def _pixel_keys(sources: Sequence[Source], end: float) -> list[dict[int, bytes]]:
-    """Return index -> digest of the pixels, for each source."""
-    all_keys = []
-    for source in sources:
-        all_keys.append(keys := {})
-        for start in _in_time(range(0, source.num_examples, _CHUNK), end):
-            indices = np.arange(start, min(start + _CHUNK, source.num_examples))
-            with tf.device("CPU:0"):
-                images = source.read(tf.constant(indices, tf.int64))[0].numpy()
-            for index, image in zip(indices.tolist(), images, strict=True):
-                keys[index] = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-    return all_keys
-
-
-def _file_keys(sources: Sequence[Source], end: float) -> list[dict[int, bytes]]:
-    """Return index -> digest of the file, of files whose size both sources have."""
-    sizes = [
-        {
-            index: os.path.getsize(location_of(source, index))
-            for index in _in_time(range(source.num_examples), end)
-        }
-        for source in sources
-    ]
-    common = set(sizes[0].values()) & set(sizes[1].values()) - {0}
-    all_keys = []
-    for source, sizes_of_source in zip(sources, sizes, strict=True):
-        all_keys.append(keys := {})
-        for index, size in _in_time(sizes_of_source.items(), end):
-            if size in common:
-                with open(location_of(source, index), "rb") as file:
-                    keys[index] = hashlib.file_digest(file, "blake2b").digest()
-    return all_keys
-
-
-def _in_time(items: Iterable, end: float) -> Iterator:
-    """Yield the items; TimeoutError once the clock is past `end`."""
-    for item in items:
+def _sizes(source, end):
+    """Return index -> bytes of the file."""
+    sizes = {}
+    for index in range(source.num_examples):
+        sizes[index] = os.path.getsize(location_of(source, index))
         if time.monotonic() > end:
             raise TimeoutError
-        yield item
+    return sizes
+
+
+def _files(source, indices):
+    """Yield (index, content) of files."""
+    for index in indices:
+        with open(location_of(source, index), "rb") as file:
+            yield index, file.read()
+
+
+def _pixels(source):
+    """Yield (index, content) of images in memory."""
+    for start in range(0, source.num_examples, _CHUNK):
+        indices = range(start, min(start + _CHUNK, source.num_examples))
+        with tf.device("CPU:0"):
+            images = source.read(tf.constant([*indices], tf.int64))[0].numpy()
+        yield from zip(indices, map(bytes, images), strict=True)
+
+
+def _digests(contents, end):
+    """Return index -> digest; TimeoutError once the clock is past `end`."""
+    digests = {}
+    for index, content in contents:
+        digests[index] = hashlib.blake2b(content, digest_size=16).digest()
+        if time.monotonic() > end:
+            raise TimeoutError
+    return digests

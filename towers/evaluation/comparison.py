@@ -5,7 +5,6 @@ import math
 import os
 import pathlib
 import statistics
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -209,11 +208,10 @@ def _lines(runs):
     for row in rows:
         cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-    texts = []
     for name, values in _differing(runs).items():
-        texts.append(f"{name}: {' | '.join(str(x) or 'empty' for x in values)}")
-    for text in (*texts, paired_difference(runs)):
-        yield from textwrap.wrap(text, 80, subsequent_indent="  ")
+        yield f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
+    if difference := paired_difference(runs):
+        yield difference
 
 
 def _page(runs):
