@@ -15,6 +15,7 @@ from towers.reporting.display import (
     LiveDisplay,
     PlainDisplay,
     Status,
+    counted,
     create_display,
     plain_line,
 )
@@ -142,3 +143,13 @@ def test_a_terminal_shows_bars_below_the_lines_and_is_as_it_was_at_the_end(
     screen.feed(read())
     assert [x for x in screen.lines if x] == ["epoch 30: test accuracy 0.8"]
     assert not screen.hidden
+
+
+def test_one_thing_is_not_named_in_the_plural():
+    assert [counted(x, "epoch") for x in (1, 1.0, 0.5, 2.0)] == [
+        "1 epoch",
+        "1 epoch",
+        "0.5 epochs",
+        "2 epochs",
+    ]
+    assert counted(12_345, "step") == "12,345 steps"

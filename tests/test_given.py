@@ -444,11 +444,14 @@ def test_labels_of_two_classes_may_be_bool_or_float():
         assert data == sets.give(SLICES((TRAIN[0], integers)), ["cat", "dog"])
 
 
-def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
+def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path, capsys):
     config = dataclasses.replace(CONFIG, model="cnn", width=0.05, max_steps=1)
     three = (TRAIN, arrays(10, 2), TEST)
     result = train(tmp_path / "three", config, data=three)
     assert "validation_accuracy" in result.history
+    printed = capsys.readouterr().out
+    assert "arrays: 50 training, 10 validation, 23 test images" in printed
+    assert "2 steps, 2 epochs of 50 images" in printed
     assert "test_accuracy" in train(tmp_path / "two", config, data=three[::2]).history
     result = train(tmp_path / "one", config, data=TRAIN)
     assert result.dataset_info.num_train == 45  # a tenth of each class is held out

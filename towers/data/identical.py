@@ -51,7 +51,7 @@ def identical_images(
         else:
             contents = map(_pixels, sources)
         keys, of_other = (_digests(x, end) for x in contents)
-    except OSError:  # a TimeoutError is one
+    except (OSError, ValueError):  # a TimeoutError is an OSError
         return []
     first = {key: index for index, key in reversed(keys.items())}
     return [(i, first[key]) for i, key in of_other.items() if key in first]
