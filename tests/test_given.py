@@ -437,9 +437,10 @@ def test_labels_of_two_classes_may_be_bool_or_float():
         (integers == 1)[:, None],
         integers.astype(np.float32)[:, None],
         np.float16(integers),
+        (integers == 1).astype(object),
     ):
         assert sets.give((TRAIN[0], labels), ["cat", "dog"]) == expected
-        batched = SLICES((TRAIN[0], labels)).batch(8)
+        batched = SLICES((TRAIN[0], np.array(labels.tolist()))).batch(8)
         data = sets.give(batched, ["cat", "dog"])
         assert data == sets.give(SLICES((TRAIN[0], integers)), ["cat", "dog"])
 
@@ -477,6 +478,7 @@ SLICES = tf.data.Dataset.from_tensor_slices
         ((TRAIN[0], TRAIN[1] / 2), "labels are float64"),
         ((TRAIN[0], TRAIN[1] + np.nan), "labels are float64"),
         ((TRAIN[0], TRAIN[1] * 1e30), "labels are float64"),
+        ((TRAIN[0], ["cat"] * 50), "labels are <U3 .*np.unique"),
         ((TRAIN[0], TRAIN[1] + 1), "from 1 to 5, .* subtract 1"),
         ((TRAIN[0], FAR), "from 0 to 1099511627776, of 50 images"),
         ((TRAIN[0], TRAIN[1][1:]), "50 training images with 49 labels"),

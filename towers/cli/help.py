@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
+from towers import console
 from towers.config import choices
 from towers.config.config import FIELDS
 from towers.config.installation import with_programs
@@ -31,7 +32,7 @@ SECTIONS = {
     "init_from": "Start, length, logs, evaluations and checkpoints",
 }
 
-_WIDTH, _INDENT = 80, 28
+_INDENT = 28
 
 
 def help_text(module: types.ModuleType, section: str = "") -> str:
@@ -48,7 +49,9 @@ def help_text(module: types.ModuleType, section: str = "") -> str:
             groups.setdefault(title, []).append(name)
         groups["Others"] = sorted(own.keys() - FIELDS.keys())
     paragraphs = with_programs(module.__doc__ or "").strip().split("\n\n")
-    filled = [p if p[0] == " " else textwrap.fill(p, _WIDTH) for p in paragraphs]
+    filled = [
+        p if p[0] == " " else textwrap.fill(p, console.columns(80)) for p in paragraphs
+    ]
     lines, printed = ["\n\n".join(filled)], set()
     if section:
         titles = [t for t in groups if f" {section}".lower() in f" {t}".lower()]
@@ -92,7 +95,7 @@ def _columns(head, text):
     indent, is_long = " " * _INDENT, len(head) + 4 > _INDENT
     lines = textwrap.wrap(
         text,
-        _WIDTH,
+        console.columns(80),
         initial_indent=indent if is_long else f"  {head:{_INDENT - 2}}",
         subsequent_indent=indent,
         break_on_hyphens=False,

@@ -235,7 +235,8 @@ def _labels(labels, name):
         raise DataError(
             f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
             "should be whole numbers [n], or [n, classes] of 0 and 1, one-hot or with "
-            "a 1 for each label of an image"
+            "a 1 for each label of an image; np.unique(labels, return_inverse=True)[1] "
+            "gives whole numbers"
         )
     return labels
 
@@ -265,6 +266,8 @@ def _column(values, what):
     """An array, of a column [n, 1] its entries [n]."""
     try:
         values = np.asarray(values)
+        if values.dtype == object:  # of a column of pandas
+            values = np.asarray(values.tolist())
     except ValueError as error:  # lists of different lengths
         raise DataError(f"data: the {what}: {one_line(error)}") from None
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
