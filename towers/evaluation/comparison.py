@@ -85,15 +85,19 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
     for the seed, over pairs of the same seed; empty where there are no such groups."""
     groups, options = {}, []
     split = next((x for x in _SPLITS if all(x in run.results for run in runs)), None)
+    if split is None:
+        return ""
+    with_map = all(_figure(run, split, "map") for run in runs)
+    name, title = ("map", "mAP") if with_map else ("accuracy", "accuracy")
     for run in runs:
         same = dict.fromkeys(["seed", *_PERIODS])
         values = dataclasses.asdict(run.config) | same
         accuracies = groups.setdefault(tuple(values.items()), {})
         if not accuracies:
             options.append(run.config)
-        if split is None or run.config.seed in accuracies:
+        if run.config.seed in accuracies:
             return ""
-        accuracies[run.config.seed] = reported_figure(run.results[split], "accuracy")
+        accuracies[run.config.seed] = reported_figure(run.results[split], name)
     if len(groups) != 2:
         return ""
     first, second = groups.values()
@@ -107,7 +111,7 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
     )
     differences = [second[seed] - first[seed] for seed in seeds]
     mean = statistics.fmean(differences)
-    text = f"{split.capitalize()} accuracy with {other} minus {one}: {mean:+.4f}"
+    text = f"{split.capitalize()} {title} with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
         interval = t_quantile(len(seeds) - 1) * error
