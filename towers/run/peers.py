@@ -218,19 +218,14 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
             waited, limit, patience, hint = now - begun, wait_secs, _ANNOUNCE_SECS, ""
             if unresolved:
                 waited, limit = now - unresolved_since, min(wait_secs, NAME_SECS)
-                patience, hint = 0.0, ": the host name does not resolve"
-            named = ", ".join(
-                f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]
-            )
+                patience = 0.0
+                hint = ": the host name does not resolve; correct it, or the network's"
+            named = [f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]]
+            named = f"worker {', '.join(named)}"
             if waited > limit:
-                way = (
-                    "; correct --cluster, or the names of this network" if hint else ""
-                )
-                raise WorkerLostError(
-                    f"worker {named} did not come within {limit:g} s{hint}{way}"
-                )
+                raise WorkerLostError(f"{named} did not come within {limit:g} s{hint}")
             if waited >= patience and hint not in told:
-                console.line(f"waiting for worker {named}, up to {limit:g} s{hint}")
+                console.line(f"waiting for {named}, up to {limit:g} s{hint}")
                 told.add(hint)
             time.sleep(0.1)
 

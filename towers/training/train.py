@@ -270,10 +270,9 @@ def finish(run: Run, report: bool) -> None:
     say = run.outputs.say
     say(f"done: {progress_text(run)} is saved in {run.folder.path}")
     if best := run.progress.best:
-        is_map = best["best_by"] == "map"
-        figure = (
-            f"mAP {best['score']:.4f}" if is_map else f"accuracy {best['accuracy']:.4f}"
-        )
+        figure = f"accuracy {best['accuracy']:.4f}"
+        if best["best_by"] == "map":
+            figure = f"mAP {best['score']:.4f}"
         loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
         say(f"best: step {best['step']}, validation {figure}, loss {loss}")
     if report:
