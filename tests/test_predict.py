@@ -23,7 +23,6 @@ from towers.data.files.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict, write_predictions
-from towers.evaluation.tables import csv_cells
 from towers.run.folder import RunFolder
 from towers.run.stored_config import evaluation_config, prediction_config
 
@@ -162,12 +161,6 @@ def test_one_image_of_any_kind_is_taken_and_others_are_refused(workdir, photos):
     ):
         with pytest.raises(DataError, match=words):
             predict(workdir, other)
-
-
-def test_names_are_no_formulas_of_a_spreadsheet():
-    formulas = ["=1+1.png", "+1+cmd|' /C calc'!A0", "-cat", "@SUM(A1)", "\t=1"]
-    others = ["a=b.png", "-1", "+2.5e-3", "-.5", "", 7, None, -0.5]
-    assert csv_cells([*formulas, *others]) == [*(f"'{x}" for x in formulas), *others]
 
 
 def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, capfd):

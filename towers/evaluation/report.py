@@ -18,7 +18,7 @@ from towers.evaluation.figures import (
     mean_f1,
 )
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
-from towers.evaluation.tables import MOST_CHARACTERS, csv_cells
+from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.reporting.display import duration
@@ -257,7 +257,7 @@ def mistakes_csv(
     wrong = np.flatnonzero(~predictions.correct)
     for row in image_rows(predictions, wrong, source, class_names):
         *cells, probability, _ = row.values()
-        writer.writerow(csv_cells([*cells, f"{probability:.6f}"]))
+        writer.writerow([*cells, f"{probability:.6f}"])
     return text.getvalue()
 
 

@@ -31,7 +31,6 @@ from towers.evaluation.restored import (
     reported_weights,
     training_difference,
 )
-from towers.evaluation.tables import csv_cells
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.checkpoint import Snapshot
@@ -202,9 +201,9 @@ def find_suspects(
     predicted = predict_split(workdir, split, **options)
     rows = suspect_rows(predicted)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(SUSPECT_COLUMNS)
-    writer.writerows(csv_cells(map(row.get, SUSPECT_COLUMNS)) for row in rows)
+    writer = csv.DictWriter(text, SUSPECT_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     folder = RunFolder(workdir)
     with Reports(folder, "eval") as reports:
         if reports.file(folder.suspects, text.getvalue()):

@@ -6,10 +6,9 @@ import errno
 import json
 import math
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,13 +25,6 @@ MOST_CHARACTERS = 40
 # Takes a batch of n images: their paths, labels [n], -1 where there is none, and the
 # outputs of the network, [n, ...].
 Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
-
-
-def csv_cells(cells: Iterable[object]) -> list[object]:
-    """Return the cells of a row with an apostrophe before a text that a spreadsheet
-    would execute as a formula, such as the path =1+1.png; numbers stay."""
-    is_formula = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(e[+-]?\d+)?$)").match
-    return [f"'{x}" if isinstance(x, str) and is_formula(x) else x for x in cells]
 
 
 @contextlib.contextmanager
@@ -54,7 +46,7 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
             cells = [digits.format(p) for _, p in best]
             if not in_order:
                 cells = [x for name, p in best for x in (name, digits.format(p))]
-            csv_file.writerow(csv_cells([path, label or "", *cells]))
+            csv_file.writerow([path, label or "", *cells])
         elif form == "json":
             predictions = []
             for name, p in best:

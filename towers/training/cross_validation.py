@@ -20,7 +20,6 @@ from towers.errors import ConfigError
 from towers.evaluation.figures import figures
 from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
-from towers.evaluation.tables import csv_cells
 from towers.training.train import train
 
 # The figures in the table.
@@ -93,7 +92,7 @@ def cross_validate(
     text, head = io.StringIO(), ["index", "path", "fold", "label"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, *predicted.class_names])
-    writer.writerows(map(csv_cells, sorted(rows, key=lambda row: row[0])))
+    writer.writerows(sorted(rows, key=lambda row: row[0]))
     store.write_aside(folder / OUT_OF_FOLD, text.getvalue())
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
