@@ -13,7 +13,8 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from towers import console
 from towers.console import printable
@@ -100,9 +101,19 @@ class RunFolderError(TowersError):
 
 
 class ExportError(TowersError):
-    """An export cannot be written, or does not give the logits of the run."""
+    """An export cannot be written."""
 
     exit_code = 4
+
+
+class DoubtfulExport(ExportError):
+    """An export differs from the run's network; `figures` says how much."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, figures: Mapping[str, Any]):
+        super().__init__(message)
+        self.figures = figures
 
 
 class NumericError(TowersError):

@@ -1,4 +1,4 @@
-"""Images, and the logits of an export and of the trainer's network for them."""
+"""How the logits of an export differ from those of the network, and on which images."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -19,16 +20,17 @@ from towers.data.sources import Source
 from towers.errors import (
     ConfigError,
     DataError,
-    ExportError,
+    DoubtfulExport,
     data_errors_of_tensorflow,
     one_line,
     printable,
 )
 from towers.evaluation.restored import RestoredRun, reported_weights
+from towers.exporting.formats import MAX_ACCURACY_LOST, MAX_CHANGED, MAX_DIFFERENCE
 from towers.models.create import without_noise
 from towers.run.initial import read_variables
 
-NUM_COMPARED, NUM_CALIBRATION = 64, 256
+NUM_COMPARED, NUM_JUDGED, NUM_CALIBRATION = 64, 512, 256
 BATCH_SIZE = 32
 SMALLEST_SCALE = 0.01
 PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
@@ -64,7 +66,7 @@ def predict_in_new_process(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Logits [n, classes] and names of classes, `printable`, of an export that its own
     runtime loads in a new process without towers. Images and logits are stored next to
-    it. ExportError where it cannot be loaded there."""
+    it. DoubtfulExport if it cannot be loaded there."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)
@@ -80,24 +82,24 @@ def predict_in_new_process(
                 class_names = values["class_names"].tolist()
                 return values["logits"], tuple(map(printable, class_names))
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-    raise ExportError(
-        f"the {format} export cannot be used, so it is removed; in a new process "
-        f"it ends with {one_line(lines[-1], 200)} (exit {done.returncode})"
-    )
+    fault = f"{one_line(lines[-1], 200)} (exit {done.returncode})"
+    why = f"the {format} export cannot be used; in a new process it ends with {fault}"
+    raise DoubtfulExport(why, {"error": fault})
 
 
 def predict_with_variables(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Logits of a new network with the variables of a file, and the names of the
-    classes in it, `printable`. ExportError where a variable is missing."""
+    classes in it, `printable`. DoubtfulExport if a variable is missing."""
     from safetensors import safe_open
 
     network = trained_network(run)
     values = read_variables(str(path), run.config.model, network)
     for variable in network.variables:
         if variable.path not in values:
-            raise ExportError(f"the safetensors export lacks {variable.path}")
+            fault = f"it lacks {variable.path}"
+            raise DoubtfulExport(f"the safetensors export: {fault}", {"error": fault})
         variable.assign(values[variable.path])
     with safe_open(path, "numpy") as file:
         class_names = json.loads(file.metadata()["class_names"])
@@ -105,48 +107,108 @@ def predict_with_variables(
     return logits, tuple(map(printable, class_names))
 
 
-def largest_difference(logits: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference of a logit, as a share of the largest expected one, or of
-    SMALLEST_SCALE where that is larger."""
-    scale = max(SMALLEST_SCALE, np.abs(expected).max())
-    return float(np.abs(logits - expected).max() / scale)
+def figures_of(
+    run: RestoredRun,
+    logits: np.ndarray,
+    expected: np.ndarray,
+    labels: np.ndarray | None,
+) -> dict[str, float]:
+    """Return how an export differs from the network on n images.
 
-
-def images_of(
-    run: RestoredRun, *, data_dir: str = "", paths: Paths = (), calibrate: bool = False
-) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Images to compare with, images to calibrate with, uint8 [n, *run.image_shape],
-    and a description: from image files, or else test and training images of the run's
-    data set, at equal distances. Where the data set cannot be read, or is another one,
-    images are drawn, and there are none to calibrate with.
-
-    DataError where the data set is not in the `data_dir` that is named, or a file is no
-    image.
+    "largest_difference" of a logit is a fraction of the largest expected one, or of
+    SMALLEST_SCALE if that is larger. "agreement" is the fraction of images with the
+    same class. With labels there are also "accuracy" and "accuracy_of_run". For label
+    sets, agreement and accuracy are the F1 of the sets of classes, over all images.
     """
+    scale = max(SMALLEST_SCALE, np.abs(expected).max())
+    found, wanted = _classes(run, logits), _classes(run, expected)
+    figures = {"images": len(logits), "agreement": _f1(found, wanted)}
+    figures["largest_difference"] = float(np.abs(logits - expected).max() / scale)
+    if labels is not None:
+        if labels.ndim == 1:
+            labels = labels[:, np.newaxis] == np.arange(logits.shape[1])
+        figures["accuracy"] = _f1(found, labels > 0)
+        figures["accuracy_of_run"] = _f1(wanted, labels > 0)
+    return figures
+
+
+def _classes(run, logits):
+    """bool [n, classes]: the classes that are predicted for each image."""
+    if run.thresholds is not None:
+        return run.to_probabilities(logits) >= run.thresholds
+    return np.arange(logits.shape[1]) == logits.argmax(1)[:, np.newaxis]
+
+
+def _f1(a, b):
+    total = a.sum() + b.sum()
+    return float(2 * (a & b).sum() / total) if total else 1.0
+
+
+def verdict(figures: dict[str, float], precision: str) -> tuple[bool, str]:
+    """Return whether an export is as good as the network, and the reasons."""
+    difference, images = figures["largest_difference"], figures["images"]
+    text = f"logits differ from the run's by at most {difference:.2g} of the largest"
+    if precision == "float32":
+        return difference <= MAX_DIFFERENCE, f"{text} ({MAX_DIFFERENCE:g} is allowed)"
+    changed, lost = 1 - figures["agreement"], 0.0
+    text += f"; of {images} images {changed:.2%} change class ({MAX_CHANGED:.0%} may)"
+    if "accuracy" in figures:
+        before, after = figures["accuracy_of_run"], figures["accuracy"]
+        lost = before - after
+        text += f", accuracy {before:.4f} becomes {after:.4f}"
+        text += f" ({MAX_ACCURACY_LOST:g} may be lost)"
+    one = 1.001 / images  # one image says nothing
+    is_close = changed <= max(MAX_CHANGED, one) and lost <= max(MAX_ACCURACY_LOST, one)
+    return is_close and bool(np.isfinite(difference)), text
+
+
+class Examples(NamedTuple):
+    """Images to compare an export with, uint8 [n, *run.image_shape], from `origin`."""
+
+    images: np.ndarray
+    labels: np.ndarray | None  # [n], or of label sets [n, classes]
+    calibration: np.ndarray | None  # images too
+    origin: str
+
+
+def examples_of(
+    run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
+) -> Examples:
+    """Return images to compare with and, for int8, to calibrate with: from image files,
+    or else test and training images of the run's data set, evenly spaced. If the data
+    set cannot be read, or is another one, images are drawn, and there are none to
+    calibrate with.
+
+    DataError if the data set is not in the `data_dir` that is named, or a file is not
+    an image.
+    """
+    count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)
-        compared = images[_equally_spaced(len(images), NUM_COMPARED)]
-        return compared, images, "of the given images"
+        compared = images[_equally_spaced(len(images), count)]
+        return Examples(compared, None, images, "of the given images")
     options = {"image_cache_mb": 0.0, "data_dir": data_dir or run.config.data_dir}
-    config = dataclasses.replace(run.config, **options)
+    config, calibrates = dataclasses.replace(run.config, **options), precision == "int8"
     try:
-        data_set = load_data_set(config, run.dataset_info, test_only=not calibrate)
-        compared = _some(data_set.test, NUM_COMPARED)
-        calibration = _some(data_set.train, NUM_CALIBRATION) if calibrate else None
-        return compared, calibration, "test images"
+        data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
+        images, labels = _some(data_set.test, count)
+        calibration = None
+        if calibrates:
+            calibration, _ = _some(data_set.train, NUM_CALIBRATION)
+        return Examples(images, labels, calibration, "test images")
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
             raise DataError(str(error)) from None
         why = f"as the data set cannot be read ({one_line(error, 120)})"
-        origin = f"drawn images, {why}"
-        size = NUM_COMPARED, *run.image_shape
-        return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, origin
+        size = count, *run.image_shape
+        images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        return Examples(images, None, None, f"drawn images, {why}")
 
 
-def _some(source: Source, most: int) -> np.ndarray:
+def _some(source: Source, most: int) -> tuple[np.ndarray, np.ndarray]:
     indices = _equally_spaced(source.num_examples, most)
     with data_errors_of_tensorflow():
-        return source.read(tf.constant(indices))[0].numpy()
+        return tuple(x.numpy() for x in source.read(tf.constant(indices)))
 
 
 def _equally_spaced(length: int, most: int) -> np.ndarray:

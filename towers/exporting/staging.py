@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from towers import console, store
-from towers.errors import ConfigError, ExportError, one_line, out_of_memory
+from towers.errors import (
+    ConfigError,
+    DoubtfulExport,
+    ExportError,
+    one_line,
+    out_of_memory,
+)
+from towers.evaluation.report import to_json
 from towers.exporting.formats import Format
 
 
@@ -57,7 +64,8 @@ def staged(
 ) -> Iterator[pathlib.Path]:
     """A temporary path next to the output, which gets its name at the end, if there was
     no error and it still may. Of a folder that it replaces, what no export wrote stays,
-    and is printed. ExportError where the disk fails."""
+    and is printed. After a DoubtfulExport it gets a new name in the folder `doubtful`,
+    next to a file with the figures. ExportError where the disk fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:
@@ -65,7 +73,10 @@ def staged(
         raise ConfigError(f"{output} cannot be written: {why}") from None
     try:
         with store.aside(output) as path:
-            yield path
+            try:
+                yield path
+            except DoubtfulExport as error:
+                raise _kept(error, path, output) from None
             validate_output(output, format, overwrite)  # minutes later
             kept = store.keep_others(output, path) if output.is_dir() else []
         for part in kept:
@@ -76,3 +87,18 @@ def staged(
         reason = getattr(error, "strerror", None) or one_line(error, 200)
         free = store.free_space(output.parent)
         raise ExportError(f"{output} cannot be written: {reason}; {free}") from None
+
+
+def _kept(error, path, output):
+    """Keep a doubtful export; return the error with its path."""
+    folder, number = output.parent / "doubtful", 1
+    kept = folder / output.name
+    while os.path.lexists(kept):
+        number += 1
+        kept = folder / f"{output.stem}-{number}{output.suffix}"
+    store.make_folders(folder)
+    store.replace(path, kept)
+    store.write_aside(f"{kept}.json", to_json(error.figures))
+    return DoubtfulExport(
+        f"{error}; it is kept: {kept} (figures: .json)", error.figures
+    )

@@ -13,11 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from towers import quiet_imports
+from towers.data.files.image import FILTERS
 from towers.errors import ConfigError, printable
 from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
+from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.models import torch_names
 
+# Attached to an export: how the pixels of an image file become the input, in JSON.
+PREPROCESSING_JSON = "preprocessing.json"
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
 PREPROCESSING = "preprocessing"  # in the names of the operations before the network
 ONNX_OPSET = 18
@@ -45,11 +49,25 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
     return predict
 
 
+def preprocessing_json(run: RestoredRun) -> str:
+    """Return the options of the function `pixels` in docs/export.md, in JSON."""
+    height, width, channels = run.image_shape
+    options = {
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "center_crop": run.config.center_crop or 1.0,
+        "interpolation": FILTERS[run.config.interpolation].name.lower(),
+    }
+    return json.dumps(options)
+
+
 def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes the folder of a SavedModel with three signatures: "serving_default" takes
     images as `predict_fn`; "encoded_images" the content of image files, strings [n],
     whose center crops it resizes, and also gives the name of the likeliest "class";
-    "class_names" takes nothing and gives the names, strings [classes]."""
+    "class_names" takes nothing and gives the names, strings [classes]. The folder also
+    has the file PREPROCESSING_JSON."""
     predict = predict_fn(network, run)
 
     def predict_encoded(encoded_images):
@@ -73,6 +91,7 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     archive.add_endpoint("encoded_images", predict_encoded, [files_spec])
     archive.add_endpoint("class_names", class_names, [])
     archive.write_out(path, verbose=False)
+    (path / PREPROCESSING_JSON).write_text(preprocessing_json(run))
 
 
 def decode_image(
@@ -107,11 +126,12 @@ def decode_image(
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes a .keras file, which Keras loads and goes on training: from uint8 images
-    to logits, of stock layers alone; with one more file in the archive,
-    `class_names.json`, as Keras has no field for these."""
+    to logits, of stock layers alone; with two more files in the archive,
+    `class_names.json` and PREPROCESSING_JSON, as Keras has no field for these."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
+        archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
 
 
 def write_tflite(
@@ -127,7 +147,7 @@ def write_tflite(
     [n, *run.image_shape].
 
     The names of the classes are `labels.txt`, a line each, in a zip archive at the end
-    of the file, where the metadata tools of TensorFlow Lite put associated files.
+    of the file, as TFLite Metadata has it, with PREPROCESSING_JSON.
     """
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
@@ -143,10 +163,11 @@ def write_tflite(
             if precision == "int8":
                 converter = create_converter(source, [SERVING])
                 content = _quantized(converter, content, calibration)
-    path.write_bytes(content)
+    path.write_bytes(with_metadata(content, run.image_shape[-1], [PREPROCESSING_JSON]))
     with zipfile.ZipFile(path, "a") as archive:
         names = "".join(f"{printable(name)}\n" for name in run.class_names)
-        archive.writestr("labels.txt", names)
+        archive.writestr(LABELS, names)
+        archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
 
 
 def _quantized(converter, in_float32, calibration):
@@ -168,7 +189,7 @@ def _quantized(converter, in_float32, calibration):
 
 def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes an .onnx file, for ONNX Runtime and others: the function of `predict_fn`,
-    and in its metadata "class_names", in JSON."""
+    and in its metadata "class_names" and "preprocessing", in JSON."""
     import onnx
     import tf2onnx
 
@@ -180,7 +201,8 @@ def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
         opset=ONNX_OPSET,
         custom_op_handlers={"Erfc": (_erfc, [])},
     )
-    onnx.helper.set_model_props(model, {"class_names": json.dumps(run.class_names)})
+    names, options = json.dumps(run.class_names), preprocessing_json(run)
+    onnx.helper.set_model_props(model, {"class_names": names, "preprocessing": options})
     onnx.save(model, path)
 
 
@@ -213,5 +235,6 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
         "std": [value / 255 for value in run.std],
     }
     metadata = {name: json.dumps(x) for name, x in metadata.items()}
+    metadata["preprocessing"] = preprocessing_json(run)
     tensors = torch_names.state_dict(trained, tables[0])
     save_file(tensors, path, {"format": "pt"} | metadata)
