@@ -13,8 +13,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from towers import console
 from towers.console import printable
@@ -107,13 +106,9 @@ class ExportError(TowersError):
 
 
 class DoubtfulExport(ExportError):
-    """An export differs from the run's network; `figures` says how much."""
+    """An export differs from the run's network."""
 
     exit_code = 3
-
-    def __init__(self, message: str, figures: Mapping[str, Any]):
-        super().__init__(message)
-        self.figures = figures
 
 
 class NumericError(TowersError):

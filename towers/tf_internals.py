@@ -3,7 +3,7 @@ names those that another version lacks."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -98,15 +98,8 @@ def inside_of_loop(graph: tf.Graph) -> Iterator[None]:
         graph._device_function_stack = devices
 
 
-def read_tflite(content: bytes) -> Any:
-    """Read a .tflite file as an object with the fields of TensorFlow Lite's schema."""
+def tflite_files() -> ModuleType:
+    """Return functions that read and write .tflite files as objects of the schema."""
     from tensorflow.lite.tools import flatbuffer_utils  # slow to import
 
-    return flatbuffer_utils.read_model_from_bytearray(bytearray(content))
-
-
-def tflite_bytes(model: Any) -> bytes:
-    """Return the content of a file, see `read_tflite`."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    return flatbuffer_utils.convert_object_to_bytearray(model)
+    return flatbuffer_utils

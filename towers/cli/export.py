@@ -10,7 +10,7 @@ from absl import flags
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError, ExportError
 from towers.exporting.export import export, validate_format
-from towers.exporting.formats import FORMATS, PRECISIONS
+from towers.exporting.formats import FORMATS, LIMITS
 from towers.run.signals import preemptible
 
 
@@ -22,7 +22,7 @@ def define_flags() -> None:
     about = "Output file or folder; default: in export/ of the run's folder."
     flags.DEFINE_string("output", None, about)
     about = "Data type of the parameters; int8 also quantizes activations."
-    flags.DEFINE_enum("precision", "float32", PRECISIONS, about)
+    flags.DEFINE_enum("precision", "float32", LIMITS, about)
     config_flags.define_step_flag()
     about = "Image files and folders, instead of the data set's."
     flags.DEFINE_list("images", [], about)

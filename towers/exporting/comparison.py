@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -26,7 +25,7 @@ from towers.errors import (
     printable,
 )
 from towers.evaluation.restored import RestoredRun, reported_weights
-from towers.exporting.formats import MAX_ACCURACY_LOST, MAX_CHANGED, MAX_DIFFERENCE
+from towers.exporting.formats import LIMITS
 from towers.models.create import without_noise
 from towers.run.initial import read_variables
 
@@ -82,9 +81,10 @@ def predict_in_new_process(
                 class_names = values["class_names"].tolist()
                 return values["logits"], tuple(map(printable, class_names))
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-    fault = f"{one_line(lines[-1], 200)} (exit {done.returncode})"
-    why = f"the {format} export cannot be used; in a new process it ends with {fault}"
-    raise DoubtfulExport(why, {"error": fault})
+    raise DoubtfulExport(
+        f"the {format} export cannot be used: in a new process it ends with "
+        f"{one_line(lines[-1], 200)} (exit {done.returncode})"
+    )
 
 
 def predict_with_variables(
@@ -98,8 +98,7 @@ def predict_with_variables(
     values = read_variables(str(path), run.config.model, network)
     for variable in network.variables:
         if variable.path not in values:
-            fault = f"it lacks {variable.path}"
-            raise DoubtfulExport(f"the safetensors export: {fault}", {"error": fault})
+            raise DoubtfulExport(f"the safetensors export lacks {variable.path}")
         variable.assign(values[variable.path])
     with safe_open(path, "numpy") as file:
         class_names = json.loads(file.metadata()["class_names"])
@@ -113,22 +112,22 @@ def figures_of(
     expected: np.ndarray,
     labels: np.ndarray | None,
 ) -> dict[str, float]:
-    """Return how an export differs from the network on n images.
+    """Return how an export differs from the network.
 
     "largest_difference" of a logit is a fraction of the largest expected one, or of
-    SMALLEST_SCALE if that is larger. "agreement" is the fraction of images with the
-    same class. With labels there are also "accuracy" and "accuracy_of_run". For label
-    sets, agreement and accuracy are the F1 of the sets of classes, over all images.
+    SMALLEST_SCALE if that is larger; "changed" is the fraction of images whose class
+    changes. With labels there are also "accuracy" and "accuracy_lost". For label sets,
+    F1 over all images and classes takes the place of accuracy, and 1 - F1 of "changed".
     """
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
     found, wanted = _classes(run, logits), _classes(run, expected)
-    figures = {"images": len(logits), "agreement": _f1(found, wanted)}
-    figures["largest_difference"] = float(np.abs(logits - expected).max() / scale)
+    difference = float(np.abs(logits - expected).max() / scale)
+    figures = {"largest_difference": difference, "changed": 1 - _f1(found, wanted)}
     if labels is not None:
         if labels.ndim == 1:
             labels = labels[:, np.newaxis] == np.arange(logits.shape[1])
         figures["accuracy"] = _f1(found, labels > 0)
-        figures["accuracy_of_run"] = _f1(wanted, labels > 0)
+        figures["accuracy_lost"] = _f1(wanted, labels > 0) - figures["accuracy"]
     return figures
 
 
@@ -144,40 +143,23 @@ def _f1(a, b):
     return float(2 * (a & b).sum() / total) if total else 1.0
 
 
-def verdict(figures: dict[str, float], precision: str) -> tuple[bool, str]:
-    """Return whether an export is as good as the network, and the reasons."""
-    difference, images = figures["largest_difference"], figures["images"]
-    text = f"logits differ from the run's by at most {difference:.2g} of the largest"
-    if precision == "float32":
-        return difference <= MAX_DIFFERENCE, f"{text} ({MAX_DIFFERENCE:g} is allowed)"
-    changed, lost = 1 - figures["agreement"], 0.0
-    text += f"; of {images} images {changed:.2%} change class ({MAX_CHANGED:.0%} may)"
-    if "accuracy" in figures:
-        before, after = figures["accuracy_of_run"], figures["accuracy"]
-        lost = before - after
-        text += f", accuracy {before:.4f} becomes {after:.4f}"
-        text += f" ({MAX_ACCURACY_LOST:g} may be lost)"
-    one = 1.001 / images  # one image says nothing
-    is_close = changed <= max(MAX_CHANGED, one) and lost <= max(MAX_ACCURACY_LOST, one)
-    return is_close and bool(np.isfinite(difference)), text
+def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list[str]:
+    """Return the limits that figures exceed, each with its figure."""
+    one = 0.0 if precision == "float32" else 1.001 / num_images
+    return [
+        f"{name} {figures[name]:.3g} (at most {limit:g})"
+        for name, limit in LIMITS[precision].items()
+        if name in figures and not figures[name] <= max(limit, one)  # nor NaN
+    ]
 
 
-class Examples(NamedTuple):
-    """Images to compare an export with, uint8 [n, *run.image_shape], from `origin`."""
-
-    images: np.ndarray
-    labels: np.ndarray | None  # [n], or of label sets [n, classes]
-    calibration: np.ndarray | None  # images too
-    origin: str
-
-
-def examples_of(
+def images_of(
     run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
-) -> Examples:
-    """Return images to compare with and, for int8, to calibrate with: from image files,
-    or else test and training images of the run's data set, evenly spaced. If the data
-    set cannot be read, or is another one, images are drawn, and there are none to
-    calibrate with.
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
+    """Return images to compare with, uint8 [n, *run.image_shape], their labels, images
+    to calibrate int8 with, and a description: from image files, or else test and
+    training images of the run's data set, evenly spaced. If the data set cannot be
+    read, or is another one, images are drawn, and there are none to calibrate with.
 
     DataError if the data set is not in the `data_dir` that is named, or a file is not
     an image.
@@ -186,29 +168,29 @@ def examples_of(
     if paths:
         images = _read_files(run, paths)
         compared = images[_equally_spaced(len(images), count)]
-        return Examples(compared, None, images, "of the given images")
+        return compared, None, images, "of the given images"
     options = {"image_cache_mb": 0.0, "data_dir": data_dir or run.config.data_dir}
     config, calibrates = dataclasses.replace(run.config, **options), precision == "int8"
     try:
         data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
         images, labels = _some(data_set.test, count)
-        calibration = None
-        if calibrates:
-            calibration, _ = _some(data_set.train, NUM_CALIBRATION)
-        return Examples(images, labels, calibration, "test images")
+        calibration = _some(data_set.train, NUM_CALIBRATION)[0] if calibrates else None
+        return images, labels, calibration, "test images"
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
             raise DataError(str(error)) from None
-        why = f"as the data set cannot be read ({one_line(error, 120)})"
+        origin = (
+            f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
+        )
         size = count, *run.image_shape
         images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-        return Examples(images, None, None, f"drawn images, {why}")
+        return images, None, None, origin
 
 
-def _some(source: Source, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _some(source: Source, most: int) -> list[np.ndarray]:
     indices = _equally_spaced(source.num_examples, most)
     with data_errors_of_tensorflow():
-        return tuple(x.numpy() for x in source.read(tf.constant(indices)))
+        return [x.numpy() for x in source.read(tf.constant(indices))]
 
 
 def _equally_spaced(length: int, most: int) -> np.ndarray:

@@ -75,36 +75,39 @@ def export(
     weights = "EMA" if run.config.ema_decay else "raw"
     console.line(f"exporting the {weights} weights of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
-    examples = comparison.examples_of(run, precision, data_dir=data_dir, paths=images)
-    if precision == "int8" and examples.calibration is None:
+    compared, labels, calibration, origin = comparison.images_of(
+        run, precision, data_dir=data_dir, paths=images
+    )
+    if precision == "int8" and calibration is None:
         why = "precision=int8 needs images, and the run's data set cannot be read"
         raise ConfigError(f"{why}; name it with --data_dir, or files with --images")
-    expected = comparison.logits_of(run, trained, examples.images)
+    expected = comparison.logits_of(run, trained, compared)
 
     write = getattr(writers, f"write_{format}")
-    with staging.staged(output, row, overwrite) as path:
+    figures = {"precision": precision, "step": run.step, "images": origin}
+    with staging.staged(output, row, overwrite, figures) as path:
         if row.has_network:
             network, where = stock.stock_network(trained), "Loaded in a new process"
             if not row.is_trainable:
                 network = stock.fold_normalizations(network)
-            write(path, network, run, precision, examples.calibration)
-            results = comparison.predict_in_new_process(format, path, examples.images)
+            write(path, network, run, precision, calibration)
+            results = comparison.predict_in_new_process(format, path, compared)
         else:
             where = "Read into a new network"
             write(path, trained, run)
-            results = comparison.predict_with_variables(path, run, examples.images)
+            results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
-        figures = comparison.figures_of(run, logits, expected, examples.labels)
-        figures |= {"of": examples.origin, "precision": precision, "step": run.step}
-        is_right, text = comparison.verdict(figures, precision)
+        numbers = comparison.figures_of(run, logits, expected, labels)
+        figures |= {"num_images": len(logits)} | numbers
+        faults = comparison.exceeded(numbers, precision, len(logits))
         if class_names != tuple(map(printable, run.class_names)):
-            is_right, text = False, "class names differ from the run's"
-        if not is_right:
-            raise DoubtfulExport(
-                f"the {format} export is doubtful: its {text}", figures
-            )
-    on = f"on {len(examples.images)} {examples.origin}"
-    console.line(f"{output}: {num_bytes:,} bytes. {where}, its {text}, {on}")
+            faults = ["class names differ from the run's"]
+        if faults:
+            why = f"{', '.join(faults)}, on {len(logits)} {origin}"
+            raise DoubtfulExport(f"the {format} export is doubtful: {why}")
+    text = ", ".join(f"{k.replace('_', ' ')} {x:.3g}" for k, x in numbers.items())
+    on = f"compared with the run on {len(logits)} {origin}"
+    console.line(f"{output}: {num_bytes:,} bytes. {where}, {on}: {text}")
     return output
 
 

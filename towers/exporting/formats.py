@@ -1,6 +1,7 @@
 """The formats of exports, a row of a table each."""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +38,11 @@ FORMATS = {
     "safetensors": Format(".safetensors", (b"class_names",), has_network=False),
 }
 
-PRECISIONS = "float32", "float16", "int8"
-
-# Limits of an export; one that exceeds a limit is doubtful. In float32: the largest
-# difference of a logit from the trainer's network, as a fraction of the largest logit.
-# With fewer bits: the fraction of the test images whose class changes, and the accuracy
-# that is lost. A single image is always allowed.
-MAX_DIFFERENCE = 1e-4
-MAX_CHANGED = 0.1
-MAX_ACCURACY_LOST = 0.02
+# Precision -> limits of the figures of `comparison.figures_of`; an export that exceeds
+# one is doubtful. A single image is always allowed.
+_FEWER_BITS = {"largest_difference": math.inf, "changed": 0.1, "accuracy_lost": 0.02}
+LIMITS = {
+    "float32": {"largest_difference": 1e-4},
+    "float16": _FEWER_BITS,
+    "int8": _FEWER_BITS,
+}

@@ -5,7 +5,8 @@ import glob
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -60,7 +61,7 @@ def _is_export(output, format):
 
 @contextlib.contextmanager
 def staged(
-    output: pathlib.Path, format: Format, overwrite: bool
+    output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
     """A temporary path next to the output, which gets its name at the end, if there was
     no error and it still may. Of a folder that it replaces, what no export wrote stays,
@@ -76,7 +77,8 @@ def staged(
             try:
                 yield path
             except DoubtfulExport as error:
-                raise _kept(error, path, output) from None
+                kept = _keep(path, output, figures | {"fault": str(error)})
+                raise DoubtfulExport(f"{error}; kept as {kept}") from None
             validate_output(output, format, overwrite)  # minutes later
             kept = store.keep_others(output, path) if output.is_dir() else []
         for part in kept:
@@ -89,8 +91,8 @@ def staged(
         raise ExportError(f"{output} cannot be written: {reason}; {free}") from None
 
 
-def _kept(error, path, output):
-    """Keep a doubtful export; return the error with its path."""
+def _keep(path, output, figures):
+    """Move a doubtful export to a path of its own; return it."""
     folder, number = output.parent / "doubtful", 1
     kept = folder / output.name
     while os.path.lexists(kept):
@@ -98,7 +100,5 @@ def _kept(error, path, output):
         kept = folder / f"{output.stem}-{number}{output.suffix}"
     store.make_folders(folder)
     store.replace(path, kept)
-    store.write_aside(f"{kept}.json", to_json(error.figures))
-    return DoubtfulExport(
-        f"{error}; it is kept: {kept} (figures: .json)", error.figures
-    )
+    store.write_aside(f"{kept}.json", to_json(figures))
+    return kept

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import flatbuffers
 import numpy as np
 
-from towers.tf_internals import read_tflite, tflite_bytes
+from towers.tf_internals import tflite_files
 
 NAME, LABELS = b"TFLITE_METADATA", "labels.txt"
 AXIS_LABELS, IMAGE, NORMALIZATION = 2, 2, 1  # kinds of file, content and process unit
@@ -25,19 +25,16 @@ def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
         channels: of the images.
         files: names of further files, besides LABELS, that will be attached.
     """
-    model = read_tflite(content)
+    model = tflite_files().read_model_from_bytearray(bytearray(content))
     [graph, *_], [signature, *_] = model.subgraphs, model.signatureDefs
     names = {x.tensorIndex: x.name.decode() for x in signature.outputs}
     graph.outputs = sorted(names, key=lambda x: (names[x] != "probabilities", names[x]))
-    color = RGB if channels == 3 else GRAYSCALE
     images = {
         0: "images",
-        1: f"uint8 images, {'RGB' if channels == 3 else 'gray'}",
-        3: {0: IMAGE, 1: {0: color}},
+        3: {0: IMAGE, 1: {0: RGB if channels == 3 else GRAYSCALE}},
         4: [{0: NORMALIZATION, 1: {0: np.zeros(1), 1: np.ones(1)}}],
-        5: {0: np.full(1, 255), 1: np.zeros(1)},
     }
-    labels = [{0: LABELS, 1: "names of the classes", 2: AXIS_LABELS}]
+    labels = [{0: LABELS, 2: AXIS_LABELS}]
     outputs = [{0: names[index], 6: labels} for index in graph.outputs]
     metadata = {
         0: "ImageClassifier",
@@ -52,7 +49,7 @@ def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
     entry.name, entry.buffer = NAME, len(model.buffers)
     model.buffers.append(buffer)
     model.metadata.append(entry)
-    return tflite_bytes(model)
+    return tflite_files().convert_object_to_bytearray(model)
 
 
 def _write(builder, value):
