@@ -496,9 +496,7 @@ def test_without_the_data_set_images_are_drawn(half_way, monkeypatch, error):
     monkeypatch.setattr(synthetic, "load", load)
     images, labels, calibration, origin = images_of(load_run(half_way), "int8")
     assert images.shape == (512, *IMAGE_SHAPE) and labels is calibration is None
-    assert (
-        examples.origin == "drawn images, as the data set cannot be read (moved away)"
-    )
+    assert origin == "drawn images, as the data set cannot be read (moved away)"
     with pytest.raises(ConfigError, match="precision=int8 .*--images"):
         export(half_way, "tflite", precision="int8")
     with pytest.raises(DataError, match="moved away"):
