@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import textwrap
 import types
 import zipfile
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from exported import draw_odd_photos, programs, random_images, random_run
+from exported import PAGE, draw_odd_photos, programs, random_images, random_run
 from marks import slow
 from PIL import Image
 from sklearn.metrics import f1_score
@@ -345,7 +346,10 @@ def test_the_page_makes_the_pixels_of_predictions(
     options = {"center_crop": center_crop, "interpolation": interpolation}
     run = random_run("lenet", image_shape=shape, image_size=shape[0], **options)
     preprocessing, page = json.loads(writers.preprocessing_json(run)), {}
-    exec(programs("From photos to images")[0], page)
+    [function] = programs("From photos to images")
+    exec(function, page)
+    copy = textwrap.indent(function[function.index("def") :], "    ")
+    assert copy in (PAGE.parent / "own_images.md").read_text()
     for photo in draw_odd_photos(tmp_path):
         expected = read_image(photo.read_bytes(), shape, **options)
         pixels = page["pixels"](photo, **preprocessing).astype(int)
