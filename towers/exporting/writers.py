@@ -27,9 +27,11 @@ PREPROCESSING = "preprocessing"  # in the names of the operations before the net
 ONNX_OPSET = 18
 
 
-def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
+def predict_fn(
+    network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
+) -> Callable:
     """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes]; of label sets also "present", bool [n,
+    "probabilities", float32 [n, classes]; of label sets also "present" [n,
     classes], whether a probability reaches the threshold of held-out images."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
@@ -43,7 +45,7 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         results = {"logits": logits, "probabilities": probabilities}
         if run.thresholds is not None:
             thresholds = tf.constant(run.thresholds, probabilities.dtype)
-            results["present"] = probabilities >= thresholds
+            results["present"] = tf.cast(probabilities >= thresholds, present_dtype)
         return results
 
     return predict
@@ -62,13 +64,15 @@ def preprocessing_json(run: RestoredRun) -> str:
     return json.dumps(options)
 
 
-def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
+def write_saved_model(
+    path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
+):
     """Writes the folder of a SavedModel with three signatures: "serving_default" takes
     images as `predict_fn`; "encoded_images" the content of image files, strings [n],
     whose center crops it resizes, and also gives the name of the likeliest "class";
     "class_names" takes nothing and gives the names, strings [classes]. The folder also
     has the file PREPROCESSING_JSON."""
-    predict = predict_fn(network, run)
+    predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
         options = run.image_shape, run.config.center_crop, run.config.interpolation
@@ -152,7 +156,9 @@ def write_tflite(
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
-        write_saved_model(pathlib.Path(source), network, run)
+        # MediaPipe takes all outputs in one type.
+        options = {"present_dtype": tf.float32}
+        write_saved_model(pathlib.Path(source), network, run, **options)
         with quiet_imports(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own former parts
             converter = create_converter(source, [SERVING])
