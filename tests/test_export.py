@@ -1,5 +1,6 @@
 """Exports: what other programs load is the run's network, whole or not there."""
 
+import dataclasses
 import io
 import json
 import os
@@ -358,19 +359,25 @@ def test_the_page_makes_the_pixels_of_predictions(
         assert differences.max() <= 3 and differences.mean() < 0.7, photo.name
 
 
+@pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
-def test_tflite_has_the_metadata_of_the_standard(tmp_path):
-    """MediaPipe reads them in `test_export_outside.py`."""
+def test_tflite_has_the_metadata_of_the_standard(tmp_path, multi_label):
+    """MediaPipe reads them in `test_export_outside.py`, and takes outputs of one
+    type."""
     run, path = random_run("lenet"), tmp_path / "a.tflite"
+    info = dataclasses.replace(run.dataset_info, multi_label=multi_label)
+    run, images = dataclasses.replace(run, dataset_info=info), random_images(run, 1)
     writers.write_tflite(path, stock_network(run.network()), run)
     interpreter = tf.lite.Interpreter(str(path))
     interpreter.allocate_tensors()
-    interpreter.set_tensor(
-        interpreter.get_input_details()[0]["index"], random_images(run, 1)
-    )
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], images)
     interpreter.invoke()
-    first, _ = interpreter.get_output_details()
-    assert interpreter.get_tensor(first["index"]).sum() == pytest.approx(1)
+    outputs = interpreter.get_output_details()
+    assert len(outputs) == 2 + multi_label
+    assert {x["dtype"] for x in outputs} == {np.float32}
+    logits = comparison.logits_of(run, run.network(), images)
+    first = interpreter.get_tensor(outputs[0]["index"])
+    np.testing.assert_allclose(first, run.to_probabilities(logits), rtol=1e-4)
     model = flatbuffer_utils.read_model(str(path))
     [entry] = [x for x in model.metadata if x.name == b"TFLITE_METADATA"]
     data = bytes(model.buffers[entry.buffer].data)

@@ -158,3 +158,15 @@ def test_the_programs_of_the_page_predict_as_towers_does(predicted, tmp_path, na
     assert differences.max() <= MAX_PROBABILITY_DIFFERENCE
     if name == "keras":
         assert len([line for line in lines if "loss: " in line]) == 2
+
+
+def test_several_formats_are_written_with_flags_of_either_form(predicted):
+    run = predicted[0] / "run"
+    formats = ["--format=keras,saved_model", "--format=tflite"]
+    command = [sys.executable, ROOT / "run_export.py", f"--workdir={run}", *formats]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = {"model.keras", "saved_model", "model.tflite"}
+    assert set(os.listdir(run / "export")) == written
+    done = subprocess.run([*command, "--output=x"], capture_output=True, text=True)
+    assert done.returncode == 2 and "omit --output" in done.stderr
