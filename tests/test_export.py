@@ -547,6 +547,8 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
         np.testing.assert_array_equal(depthwise[:, 0], np.moveaxis(kernel, 2, 0))
     assert tuple(json.loads(metadata["class_names"])) == run.class_names
     np.testing.assert_allclose(json.loads(metadata["mean"]), np.array(run.mean) / 255)
+    options = json.loads(metadata["preprocessing"])
+    assert (options["center_crop"], options["interpolation"]) == (1.0, "bilinear")
     images = random_images(run)
     logits, _ = comparison.predict_with_variables(path, run, images)
     expected = comparison.logits_of(run, trained, images)

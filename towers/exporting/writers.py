@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import quiet_imports
+from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError, printable
 from towers.evaluation.restored import RestoredRun
@@ -53,15 +54,10 @@ def predict_fn(
 
 def preprocessing_json(run: RestoredRun) -> str:
     """Return the options of the function `pixels` in docs/export.md, in JSON."""
-    height, width, channels = run.image_shape
-    options = {
-        "height": height,
-        "width": width,
-        "channels": channels,
-        "center_crop": run.config.center_crop or 1.0,
-        "interpolation": FILTERS[run.config.interpolation].name.lower(),
-    }
-    return json.dumps(options)
+    keys = "height", "width", "channels", "center_crop", "interpolation"
+    interpolation = FILTERS[run.config.interpolation].name.lower()
+    values = *run.image_shape, run.config.center_crop or 1.0, interpolation
+    return json.dumps(dict(zip(keys, values, strict=True)))
 
 
 def write_saved_model(
@@ -240,6 +236,9 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
         "mean": [value / 255 for value in run.mean],
         "std": [value / 255 for value in run.std],
     }
+    augment = choices.find("augment", run.config.augment)
+    if run.config.augment == "tutorial" or augment.is_in_a_file:
+        del metadata["mean"], metadata["std"]  # it standardizes otherwise
     metadata = {name: json.dumps(x) for name, x in metadata.items()}
     metadata["preprocessing"] = preprocessing_json(run)
     tensors = torch_names.state_dict(trained, tables[0])
