@@ -116,8 +116,8 @@ setup-dev: setup
 	@$(FIND_PYTHON); $$python -m venv .venv-$*
 
 test-onnx: .venv-onnx/bin/python
-	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert
-	$< -m pytest -m slow -k "onnx or tflite" tests/test_export_outside.py
+	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert mediapipe
+	$< -m pytest -m slow -k "onnx or tflite or mediapipe" tests/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
@@ -128,6 +128,7 @@ test-ray: .venv-ray/bin/python
 test-torch: .venv-torch/bin/python
 	$< $(PIP) install -e '.[test]' $(TORCH) timm torchvision transformers
 	$< -m pytest -m slow -p torchvision tests/test_torch.py
+	$< -m pytest -m slow -p torchvision -k safetensors tests/test_export_outside.py
 
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna

@@ -1,8 +1,11 @@
 """Runs with random values in place of trained ones, to be exported."""
 
 import pathlib
+import re
+import textwrap
 
 import numpy as np
+from PIL import ExifTags, Image
 
 from towers import build, load_run
 from towers.config import Config
@@ -11,6 +14,7 @@ from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
 from towers.training.train import train
 
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "export.md"
 CLASS_NAMES = ("cat", "dog", "größer als", "a\tb", "e", "f", "g", "h", "i", "j")
 MEAN, DEVIATION = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
@@ -61,3 +65,59 @@ def trained(workdir: pathlib.Path, **options) -> RestoredRun:
     settings |= {"eval_every_epochs": 0.0, "summary_every_steps": 0}
     train(workdir, Config(**settings | options))
     return load_run(workdir)
+
+
+def programs(heading: str) -> list[str]:
+    """The programs of a section of docs/export.md."""
+    sections = re.split(r"^##? ", PAGE.read_text(), flags=re.MULTILINE)
+    [section] = [x for x in sections if x.startswith(f"{heading}\n")]
+    texts = re.findall(r"(?:^    .*\n|^\n(?=    ))+", section, re.MULTILINE)
+    texts = [textwrap.dedent(text).strip() for text in texts]
+    return [text for text in texts if text.startswith("import ")]
+
+
+def draw_odd_photos(folder: pathlib.Path) -> list[pathlib.Path]:
+    """24 photos of kinds that programs often read wrongly."""
+    rng = np.random.default_rng(0)
+
+    def scene(height, width, mode="RGB"):
+        coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), np.uint8))
+        smooth = coarse.resize((width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(smooth) + rng.normal(0, 12, (height, width, 3))
+        pixels = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+        return pixels.convert(mode)
+
+    deep = np.uint16(257) * np.asarray(scene(130, 170, "L")) // 2
+    deep = Image.fromarray(deep.astype(np.uint16))
+    rgba, palette = scene(150, 151, "RGBA"), scene(140, 141).quantize(60)
+    rgba.putalpha(scene(150, 151, "L"))
+    photos = {
+        "large.jpg": scene(1501, 2003),
+        "progressive.jpg": scene(640, 480),
+        "gray.jpg": scene(211, 333, "L"),
+        "cmyk.jpg": scene(222, 190, "CMYK"),
+        "photo.webp": scene(231, 145),
+        "rgba.png": rgba,
+        "gray.png": scene(99, 133, "LA"),
+        "palette.png": palette,
+        "palette.gif": palette,
+        "bits.png": scene(100, 100, "1"),
+        "gray16.png": deep,
+        "gray16.tif": deep,
+        "gray16.pgm": deep,
+        "tiny.png": scene(3, 5),
+        "pixel.png": scene(1, 1),
+        "wide.png": scene(20, 900),
+    }
+    for turn in range(1, 9):
+        photos[f"turned{turn}.jpg"] = image = scene(301, 477)
+        image.getexif()[ExifTags.Base.Orientation] = turn
+    for name, image in photos.items():
+        options = {"exif": image.getexif()} if "turned" in name else {}
+        if name == "progressive.jpg":
+            options["progressive"] = True
+        if name == "palette.png":
+            options["transparency"] = bytes(range(60))
+        image.save(folder / name, **options)
+    assert len(photos) == 24
+    return [folder / name for name in photos]

@@ -15,7 +15,7 @@ from towers.config import FIELDS, synonyms
 from towers.config.choices import STRATEGIES
 from towers.config.recipes import config_of_flags
 from towers.evaluation import report
-from towers.exporting.formats import TOLERANCES
+from towers.exporting.formats import LIMITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -141,7 +141,7 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
         if f'"{name}"' in LAUNCHERS:
             continue
         if page.name == "export.md" and name == "precision":
-            assert value in TOLERANCES  # that of run_export.py
+            assert value in LIMITS  # that of run_export.py
             continue
         assert any(name in known for known in FLAGS.values()), f"--{name}"
         choices = name in FIELDS and FIELDS[name].metadata["choices"]

@@ -14,6 +14,7 @@ from towers.cluster.workers import lost_worker
 EXIT_CODES = {
     "ConfigError": 2,
     "DataError": 3,
+    "DoubtfulExport": 3,
     "CheckpointError": 4,
     "ExportError": 4,
     "RunFolderError": 4,

@@ -1,6 +1,8 @@
 """Evaluation of a run's checkpoints."""
 
+import csv
 import dataclasses
+import io
 import json
 import os
 import re
@@ -18,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
+from towers.evaluation.report import spreadsheet_csv
 from towers.run.checkpointer import Checkpointer
 from towers.training.train import train
 
@@ -167,3 +170,11 @@ def test_mistakes_that_cannot_be_written_are_not_named(workdir, capfd):
     path.rmdir()
     evaluate(workdir, CONFIG)
     assert f"wrongly: {path}" in capfd.readouterr().out
+
+
+def test_tables_for_spreadsheets_hold_no_formulas():
+    texts = ["=1+1", "+cat", "-dog", "@sum", "a=b", "-1", "+0.5", "don't", ""]
+    content = spreadsheet_csv(["label", "number"], [[x, -0.5] for x in texts])
+    rows = list(csv.reader(io.StringIO(content)))[1:]
+    assert [x for x, _ in rows] == ["'=1+1", "'+cat", "'-dog", "'@sum", *texts[4:]]
+    assert {x for _, x in rows} == {"-0.5"}

@@ -329,6 +329,7 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
         ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
         ("run_train.py", ["--folds=5", "--dry_run"], "--dry_run with --folds: give"),
         ("run_export.py", ["--output_dir=x"], "Did you mean: output \\?"),
+        ("run_export.py", ["--workdir=x", "--format=keras,onx"], "format='onx': "),
         ("run_eval.py", [], "--workdir"),
         ("run_eval.py", ["--workdir=x", "--split=train"], "--split=train: "),
         ("run_eval.py", ["--ensemble=x,y", "--report"], "--report .* --ensemble; "),

@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.lite.tools import flatbuffer_utils
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, config
 from tensorflow.python.grappler import tf_optimizer
@@ -39,6 +40,8 @@ OWNERS = {
     "set_config_key_value": context.context(),
     "get_config_key_value": context.context(),
     "report_error_to_cluster": context.context(),
+    "read_model_from_bytearray": flatbuffer_utils,
+    "convert_object_to_bytearray": flatbuffer_utils,
 }
 
 

@@ -21,6 +21,7 @@ from towers.evaluation.comparison import compare, t_quantile
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.restored import RestoredRun
 from towers.parallel.copies import Weights
+from towers.reporting import charts
 from towers.training import ending
 from towers.training.train import train
 
@@ -127,11 +128,11 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
     code = figures.removeprefix("data:application/json;base64,")
     assert base64.b64decode(code) == (workdir / "report/report.json").read_bytes()
     assert "url(http" not in (workdir / "report/index.html").read_text()
-    charts = [ElementTree.fromstring(code) for code in page.images("svg+xml")]
-    assert len(charts) == 7
-    elements = {x.tag.rpartition("}")[2] for chart in charts for x in chart.iter()}
+    drawings = [ElementTree.fromstring(code) for code in page.images("svg+xml")]
+    assert len(drawings) == 7
+    elements = {x.tag.rpartition("}")[2] for chart in drawings for x in chart.iter()}
     assert not elements & {"script", "foreignObject", "a"}
-    drawn = [text for chart in charts for text in chart.itertext()]
+    drawn = [text for chart in drawings for text in chart.itertext()]
     assert any(text.startswith("<script>alert(1)") for text in drawn)
     texts = "".join(page.texts)
     for name in (*NAMES[:4], "\\x1b[31mred\\n", "r<b>&'\"n"):
@@ -195,3 +196,14 @@ def test_paired_seeds_give_the_difference_and_its_interval(tmp_path, capsys):
     page = Page(path)
     assert page.tags <= TAGS and words in "".join(page.texts)
     assert {"0.1-2", "0.7900"} <= set(page.texts)
+
+
+def test_the_description_of_a_chart_turns_no_text_around():
+    """U+202E would reverse the line of a page that it is in."""
+    series = [charts.Series("a\u202eb<i>", [0, 1], [0, 1])]
+    for draw in (
+        lambda: charts.curves("x", series),
+        lambda: charts.precision_recall(series),
+    ):
+        alt = re.match('<img alt="([^"]*)"', draw())[1]
+        assert "a\\u202eb&lt;i&gt;" in alt and "\u202e" not in alt

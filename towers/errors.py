@@ -103,9 +103,15 @@ class RunFolderError(TowersError):
 
 
 class ExportError(TowersError):
-    """An export cannot be written, or does not give the logits of the run."""
+    """An export cannot be written."""
 
     exit_code = 4
+
+
+class DoubtfulExport(ExportError):
+    """An export differs from the run's network."""
+
+    exit_code = 3
 
 
 class NumericError(TowersError):

@@ -3,6 +3,7 @@ names those that another version lacks."""
 
 import contextlib
 from collections.abc import Iterator
+from types import ModuleType
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -95,3 +96,10 @@ def inside_of_loop(graph: tf.Graph) -> Iterator[None]:
         graph.control_outputs.extend(dependencies.ops_which_must_run)
     finally:
         graph._device_function_stack = devices
+
+
+def tflite_files() -> ModuleType:
+    """Return functions that read and write .tflite files as objects of the schema."""
+    from tensorflow.lite.tools import flatbuffer_utils  # slow to import
+
+    return flatbuffer_utils

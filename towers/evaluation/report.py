@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ TABLES = ("classes", "confusion_matrix")
 
 # Those that evaluations record in `metrics.jsonl` and TensorBoard.
 RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
+
+_FORMULA = re.compile(r"^([=+@\t\r-])(?![\d.]+$)")  # not -1 or +0.5
 
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
@@ -251,13 +254,26 @@ def mistakes_csv(
     """The text of `mistakes.csv`, a row of each image that is predicted wrongly: its
     number in the source, path or place, label, prediction, and the probability of this
     (label sets: of the least certain class)."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", "path", "label", "prediction", "probability"])
+    rows = []
     wrong = np.flatnonzero(~predictions.correct)
     for row in image_rows(predictions, wrong, source, class_names):
         *cells, probability, _ = row.values()
-        writer.writerow([*cells, f"{probability:.6f}"])
+        rows.append([*cells, f"{probability:.6f}"])
+    return spreadsheet_csv(
+        ["index", "path", "label", "prediction", "probability"], rows
+    )
+
+
+def spreadsheet_csv(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a table as CSV for spreadsheets: a text that one would take for a formula
+    begins with an apostrophe (OWASP, CSV injection)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(
+            _FORMULA.sub(r"'\1", x) if isinstance(x, str) else x for x in row
+        )
     return text.getvalue()
 
 

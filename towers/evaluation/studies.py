@@ -1,9 +1,7 @@
 """Studies of trained runs: calibration, suspected label errors, ensembles, and means of
 parameters."""
 
-import csv
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from towers.evaluation.predictions import (
     predictions_of,
     to_probabilities,
 )
-from towers.evaluation.report import table
+from towers.evaluation.report import spreadsheet_csv, table
 from towers.evaluation.restored import (
     RunEvaluator,
     evaluation_devices,
@@ -200,13 +198,10 @@ def find_suspects(
         console.warn(f"{why}; --split=validation, or --folds, find more")
     predicted = predict_split(workdir, split, **options)
     rows = suspect_rows(predicted)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, SUSPECT_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    text = spreadsheet_csv(SUSPECT_COLUMNS, (row.values() for row in rows))
     folder = RunFolder(workdir)
     with Reports(folder, "eval") as reports:
-        if reports.file(folder.suspects, text.getvalue()):
+        if reports.file(folder.suspects, text):
             count = f"{len(rows)} of {len(predicted.labels)} labels"
             console.line(f"{count} are suspected to be wrong: {folder.suspects}")
     return rows

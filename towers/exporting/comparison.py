@@ -1,4 +1,4 @@
-"""Images, and the logits of an export and of the trainer's network for them."""
+"""How the logits of an export differ from those of the network, and on which images."""
 
 import dataclasses
 import json
@@ -19,16 +19,17 @@ from towers.data.sources import Source
 from towers.errors import (
     ConfigError,
     DataError,
-    ExportError,
+    DoubtfulExport,
     data_errors_of_tensorflow,
     one_line,
     printable,
 )
 from towers.evaluation.restored import RestoredRun, reported_weights
+from towers.exporting.formats import LIMITS
 from towers.models.create import without_noise
 from towers.run.initial import read_variables
 
-NUM_COMPARED, NUM_CALIBRATION = 64, 256
+NUM_COMPARED, NUM_JUDGED, NUM_CALIBRATION = 64, 512, 256
 BATCH_SIZE = 32
 SMALLEST_SCALE = 0.01
 PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
@@ -64,7 +65,7 @@ def predict_in_new_process(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Logits [n, classes] and names of classes, `printable`, of an export that its own
     runtime loads in a new process without towers. Images and logits are stored next to
-    it. ExportError where it cannot be loaded there."""
+    it. DoubtfulExport if it cannot be loaded there."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)
@@ -80,9 +81,9 @@ def predict_in_new_process(
                 class_names = values["class_names"].tolist()
                 return values["logits"], tuple(map(printable, class_names))
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-    raise ExportError(
-        f"the {format} export cannot be used, so it is removed; in a new process "
-        f"it ends with {one_line(lines[-1], 200)} (exit {done.returncode})"
+    raise DoubtfulExport(
+        f"the {format} export cannot be used: in a new process it ends with "
+        f"{one_line(lines[-1], 200)} (exit {done.returncode})"
     )
 
 
@@ -90,14 +91,14 @@ def predict_with_variables(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Logits of a new network with the variables of a file, and the names of the
-    classes in it, `printable`. ExportError where a variable is missing."""
+    classes in it, `printable`. DoubtfulExport if a variable is missing."""
     from safetensors import safe_open
 
     network = trained_network(run)
     values = read_variables(str(path), run.config.model, network)
     for variable in network.variables:
         if variable.path not in values:
-            raise ExportError(f"the safetensors export lacks {variable.path}")
+            raise DoubtfulExport(f"the safetensors export lacks {variable.path}")
         variable.assign(values[variable.path])
     with safe_open(path, "numpy") as file:
         class_names = json.loads(file.metadata()["class_names"])
@@ -105,48 +106,91 @@ def predict_with_variables(
     return logits, tuple(map(printable, class_names))
 
 
-def largest_difference(logits: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference of a logit, as a share of the largest expected one, or of
-    SMALLEST_SCALE where that is larger."""
+def figures_of(
+    run: RestoredRun,
+    logits: np.ndarray,
+    expected: np.ndarray,
+    labels: np.ndarray | None,
+) -> dict[str, float]:
+    """Return how an export differs from the network.
+
+    "largest_difference" of a logit is a fraction of the largest expected one, or of
+    SMALLEST_SCALE if that is larger; "changed" is the fraction of images whose class
+    changes. With labels there are also "accuracy" and "accuracy_lost". For label sets,
+    F1 over all images and classes takes the place of accuracy, and 1 - F1 of "changed".
+    """
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
-    return float(np.abs(logits - expected).max() / scale)
+    found, wanted = _classes(run, logits), _classes(run, expected)
+    difference = float(np.abs(logits - expected).max() / scale)
+    figures = {"largest_difference": difference, "changed": 1 - _f1(found, wanted)}
+    if labels is not None:
+        if labels.ndim == 1:
+            labels = labels[:, np.newaxis] == np.arange(logits.shape[1])
+        figures["accuracy"] = _f1(found, labels > 0)
+        figures["accuracy_lost"] = _f1(wanted, labels > 0) - figures["accuracy"]
+    return figures
+
+
+def _classes(run, logits):
+    """bool [n, classes]: the classes that are predicted for each image."""
+    if run.thresholds is not None:
+        return run.to_probabilities(logits) >= run.thresholds
+    return np.arange(logits.shape[1]) == logits.argmax(1)[:, np.newaxis]
+
+
+def _f1(a, b):
+    total = a.sum() + b.sum()
+    return float(2 * (a & b).sum() / total) if total else 1.0
+
+
+def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list[str]:
+    """Return the limits that figures exceed, each with its figure."""
+    one = 0.0 if precision == "float32" else 1.001 / num_images
+    return [
+        f"{name} {figures[name]:.3g} (at most {limit:g})"
+        for name, limit in LIMITS[precision].items()
+        if name in figures and not figures[name] <= max(limit, one)  # nor NaN
+    ]
 
 
 def images_of(
-    run: RestoredRun, *, data_dir: str = "", paths: Paths = (), calibrate: bool = False
-) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Images to compare with, images to calibrate with, uint8 [n, *run.image_shape],
-    and a description: from image files, or else test and training images of the run's
-    data set, at equal distances. Where the data set cannot be read, or is another one,
-    images are drawn, and there are none to calibrate with.
+    run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
+    """Return images to compare with, uint8 [n, *run.image_shape], their labels, images
+    to calibrate int8 with, and a description: from image files, or else test and
+    training images of the run's data set, evenly spaced. If the data set cannot be
+    read, or is another one, images are drawn, and there are none to calibrate with.
 
-    DataError where the data set is not in the `data_dir` that is named, or a file is no
-    image.
+    DataError if the data set is not in the `data_dir` that is named, or a file is not
+    an image.
     """
+    count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)
-        compared = images[_equally_spaced(len(images), NUM_COMPARED)]
-        return compared, images, "of the given images"
+        compared = images[_equally_spaced(len(images), count)]
+        return compared, None, images, "of the given images"
     options = {"image_cache_mb": 0.0, "data_dir": data_dir or run.config.data_dir}
-    config = dataclasses.replace(run.config, **options)
+    config, calibrates = dataclasses.replace(run.config, **options), precision == "int8"
     try:
-        data_set = load_data_set(config, run.dataset_info, test_only=not calibrate)
-        compared = _some(data_set.test, NUM_COMPARED)
-        calibration = _some(data_set.train, NUM_CALIBRATION) if calibrate else None
-        return compared, calibration, "test images"
+        data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
+        images, labels = _some(data_set.test, count)
+        calibration = _some(data_set.train, NUM_CALIBRATION)[0] if calibrates else None
+        return images, labels, calibration, "test images"
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
             raise DataError(str(error)) from None
-        why = f"as the data set cannot be read ({one_line(error, 120)})"
-        origin = f"drawn images, {why}"
-        size = NUM_COMPARED, *run.image_shape
-        return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, origin
+        origin = (
+            f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
+        )
+        size = count, *run.image_shape
+        images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        return images, None, None, origin
 
 
-def _some(source: Source, most: int) -> np.ndarray:
+def _some(source: Source, most: int) -> list[np.ndarray]:
     indices = _equally_spaced(source.num_examples, most)
     with data_errors_of_tensorflow():
-        return source.read(tf.constant(indices))[0].numpy()
+        return [x.numpy() for x in source.read(tf.constant(indices))]
 
 
 def _equally_spaced(length: int, most: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import pathlib
 from towers import console, quiet_imports, store
 from towers.config.options import check_path
 from towers.data.files.paths import Paths
-from towers.errors import ConfigError, ExportError, printable
-from towers.exporting.formats import FORMATS, TOLERANCES
+from towers.errors import ConfigError, DoubtfulExport, printable
+from towers.exporting.formats import FORMATS
 from towers.run.folder import RunFolder
 
 
@@ -49,13 +49,14 @@ def export(
         The path of the export.
 
     Raises:
-        TowersError: such as a ConfigError where something stands at the path, or an
-            ExportError where it cannot be written or its logits differ.
+        TowersError: such as a ConfigError if something stands at the path, an
+            ExportError if it cannot be written, or a DoubtfulExport if it differs from
+            the network: it is kept in the folder `doubtful` with its figures.
     """
-    _validate_format(format, precision)
+    validate_format(format, precision)
     if calibrated and format in ("keras", "safetensors"):
         raise ConfigError(f"calibrated with format={format}: it has no probabilities")
-    row, tolerance = FORMATS[format], TOLERANCES[precision]
+    row = FORMATS[format]
     if output is None:
         name = "model" if precision == "float32" else f"model-{precision}"
         name = name + row.suffix if row.suffix else format
@@ -74,8 +75,8 @@ def export(
     weights = "EMA" if run.config.ema_decay else "raw"
     console.line(f"exporting the {weights} weights of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
-    compared, calibration, origin = comparison.images_of(
-        run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
+    compared, labels, calibration, origin = comparison.images_of(
+        run, precision, data_dir=data_dir, paths=images
     )
     if precision == "int8" and calibration is None:
         why = "precision=int8 needs images, and the run's data set cannot be read"
@@ -83,7 +84,8 @@ def export(
     expected = comparison.logits_of(run, trained, compared)
 
     write = getattr(writers, f"write_{format}")
-    with staging.staged(output, row, overwrite) as path:
+    figures = {"precision": precision, "step": run.step, "images": origin}
+    with staging.staged(output, row, overwrite, figures) as path:
         if row.has_network:
             network, where = stock.stock_network(trained), "Loaded in a new process"
             if not row.is_trainable:
@@ -95,23 +97,22 @@ def export(
             write(path, trained, run)
             results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
-        removed = f"the {format} export is removed: its"
+        numbers = comparison.figures_of(run, logits, expected, labels)
+        figures |= {"num_images": len(logits)} | numbers
+        faults = comparison.exceeded(numbers, precision, len(logits))
         if class_names != tuple(map(printable, run.class_names)):
-            raise ExportError(f"{removed} class names differ from the run's")
-        difference = comparison.largest_difference(logits, expected)
-        if not difference <= tolerance:  # nor where it is no number
-            why = f"logits differ from the run's by {difference:.2g} of the largest on "
-            why += f"{len(compared)} {origin}, and {tolerance:g} is allowed for "
-            raise ExportError(f"{removed} {why}{precision}")
-    console.line(
-        f"{output}: {num_bytes:,} bytes. {where}, its logits differ from the run's by "
-        f"at most {difference:.2g} of the largest ({tolerance:g} is allowed), "
-        f"on {len(compared)} {origin}"
-    )
+            faults = ["class names differ from the run's"]
+        if faults:
+            why = f"{', '.join(faults)}, on {len(logits)} {origin}"
+            raise DoubtfulExport(f"the {format} export is doubtful: {why}")
+    text = ", ".join(f"{k.replace('_', ' ')} {x:.3g}" for k, x in numbers.items())
+    on = f"compared with the run on {len(logits)} {origin}"
+    console.line(f"{output}: {num_bytes:,} bytes. {where}, {on}: {text}")
     return output
 
 
-def _validate_format(format, precision):
+def validate_format(format: str, precision: str) -> None:
+    """Raise ConfigError for a format that is unknown, or cannot be written here."""
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
     row = FORMATS[format]

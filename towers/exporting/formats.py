@@ -1,6 +1,7 @@
 """The formats of exports, a row of a table each."""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,11 @@ FORMATS = {
     "safetensors": Format(".safetensors", (b"class_names",), has_network=False),
 }
 
-# Largest difference of a logit from the trainer's network, as a fraction of the largest
-# logit.
-TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.25}
+# Precision -> limits of the figures of `comparison.figures_of`; an export that exceeds
+# one is doubtful. A single image is always allowed.
+_FEWER_BITS = {"largest_difference": math.inf, "changed": 0.1, "accuracy_lost": 0.02}
+LIMITS = {
+    "float32": {"largest_difference": 1e-4},
+    "float16": _FEWER_BITS,
+    "int8": _FEWER_BITS,
+}

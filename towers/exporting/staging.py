@@ -5,12 +5,20 @@ import glob
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from towers import console, store
-from towers.errors import ConfigError, ExportError, one_line, out_of_memory
+from towers.errors import (
+    ConfigError,
+    DoubtfulExport,
+    ExportError,
+    one_line,
+    out_of_memory,
+)
+from towers.evaluation.report import to_json
 from towers.exporting.formats import Format
 
 
@@ -53,11 +61,12 @@ def _is_export(output, format):
 
 @contextlib.contextmanager
 def staged(
-    output: pathlib.Path, format: Format, overwrite: bool
+    output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
     """A temporary path next to the output, which gets its name at the end, if there was
     no error and it still may. Of a folder that it replaces, what no export wrote stays,
-    and is printed. ExportError where the disk fails."""
+    and is printed. After a DoubtfulExport it gets a new name in the folder `doubtful`,
+    next to a file with the figures. ExportError where the disk fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:
@@ -65,7 +74,11 @@ def staged(
         raise ConfigError(f"{output} cannot be written: {why}") from None
     try:
         with store.aside(output) as path:
-            yield path
+            try:
+                yield path
+            except DoubtfulExport as error:
+                kept = _keep(path, output, figures | {"fault": str(error)})
+                raise DoubtfulExport(f"{error}; kept as {kept}") from None
             validate_output(output, format, overwrite)  # minutes later
             kept = store.keep_others(output, path) if output.is_dir() else []
         for part in kept:
@@ -76,3 +89,16 @@ def staged(
         reason = getattr(error, "strerror", None) or one_line(error, 200)
         free = store.free_space(output.parent)
         raise ExportError(f"{output} cannot be written: {reason}; {free}") from None
+
+
+def _keep(path, output, figures):
+    """Move a doubtful export to a path of its own; return it."""
+    folder, number = output.parent / "doubtful", 1
+    kept = folder / output.name
+    while os.path.lexists(kept):
+        number += 1
+        kept = folder / f"{output.stem}-{number}{output.suffix}"
+    store.make_folders(folder)
+    store.replace(path, kept)
+    store.write_aside(f"{kept}.json", to_json(figures))
+    return kept

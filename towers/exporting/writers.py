@@ -13,19 +13,26 @@ import numpy as np
 import tensorflow as tf
 
 from towers import quiet_imports
+from towers.config import choices
+from towers.data.files.image import FILTERS
 from towers.errors import ConfigError, printable
 from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
+from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.models import torch_names
 
+# Attached to an export: how the pixels of an image file become the input, in JSON.
+PREPROCESSING_JSON = "preprocessing.json"
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
 PREPROCESSING = "preprocessing"  # in the names of the operations before the network
 ONNX_OPSET = 18
 
 
-def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
+def predict_fn(
+    network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
+) -> Callable:
     """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes]; of label sets also "present", bool [n,
+    "probabilities", float32 [n, classes]; of label sets also "present" [n,
     classes], whether a probability reaches the threshold of held-out images."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
@@ -39,18 +46,29 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         results = {"logits": logits, "probabilities": probabilities}
         if run.thresholds is not None:
             thresholds = tf.constant(run.thresholds, probabilities.dtype)
-            results["present"] = probabilities >= thresholds
+            results["present"] = tf.cast(probabilities >= thresholds, present_dtype)
         return results
 
     return predict
 
 
-def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
+def preprocessing_json(run: RestoredRun) -> str:
+    """Return the options of the function `pixels` in docs/export.md, in JSON."""
+    keys = "height", "width", "channels", "center_crop", "interpolation"
+    interpolation = FILTERS[run.config.interpolation].name.lower()
+    values = *run.image_shape, run.config.center_crop or 1.0, interpolation
+    return json.dumps(dict(zip(keys, values, strict=True)))
+
+
+def write_saved_model(
+    path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
+):
     """Writes the folder of a SavedModel with three signatures: "serving_default" takes
     images as `predict_fn`; "encoded_images" the content of image files, strings [n],
     whose center crops it resizes, and also gives the name of the likeliest "class";
-    "class_names" takes nothing and gives the names, strings [classes]."""
-    predict = predict_fn(network, run)
+    "class_names" takes nothing and gives the names, strings [classes]. The folder also
+    has the file PREPROCESSING_JSON."""
+    predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
         options = run.image_shape, run.config.center_crop, run.config.interpolation
@@ -73,6 +91,7 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     archive.add_endpoint("encoded_images", predict_encoded, [files_spec])
     archive.add_endpoint("class_names", class_names, [])
     archive.write_out(path, verbose=False)
+    (path / PREPROCESSING_JSON).write_text(preprocessing_json(run))
 
 
 def decode_image(
@@ -107,11 +126,12 @@ def decode_image(
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes a .keras file, which Keras loads and goes on training: from uint8 images
-    to logits, of stock layers alone; with one more file in the archive,
-    `class_names.json`, as Keras has no field for these."""
+    to logits, of stock layers alone; with two more files in the archive,
+    `class_names.json` and PREPROCESSING_JSON, as Keras has no field for these."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
+        archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
 
 
 def write_tflite(
@@ -127,12 +147,14 @@ def write_tflite(
     [n, *run.image_shape].
 
     The names of the classes are `labels.txt`, a line each, in a zip archive at the end
-    of the file, where the metadata tools of TensorFlow Lite put associated files.
+    of the file, as TFLite Metadata has it, with PREPROCESSING_JSON.
     """
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
-        write_saved_model(pathlib.Path(source), network, run)
+        # MediaPipe takes all outputs in one type.
+        options = {"present_dtype": tf.float32}
+        write_saved_model(pathlib.Path(source), network, run, **options)
         with quiet_imports(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own former parts
             converter = create_converter(source, [SERVING])
@@ -143,10 +165,11 @@ def write_tflite(
             if precision == "int8":
                 converter = create_converter(source, [SERVING])
                 content = _quantized(converter, content, calibration)
-    path.write_bytes(content)
+    path.write_bytes(with_metadata(content, run.image_shape[-1], [PREPROCESSING_JSON]))
     with zipfile.ZipFile(path, "a") as archive:
         names = "".join(f"{printable(name)}\n" for name in run.class_names)
-        archive.writestr("labels.txt", names)
+        archive.writestr(LABELS, names)
+        archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
 
 
 def _quantized(converter, in_float32, calibration):
@@ -168,7 +191,7 @@ def _quantized(converter, in_float32, calibration):
 
 def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Writes an .onnx file, for ONNX Runtime and others: the function of `predict_fn`,
-    and in its metadata "class_names", in JSON."""
+    and in its metadata "class_names" and "preprocessing", in JSON."""
     import onnx
     import tf2onnx
 
@@ -180,7 +203,8 @@ def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
         opset=ONNX_OPSET,
         custom_op_handlers={"Erfc": (_erfc, [])},
     )
-    onnx.helper.set_model_props(model, {"class_names": json.dumps(run.class_names)})
+    names, options = json.dumps(run.class_names), preprocessing_json(run)
+    onnx.helper.set_model_props(model, {"class_names": names, "preprocessing": options})
     onnx.save(model, path)
 
 
@@ -212,6 +236,10 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
         "mean": [value / 255 for value in run.mean],
         "std": [value / 255 for value in run.std],
     }
+    augment = choices.find("augment", run.config.augment)
+    if run.config.augment == "tutorial" or augment.is_in_a_file:
+        del metadata["mean"], metadata["std"]  # it standardizes otherwise
     metadata = {name: json.dumps(x) for name, x in metadata.items()}
+    metadata["preprocessing"] = preprocessing_json(run)
     tensors = torch_names.state_dict(trained, tables[0])
     save_file(tensors, path, {"format": "pt"} | metadata)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from towers.data.files.paths import shown
+from towers.errors import printable
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font cache"
 
@@ -79,7 +80,7 @@ def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
             figure.savefig(buffer, format="svg", metadata=about_file)
         data = base64.b64encode(buffer.getvalue()).decode()
         source = f"data:image/svg+xml;base64,{data}"
-        return f'<img alt="{html.escape(about)}" src="{source}">'
+        return f'<img alt="{html.escape(printable(about))}" src="{source}">'
 
     return draw_svg
 
