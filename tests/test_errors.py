@@ -20,6 +20,7 @@ EXIT_CODES = {
     "RunFolderError": 4,
     "NumericError": 5,
     "StuckError": 6,
+    "UnavailableDataError": 75,
     "Preempted": 75,
     "WorkerLostError": 75,  # EX_TEMPFAIL of sysexits.h
 }
