@@ -17,9 +17,9 @@ from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import around_loop, inside_of_loop
 from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
-from towers.parallel.sharding.network import ShardedNetwork
-from towers.parallel.strategies import Mean, Strategy
-from towers.parallel.tower import TowerResult, WholeNetwork
+from towers.parallel.sharding.network import SplitTowers
+from towers.parallel.strategies.strategy import Mean, Strategy
+from towers.parallel.towers import TowerResult, Towers
 
 Batch = Mapping[str, tf.Tensor]
 Metrics = list[tf.Tensor]
@@ -45,7 +45,7 @@ class Step:
 
     strategy: Strategy
     sizes: Sequence[int]  # images of a (micro-)batch per tower, over all processes
-    network: WholeNetwork | ShardedNetwork
+    network: Towers | SplitTowers
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]  # they have the regularizers
     phases: Sequence[Phase]

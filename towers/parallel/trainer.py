@@ -26,10 +26,10 @@ from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
 from towers.parallel.reduce import shares, split_batch, without_int32
-from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.step import Step
-from towers.parallel.strategies import Strategy
-from towers.parallel.tower import Teacher, WholeNetwork
+from towers.parallel.strategies.strategy import Strategy
+from towers.parallel.towers import Teacher, Towers
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class Trainer(abc.ABC):
 
     strategy: Strategy
     model: keras.Model
-    network: WholeNetwork | ShardedNetwork
+    network: Towers | SplitTowers
     update_fn: Update
     evaluator: Evaluator
     guard: FiniteGuard
@@ -341,7 +341,7 @@ def assemble_trainer(
         remarks = [f"XLA does not compile the towers: {not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
     teacher_fn = teacher and Teacher(teacher, lead_devices)
-    network = whole_network = WholeNetwork(
+    network = whole_network = Towers(
         phases,
         loss_fn,
         layouts[0],
@@ -351,7 +351,7 @@ def assemble_trainer(
         recompute and not inspects,
     )
     if inspects:
-        network = ShardedNetwork(
+        network = SplitTowers(
             phases,
             loss_fn,
             layouts,

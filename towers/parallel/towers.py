@@ -182,10 +182,10 @@ def _is_correct(loss_fn, logits, labels):
     return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)
 
 
-class WholeNetwork:
+class Towers:
     """A whole network on every tower's device; needs of it `stateless_call` alone.
 
-    `sharding.network.ShardedNetwork` has the same functions and attribute. With
+    `sharding.network.SplitTowers` has the same functions and attribute. With
     `recompute` activations are computed again in the backward pass.
     """
 
