@@ -261,6 +261,6 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
         assert ops[tower]["BackpropInput"] == 1, ops  # none for the images
     assert not set(ops) - set("0127"), ops
     # All variables of the copy, its step aside, and whether it is to go on.
-    num_variables = len(list(towers.strategy.copies[0].variables()))
+    num_variables = len(list(trainer.strategy.copies[0].variables()))
     assert ops["7"]["AssignVariable"] == num_variables
     assert not any(ops[tower]["AssignVariable"] for tower in "012")
