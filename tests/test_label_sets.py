@@ -298,7 +298,7 @@ def test_two_workers_count_every_image_once():
     def count(index, share):
         evaluator = Evaluator(
             trainer.strategy.fetch,
-            trainer.network,
+            trainer.towers,
             loss_fn,
             trainer.devices,
             [],

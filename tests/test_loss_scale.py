@@ -7,11 +7,11 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, parted
-from towers.parallel.model_parallel import model_parallel
-from towers.parallel.replicated import replicated
 
 from towers.parallel import finite
-from towers.parallel.towers import towers
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 KINDS = [
     (towers, 2, {}),
