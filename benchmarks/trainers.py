@@ -24,11 +24,13 @@ from benchmarks import measure
 from towers import build, build_trainer
 from towers.cluster.workers import ALONE
 from towers.config import Config
+from towers.data.batches import Batch
+from towers.data.resident import Resident
 from towers.data.share import shares
-from towers.doctor.measure import ConstantFeed
 from towers.errors import TowersError
 from towers.launch.process import Share
 from towers.parallel import devices
+from towers.parallel.devices import HOST
 from towers.parallel.trainer import Trainer
 from towers.run.peers import connect
 
@@ -44,6 +46,32 @@ STEP_ALONE = {
     "ema_decay": 0.0,
     "input": "stream",
 }
+
+
+class ConstantFeed(Resident):
+    """The same batch again and again, in the memory of the towers' devices: `sizes` are
+    the images of each tower, in all micro-batches together."""
+
+    def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
+        self.devices, self._batches = devices, []
+        for size, device in zip(sizes, devices, strict=True):
+            with tf.device(HOST):
+                rows = tf.range(size) % batch["images"].shape[0]
+                piece = {name: tf.gather(x, rows) for name, x in batch.items()}
+                # int32 tensors of a GPU are in host memory.
+                if "GPU" in device and piece["labels"].dtype == tf.int32:
+                    piece["labels"] = tf.cast(piece["labels"], tf.int64)
+            with tf.device(device):
+                piece = {name: tf.identity(x) for name, x in piece.items()}
+            self._batches.append(piece)
+
+    def start(self, step: int, num_steps: int) -> None:
+        """There are no orders."""
+
+    def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
+        """The batch of a tower; nothing is computed before the turn of the step."""
+        with tf.device(self.devices[tower]), tf.control_dependencies([step]):
+            return tf.nest.map_structure(tf.identity, self._batches[tower])
 
 
 def create_trainer(

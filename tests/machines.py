@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from processes import ROOT, Program, free_ports
 
-from benchmarks.namespaces import Network, namespaces
+from engines.namespaces import Network, namespaces
 
 
 class Machines:

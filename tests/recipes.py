@@ -13,9 +13,10 @@ from engines import oracle
 
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
-from towers.parallel import compilation, strategies
+from towers.parallel import compilation
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
+from towers.parallel.strategies.towers import towers
 from towers.parallel.trainer import Trainer, assemble_trainer
 
 # A stair of the schedule falls within a few steps.
@@ -150,7 +151,7 @@ def create_trainer(
     if is_asynchronous:
         values |= others | {"trainer_class": create}
         others = {}
-    create_strategy = strategies.towers if is_asynchronous else create
+    create_strategy = towers if is_asynchronous else create
     taken = inspect.signature(create_strategy).parameters
     if unknown := others.keys() - taken.keys():
         raise TypeError(f"no option of the strategy: {unknown}")

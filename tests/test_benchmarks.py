@@ -1,14 +1,13 @@
 """The programs of benchmarks/ run, and measure.py measures."""
 
 import importlib
-import math
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import accuracy, gpu, growth
+from benchmarks import accuracy, gpu
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -17,9 +16,7 @@ PROGRAMS = {
     "containers",
     "fine_tuning",
     "gpu",
-    "growth",
     "input",
-    "links",
     "memory",
     "peers",
     "scaling",
@@ -41,15 +38,6 @@ def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
     # With one worker multi_worker is replicated, on CPUs auto is towers.
     assert names == set(STRATEGIES) - {"multi_worker", "auto"}
-
-
-def test_the_exponent_of_growth_is_above_a_constant():
-    sizes = 10, 1000, 20_000
-    for power in 1, 2:
-        values = [7 + 1e-3 * size**power for size in sizes]
-        assert growth.exponent(sizes, values, 0.1) == pytest.approx(power, abs=0.01)
-        assert growth.exponent(sizes[:2], values[:2], 0.1) < power
-    assert math.isnan(growth.exponent(sizes, [7.0, 7.1, 7.15], 0.1))
 
 
 @pytest.mark.slow

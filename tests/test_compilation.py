@@ -8,7 +8,8 @@ from marks import slow
 from recipes import Recipe, create_trainer
 
 from benchmarks.graphs.executed import partition_graphs, step_on_cpus
-from towers.parallel import strategies
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.towers import towers
 
 
 def dense_network(precision):
@@ -42,9 +43,9 @@ def fused_by_tensorflow(dtype):
 @pytest.mark.parametrize(
     "cls,precision,options",
     [
-        (strategies.towers, "float32", {}),
-        slow(strategies.towers, "mixed_bfloat16", {}),
-        slow(strategies.model_parallel, "float32", {"group_size": 2}),
+        (towers, "float32", {}),
+        slow(towers, "mixed_bfloat16", {}),
+        slow(model_parallel, "float32", {"group_size": 2}),
     ],
 )
 def test_bias_and_activation_are_fused_in_the_step_that_is_executed(

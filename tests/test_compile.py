@@ -9,19 +9,20 @@ from recipes import Recipe, assert_equal_to_oracle, create_trainer, have_steps_o
 
 from benchmarks.graphs import placement
 from towers.optim import losses
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.compilation import why_not_xla
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cls,num_towers,name,accumulate_steps,of_gpus",
     [
-        (strategies.towers, 2, "plain", 1, False),
+        (towers, 2, "plain", 1, False),
         (AsynchronousTrainer, 1, "residual", 1, False),
-        (strategies.replicated, 2, "residual", 2, False),
-        (strategies.replicated, 2, "residual", 1, True),
+        (replicated, 2, "residual", 2, False),
+        (replicated, 2, "residual", 1, True),
     ],
 )
 def test_compiled_towers_equal_the_oracle(
@@ -44,10 +45,8 @@ def test_compiled_towers_equal_the_oracle(
 def test_what_is_compiled_stays_on_its_tower():
     network = networks.residual_network()
     batches = networks.random_batches(1, 12)
-    towers = create_trainer(
-        strategies.towers, network, Recipe(), batches, 3, compile_towers=True
-    )
-    [graph] = towers.trace()
+    trainer = create_trainer(towers, network, Recipe(), batches, 3, compile_towers=True)
+    [graph] = trainer.trace()
     every = list(placement.placements(graph))
     compiled = [p for p in every if p.compiled]
     assert {p.device for p in compiled} == {"/CPU:0", "/CPU:1", "/CPU:2"}

@@ -96,7 +96,7 @@ def test_every_container_gives_the_batches_of_the_folder(
 ):
     name, place = written
     data_set = data.load(name, place)
-    assert data_set.train.decodes  # the doctor counts them as decoded once
+    assert data_set.train.decodes
     assert_equal_sets(data_set, folder)
     assert_equal_batches(first_batches(data_set), expected_batches)
     # In the middle of an epoch, from the index that was kept.

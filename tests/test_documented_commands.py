@@ -49,7 +49,6 @@ SHORT = {
     "run_export.py": "",
     "-m towers.launch": TRAIN,
     "-m towers.data": "",
-    "-m towers.doctor": "--measure_secs=1",
 }
 
 

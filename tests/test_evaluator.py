@@ -12,8 +12,10 @@ from towers import build_trainer
 from towers.data.augment.augmentation import create_augment
 from towers.data.batches import EvalBatches
 from towers.data.resident import Resident
-from towers.parallel import strategies
 from towers.parallel.copies import Weights
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 WEIGHTS = (Weights.RAW, Weights.EMA)
 TEST = small_runs.small_data().test
@@ -47,11 +49,11 @@ SIZES = [1, 7, 23, 40]
 @pytest.mark.parametrize(
     "create,num_devices,options,sizes",
     [
-        (strategies.towers, 3, {}, [7]),
-        slow(strategies.towers, 3, {}, SIZES),
-        slow(strategies.towers, 1, {}, SIZES),
-        slow(strategies.replicated, 2, {}, SIZES),
-        slow(strategies.model_parallel, 4, {"group_size": 2}, SIZES),
+        (towers, 3, {}, [7]),
+        slow(towers, 3, {}, SIZES),
+        slow(towers, 1, {}, SIZES),
+        slow(replicated, 2, {}, SIZES),
+        slow(model_parallel, 4, {"group_size": 2}, SIZES),
     ],
 )
 def test_every_image_counts_once_for_both_kinds(create, num_devices, options, sizes):

@@ -20,8 +20,10 @@ from towers.models.layers.normalization import BatchNormalization
 from towers.models.variables import build_network
 from towers.optim.phases import Phase
 from towers.optim.schedules import match_frozen
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 from towers.training.train import train
 
 DECAY = 0.1
@@ -96,10 +98,10 @@ def trained_by_keras(recipe):
 @pytest.mark.parametrize(
     "cls,num_devices,options",
     [
-        (strategies.replicated, 3, {"sync_batch_norm": True}),
-        slow(strategies.towers, 1, {}),
-        slow(strategies.model_parallel, 2, {"group_size": 2}),
-        slow(strategies.model_parallel, 4, {"group_size": 2, "sync_batch_norm": True}),
+        (replicated, 3, {"sync_batch_norm": True}),
+        slow(towers, 1, {}),
+        slow(model_parallel, 2, {"group_size": 2}),
+        slow(model_parallel, 4, {"group_size": 2, "sync_batch_norm": True}),
         slow(AsynchronousTrainer, 1, {}),
     ],
 )
@@ -128,9 +130,7 @@ def test_nothing_is_computed_for_frozen_parameters():
     for frozen in (frozenset(), FROZEN):
         network = small_network()
         phases = (Phase(math.inf, network.model, frozen),)
-        trainer = create_trainer(
-            strategies.towers, network, Recipe(), batches(), 1, phases=phases
-        )
+        trainer = create_trainer(towers, network, Recipe(), batches(), 1, phases=phases)
         batches_of_towers = trainer.feed.batches_of(0)
         call = trainer._inspect.get_concrete_function(0, batches_of_towers)
         wanted = [x.op.name for x in call.graph.outputs]

@@ -18,7 +18,8 @@ from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, freeze_normalization, noise_shapes
 from towers.models.keras.networks import rebuild
 from towers.models.variables import build_network
-from towers.parallel import strategies
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 SIDE, NUM_CLASSES = networks.APPLICATION_SIDE, networks.NUM_CLASSES
 FILE = pathlib.Path(__file__).with_name("written_networks.py")
@@ -202,8 +203,8 @@ def trained(name, strategy, num_devices, **options):
 
 @one_network
 def test_any_number_of_towers_trains_it_to_the_same_state(name):
-    one = trained(name, strategies.towers, 1)
-    assert_close(trained(name, strategies.replicated, 2), one, 1e-9)
+    one = trained(name, towers, 1)
+    assert_close(trained(name, replicated, 2), one, 1e-9)
 
 
 # Refusals.

@@ -37,8 +37,8 @@ from towers.evaluation.figures import (
 from towers.evaluation.predictions import LabelSets
 from towers.evaluation.report import figures_of_counts
 from towers.optim.losses import create_loss
-from towers.parallel import strategies
 from towers.parallel.evaluator import Evaluator
+from towers.parallel.strategies.towers import towers as one_copy
 
 NAMES = ("cat", "dog", "outdoor", "night")
 
@@ -319,13 +319,13 @@ def test_two_workers_count_every_image_once():
     loss_fn = create_loss("cross_entropy", multi_label=True)
     network = networks.residual_network()
     recipe, batches = Recipe(), networks.random_batches(1, 8, noise_shapes={})
-    trainer = create_trainer(strategies.towers, network, recipe, batches, 1)
+    trainer = create_trainer(one_copy, network, recipe, batches, 1)
     shared = {}
 
     def count(index, share):
         evaluator = Evaluator(
             trainer.strategy.fetch,
-            trainer.network,
+            trainer.towers,
             loss_fn,
             trainer.devices,
             [],

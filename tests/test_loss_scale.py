@@ -8,13 +8,16 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, parted
 
-from towers.parallel import finite, strategies
+from towers.parallel import finite
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 KINDS = [
-    (strategies.towers, 2, {}),
-    slow(strategies.towers, 4, {"sync_batch_norm": True, "accumulate_steps": 2}),
-    slow(strategies.replicated, 4, {}),
-    slow(strategies.model_parallel, 4, {"group_size": 2}),
+    (towers, 2, {}),
+    slow(towers, 4, {"sync_batch_norm": True, "accumulate_steps": 2}),
+    slow(replicated, 4, {}),
+    slow(model_parallel, 4, {"group_size": 2}),
 ]
 
 
@@ -90,6 +93,6 @@ def test_the_scale_grows_after_many_good_steps(monkeypatch):
     monkeypatch.setattr(finite, "LARGEST_SCALE", 2 * finite.INITIAL_SCALE)
     network = networks.plain_network()
     batches = networks.random_batches(6, 8)
-    towers = create(strategies.towers, network, batches, 2)
-    scales = [towers.train(1)["loss_scale"] / finite.INITIAL_SCALE for _ in range(6)]
+    trainer = create(towers, network, batches, 2)
+    scales = [trainer.train(1)["loss_scale"] / finite.INITIAL_SCALE for _ in range(6)]
     assert scales == [1, 1, 2, 2, 2, 2]

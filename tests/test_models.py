@@ -46,9 +46,9 @@ from towers.models.zoo import (
 from towers.models.zoo.speedrun import Whitening
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase
-from towers.parallel import strategies
 from towers.parallel.sharding.split import Shards
-from towers.parallel.tower import tower_gradients
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.towers import tower_gradients
 
 CIFAR10, MNIST = ((32, 32, 3), 10), ((28, 28, 1), 10)
 IMAGENET = ((224, 224, 3), 1000)
@@ -714,9 +714,7 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     network = small_network(name)
     batches, recipe = small_batches(network, steps, 6), Recipe(clip_norm=0.5)
-    halves = create_trainer(
-        strategies.model_parallel, network, recipe, batches, 2, group_size=2
-    )
+    halves = create_trainer(model_parallel, network, recipe, batches, 2, group_size=2)
     halves.train(steps)
     assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
 

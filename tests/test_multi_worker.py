@@ -19,8 +19,8 @@ from worker_processes import Job, WorkerProcesses
 
 from towers.cluster.workers import Workers
 from towers.optim import vector
-from towers.parallel import strategies
 from towers.parallel.compilation import needed_operations
+from towers.parallel.strategies.multi_worker import multi_worker
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
@@ -102,7 +102,7 @@ def test_what_is_sent_first_is_computed_first(monkeypatch):
     workers, network = Recorded(addresses=["a:1", "b:1"]), networks.residual_network()
     batches = networks.random_batches(1, 8)
     trainer = create_trainer(
-        strategies.multi_worker, network, Recipe(), batches, 1, workers=workers
+        multi_worker, network, Recipe(), batches, 1, workers=workers
     )
     trainer.trace()
     num_states = len(trainer.strategy.copies[0].state)

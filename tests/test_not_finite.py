@@ -11,8 +11,10 @@ from recipes import Recipe, create_trainer, have_steps_of_gpus, parted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import NumericError
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
@@ -20,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("several_vectors")
 # A class, its devices and options. One asynchronous tower: the order of the updates of
 # several is a matter of time, see test_async_towers.py.
 KINDS = [
-    (strategies.towers, 2, {}),
-    (strategies.replicated, 2, {"accumulate_steps": 2}),
-    (strategies.model_parallel, 4, {"group_size": 2}),
+    (towers, 2, {}),
+    (replicated, 2, {"accumulate_steps": 2}),
+    (model_parallel, 4, {"group_size": 2}),
     (AsynchronousTrainer, 1, {}),
 ]
 

@@ -17,7 +17,9 @@ from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import create_optimizer, orthogonalized
 from towers.optim.update import Update, moving_averages
 from towers.optim.vector import Layout
-from towers.parallel import strategies
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
@@ -317,18 +319,18 @@ class TakingRecipe(Recipe):
 @pytest.mark.parametrize(
     "case,cls,num_towers,options",
     [
-        ("lamb", strategies.model_parallel, 2, {"group_size": 2}),
-        ("muon", strategies.replicated, 3, {}),
-        slow("lion", strategies.towers, 2, {}),
-        slow("adam", strategies.model_parallel, 2, {"group_size": 2}),
-        slow("adamw", strategies.towers, 2, {}),
-        slow("lars", strategies.model_parallel, 2, {"group_size": 2}),
-        slow("lars", strategies.replicated, 3, {}),
-        slow("rmsprop_momentum", strategies.towers, 3, {}),
+        ("lamb", model_parallel, 2, {"group_size": 2}),
+        ("muon", replicated, 3, {}),
+        slow("lion", towers, 2, {}),
+        slow("adam", model_parallel, 2, {"group_size": 2}),
+        slow("adamw", towers, 2, {}),
+        slow("lars", model_parallel, 2, {"group_size": 2}),
+        slow("lars", replicated, 3, {}),
+        slow("rmsprop_momentum", towers, 3, {}),
     ],
 )
 def test_strategies_equal_the_oracle(case, cls, num_towers, options):
-    is_split = cls is strategies.model_parallel  # which computes in float32 only
+    is_split = cls is model_parallel  # which computes in float32 only
     network = networks.plain_network("float32" if is_split else "float64")
     recipe = taking_recipe(case, network)
     batches = networks.random_batches(3, 13)

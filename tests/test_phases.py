@@ -17,8 +17,10 @@ from recipes import (
 )
 
 from towers.optim.phases import Phase, downscale, phase_at, phases_of
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 6, 2, 4
 SMALL_SHAPE = (6, 6, 3)
@@ -72,12 +74,12 @@ def resized(images):
 @pytest.mark.parametrize(
     "cls,num_devices,num_towers,options",
     [
-        (strategies.towers, 1, 1, {}),
-        slow(strategies.towers, 2, 2, {}),
-        slow(strategies.towers, 2, 2, {"compile_towers": True}),
-        slow(strategies.towers, 3, 1, {"sync_batch_norm": True}),
-        slow(strategies.replicated, 2, 2, {"accumulate_steps": 2}),
-        slow(strategies.model_parallel, 4, 2, {"group_size": 2}),
+        (towers, 1, 1, {}),
+        slow(towers, 2, 2, {}),
+        slow(towers, 2, 2, {"compile_towers": True}),
+        slow(towers, 3, 1, {"sync_batch_norm": True}),
+        slow(replicated, 2, 2, {"accumulate_steps": 2}),
+        slow(model_parallel, 4, 2, {"group_size": 2}),
         slow(AsynchronousTrainer, 1, 1, {}),
     ],
 )

@@ -13,9 +13,11 @@ from benchmarks.graphs.memory import trainer_accounts
 from towers.errors import ConfigError
 from towers.models.create import create_model
 from towers.optim.phases import Phase
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.recompute import segments
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 
 def trained(network, create, num_devices, options, batches):
@@ -40,19 +42,19 @@ def trained(network, create, num_devices, options, batches):
 @pytest.mark.parametrize(
     "create,num_devices,name,dtype,options",
     [
-        (strategies.towers, 2, "plain", "float32", {}),
+        (towers, 2, "plain", "float32", {}),
         slow(
-            strategies.model_parallel,
+            model_parallel,
             4,
             "residual",
             "float32",
             {"group_size": 2, "sync_batch_norm": True},
         ),
-        slow(strategies.replicated, 3, "residual", "mixed_bfloat16", {}),
-        slow(strategies.towers, 1, "residual", "float64", {"frozen": True}),
-        slow(strategies.towers, 1, "residual", "mixed_float16", {"scale_loss": True}),
+        slow(replicated, 3, "residual", "mixed_bfloat16", {}),
+        slow(towers, 1, "residual", "float64", {"frozen": True}),
+        slow(towers, 1, "residual", "mixed_float16", {"scale_loss": True}),
         slow(AsynchronousTrainer, 1, "residual", "float32", {}),
-        slow(strategies.replicated, 2, "plain", "float32", {"compile_towers": True}),
+        slow(replicated, 2, "plain", "float32", {"compile_towers": True}),
     ],
 )
 def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options):
@@ -70,8 +72,8 @@ def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options)
 @pytest.mark.parametrize(
     "create,options",
     [
-        (strategies.towers, {}),
-        slow(strategies.towers, {"sync_batch_norm": True}),
+        (towers, {}),
+        slow(towers, {"sync_batch_norm": True}),
     ],
 )
 def test_the_optimized_step_keeps_less(create, options):

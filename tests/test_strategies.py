@@ -25,16 +25,19 @@ from recipes import (
 from benchmarks.graphs.executed import partition_graphs
 from towers.config import choices
 from towers.errors import NumericError
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.strategies.auto import auto
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
 NUM_STEPS = 6
 STRATEGIES = {
-    "towers": strategies.towers,
-    "replicated": strategies.replicated,
-    "model_parallel": strategies.model_parallel,
+    "towers": towers,
+    "replicated": replicated,
+    "model_parallel": model_parallel,
 }
 
 
@@ -51,7 +54,7 @@ def test_auto_keeps_one_copy_on_cpus(num_devices):
     batches = networks.random_batches(1, 12, seed=0)
     for reduction in ({}, {"all_reduce": "ring", "all_reduce_dtype": "bfloat16"}):
         options = network, Recipe(), batches, num_devices
-        strategy = create_trainer(strategies.auto, *options, **reduction).strategy
+        strategy = create_trainer(auto, *options, **reduction).strategy
         assert len(strategy.copies) == 1
         assert strategy.readers == [0] * num_devices
         assert strategy.description[1:] == [
@@ -165,10 +168,10 @@ def test_steps_of_gpus_equal_the_oracle(monkeypatch):
 
 # Towers of another number are another strategy here.
 KINDS = {
-    "towers 3": (strategies.towers, 3, {}),
-    "towers 1": (strategies.towers, 1, {}),
-    "replicated 2": (strategies.replicated, 2, {"all_reduce": "tree"}),
-    "model_parallel 2x2": (strategies.model_parallel, 4, {"group_size": 2}),
+    "towers 3": (towers, 3, {}),
+    "towers 1": (towers, 1, {}),
+    "replicated 2": (replicated, 2, {"all_reduce": "tree"}),
+    "model_parallel 2x2": (model_parallel, 4, {"group_size": 2}),
     # Several of them update in an order of their own.
     "async_towers 1": (AsynchronousTrainer, 1, {}),
 }
@@ -208,7 +211,7 @@ def test_any_strategy_continues_the_state_of_any_other(name, kinds):
             assert_close(strategy.state(), whole[writer])
 
 
-@pytest.mark.parametrize("cls", [strategies.towers, AsynchronousTrainer])
+@pytest.mark.parametrize("cls", [towers, AsynchronousTrainer])
 def test_request_stop_before_the_first_step_takes_none(cls):
     network, batches = networks.plain_network(), networks.random_batches(3, 8)
     towers = create_trainer(cls, network, Recipe(), batches, 2)
@@ -222,7 +225,7 @@ def test_request_stop_before_the_first_step_takes_none(cls):
 def test_a_replica_that_differs_is_named():
     network = networks.plain_network()
     batches = networks.random_batches(2, 8)
-    replicas = create_trainer(strategies.replicated, network, Recipe(), batches, 3)
+    replicas = create_trainer(replicated, network, Recipe(), batches, 3)
     replicas.state()
     params, *_ = replicas.strategy.copies[2].params
     params.assign(params * (1 + 1e-6))
@@ -236,13 +239,13 @@ def test_a_replica_that_differs_is_named():
 def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     network = networks.residual_network()
     batches = networks.random_batches(2, 12)
-    towers = create_trainer(
-        strategies.towers, network, Recipe(), batches, 3, parameter_device="/CPU:7"
+    trainer = create_trainer(
+        towers, network, Recipe(), batches, 3, parameter_device="/CPU:7"
     )
 
     # The step as the loop calls it.
-    step_call, zeros = towers.loop._step_call, towers.train_step.zero_metrics()
-    graphs = partition_graphs(lambda: step_call(0, towers.feed.batches_of(0), zeros))
+    step_call, zeros = trainer.loop._step_call, trainer.train_step.zero_metrics()
+    graphs = partition_graphs(lambda: step_call(0, trainer.feed.batches_of(0), zeros))
 
     ops = collections.defaultdict(collections.Counter)
     for graph in graphs:
@@ -258,6 +261,6 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
         assert ops[tower]["BackpropInput"] == 1, ops  # none for the images
     assert not set(ops) - set("0127"), ops
     # All variables of the copy, its step aside, and whether it is to go on.
-    num_variables = len(list(towers.strategy.copies[0].variables()))
+    num_variables = len(list(trainer.strategy.copies[0].variables()))
     assert ops["7"]["AssignVariable"] == num_variables
     assert not any(ops[tower]["AssignVariable"] for tower in "012")

@@ -9,7 +9,7 @@ from engines import oracle
 
 from towers.optim.losses import create_loss, cross_entropy
 from towers.optim.phases import phases_of
-from towers.parallel.tower import count_correct, tower_gradients
+from towers.parallel.towers import count_correct, tower_gradients
 
 SMOOTHING = 0.1
 

@@ -7,8 +7,9 @@ import tensorflow as tf
 from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
-from towers.parallel import strategies, tower
+from towers.parallel import towers as of_towers
 from towers.parallel.compilation import TracedOnce
+from towers.parallel.strategies.towers import towers
 
 
 def powers(exponent, x, nothing):
@@ -68,17 +69,17 @@ def test_one_trace_serves_every_device_and_graph():
 
 def test_towers_with_as_many_images_share_a_trace(monkeypatch):
     """Ten images for four towers: shares of 3 and of 2; the two phases differ."""
-    calls, original = [], tower.tower_gradients
+    calls, original = [], of_towers.tower_gradients
 
     def counted(*args, **kwargs):
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(tower, "tower_gradients", counted)
+    monkeypatch.setattr(of_towers, "tower_gradients", counted)
     plain, batches = networks.plain_network(), networks.random_batches(2, 10)
     frozen = frozenset({"conv1/kernel"})
     phases = [Phase(1, plain.model), Phase(9, plain.model, frozen)]
-    options = (strategies.towers, plain, Recipe(), batches, 4)
+    options = (towers, plain, Recipe(), batches, 4)
     trainer = create_trainer(*options, phases=phases)
     for _ in range(2):
         trainer.train(1)

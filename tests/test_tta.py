@@ -11,9 +11,11 @@ from recipes import Recipe, create_trainer
 from towers.config.choices import TTA
 from towers.data.augment.tta import create_tta
 from towers.models.variables import build_network
-from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.reduce import shares
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.strategies.replicated import replicated
+from towers.parallel.strategies.towers import towers
 
 
 def moved(images, rows, columns):
@@ -59,11 +61,11 @@ def linear_network():
 
 
 PLACES = [
-    (strategies.towers, 3, {}),
-    (strategies.replicated, 2, {}),
+    (towers, 3, {}),
+    (replicated, 2, {}),
     (AsynchronousTrainer, 2, {}),
-    (strategies.towers, 5, {}),
-    (strategies.model_parallel, 4, {"group_size": 2}),
+    (towers, 5, {}),
+    (model_parallel, 4, {"group_size": 2}),
 ]
 
 

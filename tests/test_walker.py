@@ -17,12 +17,12 @@ from towers.models.layers.normalization import (
 )
 from towers.optim import losses
 from towers.optim.phases import phases_of
-from towers.parallel import strategies
 from towers.parallel.copies import Initial
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.sharding.split import Shards, channel_slice
-from towers.parallel.tower import tower_gradients
+from towers.parallel.strategies.model_parallel import model_parallel
+from towers.parallel.towers import tower_gradients
 
 # The tape over devices.
 
@@ -143,7 +143,7 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
         ),
         strict=True,
     )
-    network = ShardedNetwork(phases, losses.cross_entropy, layouts, [devices])
+    network = SplitTowers(phases, losses.cross_entropy, layouts, [devices])
     results = network.gradients(0, fetched, [batch])
     layout, values = networks.values_of(*initial)
     expected = tower_gradients(
@@ -191,7 +191,7 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
     groups = create_trainer(
-        strategies.model_parallel,
+        model_parallel,
         network,
         Recipe(),
         batches,

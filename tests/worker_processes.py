@@ -151,7 +151,8 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
 
     from towers.data.share import Share, shares
     from towers.optim import vector
-    from towers.parallel import devices, evaluator, strategies
+    from towers.parallel import devices, evaluator
+    from towers.parallel.strategies.multi_worker import multi_worker
     from towers.run.peers import connect
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
@@ -162,7 +163,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
     assert_started(workers, signals)
-    strategy = strategies.multi_worker
+    strategy = multi_worker
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
         sizes = shares(job.batch_size, len(addresses) * num_devices)

@@ -169,20 +169,33 @@ SCHEDULES = {
 }
 
 STRATEGIES = {
-    "auto": StrategyRow("replicated on several GPUs, otherwise towers"),
-    "towers": StrategyRow("one set of variables, which all towers fetch"),
+    "auto": StrategyRow(
+        "replicated on several GPUs, otherwise towers",
+        target="parallel.strategies.auto:auto",
+    ),
+    "towers": StrategyRow(
+        "one set of variables, which all towers fetch",
+        target="parallel.strategies.towers:towers",
+    ),
     "async_towers": StrategyRow(
         "the same variables, updated by each tower at once",
         target="towers",
         asynchronous=True,
         trainer_options=("async_scale_gradients", "max_staleness"),
     ),
-    "replicated": StrategyRow("a copy per device, gradients all-reduced"),
+    "replicated": StrategyRow(
+        "a copy per device, gradients all-reduced",
+        target="parallel.strategies.replicated:replicated",
+    ),
     "multi_worker": StrategyRow(
-        "the same on several machines, one process or more on each", processes=True
+        "the same on several machines, one process or more on each",
+        target="parallel.strategies.multi_worker:multi_worker",
+        processes=True,
     ),
     "model_parallel": StrategyRow(
-        "channels split over a group of devices", sharded=True
+        "channels split over a group of devices",
+        target="parallel.strategies.model_parallel:model_parallel",
+        sharded=True,
     ),
 }
 
@@ -224,14 +237,15 @@ TABLES: dict[str, Mapping[str, Choice]] = {
 }
 CLOSED = ("policy", "tta")
 
-# Option -> the module in towers of the functions of its choices, see `target_of`.
+# Option -> the module in towers of the functions of its choices, or "{}" for one of the
+# function's name, see `target_of`.
 _MODULES = {
     "augment": "data.augment.augmentation",
     "policy": "data.augment.policies",
     "optimizer": "optim.optimizers",
     "loss": "optim.losses",
     "schedule": "optim.schedules",
-    "strategy": "parallel.strategies",
+    "strategy": "parallel.strategies.{}",
     "best_by": "evaluation.figures",
     "tta": "data.augment.tta",
 }
@@ -266,7 +280,7 @@ def find(option: str, name: str) -> Choice:
 def target_of(option: str, name: str) -> str:
     """The target of a choice, as "module:function" in towers, or in a file."""
     target = find(option, name).target or name
-    return target if ":" in target else f"{_MODULES[option]}:{target}"
+    return target if ":" in target else f"{_MODULES[option].format(target)}:{target}"
 
 
 def listed(option: str) -> str:

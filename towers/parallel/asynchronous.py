@@ -97,7 +97,7 @@ class AsynchronousTrainer(Trainer):
 
     def _step(self, phase, tower, values, batch):
         """A tower's gradients including weight decay, new state and metrics."""
-        [result] = self.network.gradients(phase, [values], [batch], first_tower=tower)
+        [result] = self.towers.gradients(phase, [values], [batch], first_tower=tower)
         layout = self._copy.layout.params
         with tf.device(self.devices[tower]):
             add_decay = WeightDecay(self.model.trainable_variables, layout)

@@ -25,8 +25,8 @@ from towers.parallel.loop import (
     make_batches,
 )
 from towers.parallel.reduce import on_each, shares, split_batch
-from towers.parallel.sharding.network import ShardedNetwork
-from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
+from towers.parallel.sharding.network import SplitTowers
+from towers.parallel.towers import LossFn, Towers, tower_counts
 
 # Aimed at by one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
@@ -67,7 +67,7 @@ class Evaluator:
     def __init__(
         self,
         fetch: Callable[[Weights], list[Values]],
-        network: WholeNetwork | ShardedNetwork,
+        network: Towers | SplitTowers,
         loss_fn: LossFn,
         devices: Sequence[str],
         transforms: Sequence[Transform],
@@ -325,7 +325,7 @@ def create_predictor(
     share of a batch. Its output need not be logits without test-time augmentation."""
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
-    network = WholeNetwork(phases_of((), model), loss_fn, layout, devices, compiled)
+    network = Towers(phases_of((), model), loss_fn, layout, devices, compiled)
 
     def fetch(_):
         return [copy.read() for copy in copies]

@@ -17,9 +17,9 @@ from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import around_loop, inside_of_loop
 from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
-from towers.parallel.sharding.network import ShardedNetwork
-from towers.parallel.strategies import Mean, Strategy
-from towers.parallel.tower import TowerResult, WholeNetwork
+from towers.parallel.sharding.network import SplitTowers
+from towers.parallel.strategies.strategy import Mean, Strategy
+from towers.parallel.towers import TowerResult, Towers
 
 Batch = Mapping[str, tf.Tensor]
 Metrics = list[tf.Tensor]
@@ -45,7 +45,7 @@ class Step:
 
     strategy: Strategy
     sizes: Sequence[int]  # images of a (micro-)batch per tower, over all processes
-    network: WholeNetwork | ShardedNetwork
+    towers: Towers | SplitTowers
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]  # they have the regularizers
     phases: Sequence[Phase]
@@ -57,18 +57,24 @@ class Step:
     def __call__(
         self, phase: int, batches: Sequence[Batch], previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
-        """One step: `gradients`, then `apply`."""
-        return self.apply(self.gradients(phase, batches), previous)
+        """Take one step with a batch per tower of this process, in a phase of the run;
+        return whether it was taken, and its metrics, see `update`."""
+        return self.update(self.gradients(phase, batches), previous)
 
     def gradients(self, phase: int, batches: Sequence[Batch]) -> Gradients:
-        """The mean gradient over the batches, one per tower of this process, in a phase
-        of the run; no variable changes."""
-        strategy, home = self.strategy, self.strategy.home
-        # Gradients on all devices, and their mean.
-        results = self.tower_fn(phase)(strategy.fetch(), batches)
-        mean = strategy.mean_fn(results)
+        """Return the mean gradient over the batches; no variable changes."""
+        compute = functools.partial(
+            self.towers.gradients, phase, loss_scale=self.guard.read_scale()
+        )
+        fetched = self.strategy.fetch()
+        results = accumulate(compute, fetched, batches, self.accumulate_steps)
+        mean = self.strategy.mean_fn(results)
+        return self._with_weight_decay(phase, results, mean)
 
-        # Weight decay, once; nothing of frozen parameters.
+    def _with_weight_decay(self, phase, results, mean):
+        """Add the weight decay to the mean gradient, once; nothing of frozen
+        parameters."""
+        strategy = self.strategy
         decays, gradients = [], []
         for copy, vectors in zip(strategy.copies, mean.gradients, strict=True):
             with tf.device(copy.device):
@@ -81,28 +87,16 @@ class Step:
         # Norms come from the first copy: sums may round differently on other devices.
         shard_devices = [copy.device for copy in strategy.shards]
         norms = on_each(squared_norm, shard_devices, gradients[: strategy.num_shards])
-        with tf.device(home):
+        with tf.device(strategy.home):
             norm = tf.sqrt(_sum(norms))
             decay = _sum(decays[: strategy.num_shards])
         return Gradients(results, mean, gradients, norm, decay)
 
-    def tower_fn(self, phase: int) -> Callable[..., list[TowerResult]]:
-        """(per device parameters and model state, per tower a batch) -> per device the
-        gradients of its tower, over all micro-batches."""
-        compute = functools.partial(
-            self.network.gradients, phase, loss_scale=self.guard.read_scale()
-        )
-        if self.accumulate_steps == 1:
-            return compute
-        return functools.partial(
-            accumulate, compute, accumulate_steps=self.accumulate_steps
-        )
-
-    def apply(
+    def update(
         self, gradients: Gradients, previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
-        """Updates all copies, unless the guard refuses the step or skips its update.
-        Returns whether the step was taken, with or without an update, a bool scalar;
+        """Update all copies, unless the guard refuses the step or skips its update.
+        Return whether the step was taken, with or without an update, a bool scalar;
         and its metrics, see `read_metrics`, or the previous ones."""
         strategy, home = self.strategy, self.strategy.home
         mean, norm = gradients.mean, gradients.norm
@@ -131,7 +125,7 @@ class Step:
 
         # The update of every copy.
         def update(condition=None):
-            self._update(gradients, _sum(squares), factor, condition)
+            self._update_copies(gradients, _sum(squares), factor, condition)
             return tf.constant(0)
 
         if self.compilation.on_cpus:
@@ -184,7 +178,7 @@ class Step:
             "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
 
-    def _update(self, gradients, squares, rate_factor, condition):
+    def _update_copies(self, gradients, squares, rate_factor, condition):
         """Assigns to every copy its values after the step, except the number of steps;
         where `condition`, a bool scalar, is False the old values."""
         updated, readers = None, list(self.strategy.readers)
@@ -244,12 +238,14 @@ def accumulate(
     batches: Sequence[Batch],
     accumulate_steps: int,
 ) -> list[TowerResult]:
-    """Gradients over several micro-batches, one after the other.
+    """Return the gradients over several micro-batches, one after the other.
 
     Only the activations of one micro-batch are in memory. Gradients and losses are
     means over all of them; the model state of each device goes from one to the next.
     `compute` takes values per device and a micro-batch per tower.
     """
+    if accumulate_steps == 1:
+        return compute(fetched, batches)
     batches = [
         {name: _in_micro_batches(x, accumulate_steps) for name, x in batch.items()}
         for batch in batches

@@ -26,10 +26,10 @@ from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
 from towers.parallel.reduce import shares, split_batch, without_int32
-from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.step import Step
-from towers.parallel.strategies import Strategy
-from towers.parallel.tower import Teacher, WholeNetwork
+from towers.parallel.strategies.strategy import Strategy
+from towers.parallel.towers import Teacher, Towers
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class Trainer(abc.ABC):
 
     strategy: Strategy
     model: keras.Model
-    network: WholeNetwork | ShardedNetwork
+    towers: Towers | SplitTowers
     update_fn: Update
     evaluator: Evaluator
     guard: FiniteGuard
@@ -163,7 +163,7 @@ class Trainer(abc.ABC):
         """Bytes of activations, and of their gradients, that cross devices per step: an
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
-        return self.network.transferred_bytes * self.accumulate_steps
+        return self.towers.transferred_bytes * self.accumulate_steps
 
 
 class SynchronousTrainer(Trainer):
@@ -174,7 +174,7 @@ class SynchronousTrainer(Trainer):
         self.train_step = Step(
             strategy=self.strategy,
             sizes=self.sizes,
-            network=self.network,
+            towers=self.towers,
             update_fn=self.update_fn,
             trainable_variables=self.model.trainable_variables,
             phases=self.phases,
@@ -341,7 +341,7 @@ def assemble_trainer(
         remarks = [f"XLA does not compile the towers: {not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
     teacher_fn = teacher and Teacher(teacher, lead_devices)
-    network = whole_network = WholeNetwork(
+    towers = whole_towers = Towers(
         phases,
         loss_fn,
         layouts[0],
@@ -351,7 +351,7 @@ def assemble_trainer(
         recompute and not inspects,
     )
     if inspects:
-        network = ShardedNetwork(
+        towers = SplitTowers(
             phases,
             loss_fn,
             layouts,
@@ -365,7 +365,7 @@ def assemble_trainer(
     evaluator = Evaluator(
         strategy.fetch,
         # In inference synchronized batch normalization is like any other.
-        network if num_shards > 1 else whole_network,
+        towers if num_shards > 1 else whole_towers,
         eval_loss_fn or loss_fn,
         lead_devices,
         tta,
@@ -381,7 +381,7 @@ def assemble_trainer(
     return trainer_class(
         strategy=strategy,
         model=model,
-        network=network,
+        towers=towers,
         update_fn=update_fn,
         evaluator=evaluator,
         guard=FiniteGuard(strategy.home, scale_loss=scale_loss, skips=skip_not_finite),

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,11 @@ from towers.build import Parts
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
-from towers.data.files.paths import shown
 from towers.data.sets.arrays import Data
+from towers.data.sources import num_bytes
 from towers.errors import NumericError
 from towers.evaluation.restored import evaluated_weights
-from towers.models.summary import activation_bytes, flops_per_image, parameter_table
+from towers.models.summary import activation_bytes, flops_per_image
 from towers.optim.phases import image_size, phase_at
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import duration
@@ -41,11 +42,11 @@ from towers.training.setup import (
 # The steps of a phase are timed for so long, in calls of so long.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
 
-# Batches of an evaluation that are always timed.
+# Batches of an evaluation that are timed.
 TIMED_BATCHES = 4
 
-# Classes that are named.
-_MOST_NAMED = 10
+# Share of the time of a run from which on a part is worth a try.
+MIN_SHARE = 0.1
 
 
 def dry_run(
@@ -93,10 +94,6 @@ def dry_run(
 
 def _try(config, parts, trainer, new, is_early, heartbeat):
     """Describes the run, and takes steps until its time is known."""
-    names = parts.data.class_names
-    listed = [shown(name, 40) for name in names[:_MOST_NAMED]]
-    listed += ["..."] * (len(names) > _MOST_NAMED)
-    print_entry("classes", f"{len(names)}: {', '.join(listed)}")
     started = time.monotonic()
     batch = parts.train_batches(tf.constant(trainer.step, tf.int64))
     images = batch["images"].numpy()
@@ -108,7 +105,7 @@ def _try(config, parts, trainer, new, is_early, heartbeat):
         f"{secs:.2f} s",
     )
     heartbeat()
-    _print_network(config, trainer)
+    _print_operations(config, trainer)
     _print_memory(trainer)
     if trainer.step < parts.last_step and not is_early:
         head_secs = 0.0
@@ -120,11 +117,9 @@ def _try(config, parts, trainer, new, is_early, heartbeat):
         print_entry("finished", f"the run takes no step. {hint}")
 
 
-def _print_network(config, trainer):
-    """Parameters and operations, in the phase of the next step."""
+def _print_operations(config, trainer):
+    """Print the floating-point operations of a step in the phase of the next step."""
     phase = trainer.phases[phase_at(trainer.phases, trainer.step)]
-    for line in ["", *parameter_table(phase.model, phase.frozen), ""]:
-        console.line(line)
     try:
         flops = flops_per_image(phase.model)
     except ValueError as error:
@@ -162,7 +157,7 @@ def _time(config, parts, trainer, head_secs, heartbeat):
     a linear probe of `head_secs`, or 0."""
     begin, last_step = trainer.step, parts.last_step
     first = begin
-    train_secs = start_secs = 0.0
+    train_secs = start_secs = input_secs = 0.0
     lap = None
     for phase in trainer.phases:
         end = int(min(phase.end_step, last_step))
@@ -186,30 +181,61 @@ def _time(config, parts, trainer, head_secs, heartbeat):
                 f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input "
                 f"wait {lap.input_wait_percent:.0f}%",
             )
-        train_secs += (end - first) / lap.steps_per_sec
+        secs = (end - first) / lap.steps_per_sec
+        train_secs += secs
+        input_secs += secs * lap.input_wait_percent / 100
         first = end
     for device in trainer.devices:
         if "GPU" in device:
             peak = tf.config.experimental.get_memory_info(device.strip("/"))["peak"]
             print_entry("peak memory", f"{device} {peak / 1e6:,.0f} MB")
 
-    total_secs, evaluations = head_secs + train_secs + start_secs, "no evaluation"
-    count = parts.periods.num_evaluations(begin, last_step)
-    if count:
-        secs = evaluation_secs(config, parts, trainer, heartbeat=heartbeat)
-        total_secs += count * secs
-        split, source = parts.eval_split
-        evaluations = (
-            f"{count} evaluation{'s' * (count > 1)} of {source.num_examples:,} {split} "
-            f"images, {secs:.1f} s each"
-        )
-    probe = f"linear probe in {duration(head_secs)}, " * (head_secs > 0)
+    num_evaluations = parts.periods.num_evaluations(begin, last_step)
+    secs = {"linear probe": head_secs, "compiling": start_secs}
+    secs |= {"input": input_secs, "steps": train_secs - input_secs, "evaluations": 0.0}
+    if num_evaluations:
+        once = evaluation_secs(config, parts, trainer, heartbeat)
+        secs["evaluations"] = num_evaluations * once
+    started = time.monotonic()
+    trainer.state()
+    secs["checkpoints"] = (time.monotonic() - started) * max(
+        train_secs / (config.checkpoint_every_secs or math.inf),
+        (last_step - begin) / (config.checkpoint_every_steps or math.inf),
+    )
+    total = sum(secs.values())
+    listed = (
+        f"{name} {duration(x)} ({x / total:.0%})"
+        for name, x in secs.items()
+        if x >= 0.005 * total
+    )
     print_entry(
         "whole run",
-        f"about {duration(total_secs)}: {probe}{last_step - begin:,} steps in "
-        f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; time "
-        "for writing is not included",
+        f"about {duration(total)}: {last_step - begin:,} steps, {num_evaluations:,} "
+        f"evaluations; {', '.join(listed)}",
     )
+    ways = _ways_out(config, trainer, parts)
+    name = max(ways, key=secs.get)
+    if secs[name] >= MIN_SHARE * total:
+        part = f"{name} {'takes' if name == 'input' else 'take'}"
+        print_entry("try", f"{ways[name]}: {part} {secs[name] / total:.0%}")
+
+
+def _ways_out(config, trainer, parts):
+    """Return part of a run -> the flag to try if it takes much of the time."""
+    source = parts.train_batches.source
+    decoded_mb = parts.num_examples * math.prod(source.image_shape) / 1e6
+    if "GPU" in trainer.devices[0] and num_bytes(source) and config.input != "resident":
+        input_way = "--input=resident"
+    elif getattr(source, "decodes", False) and decoded_mb > config.image_cache_mb:
+        input_way = f"--image_cache_mb={math.ceil(decoded_mb)}"
+    else:
+        input_way = "a cheaper --augment, or more processor cores"
+    every = config.eval_every_epochs * 10
+    return {
+        "input": input_way,
+        "evaluations": f"--eval_every_epochs={min(every, config.num_epochs):g}",
+        "checkpoints": "--checkpoint_every_steps=0 --checkpoint_every_secs=600",
+    }
 
 
 def _time_steps(trainer, first, end):
@@ -233,29 +259,15 @@ def _time_steps(trainer, first, end):
 
 
 def evaluation_secs(
-    config: Config,
-    parts: Parts,
-    trainer: Trainer,
-    *,
-    secs: float = 0.0,
-    heartbeat: Callable[[], None] = lambda: None,
+    config: Config, parts: Parts, trainer: Trainer, heartbeat: Callable[[], None]
 ) -> float:
-    """Seconds of an evaluation during training, from TIMED_BATCHES of its batches, or
-    as many as take `secs`."""
+    """Return the seconds of an evaluation during training, from TIMED_BATCHES of its
+    batches."""
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = build_trainer.create_eval_feed(batches, trainer)
     weights = evaluated_weights(config)
-
-    def evaluate(num_batches):
-        started = time.perf_counter()
-        trainer.evaluate(feed, num_batches, weights, heartbeat)
-        return time.perf_counter() - started
-
-    evaluate(1)  # compiles
-    count = min(len(batches), TIMED_BATCHES)
-    timed_secs = evaluate(count)
-    more = min(len(batches), int(secs * count / timed_secs))
-    if more > count:
-        count, timed_secs = more, evaluate(more)
-    return timed_secs * len(batches) / count
+    trainer.evaluate(feed, 1, weights, heartbeat)  # compiles
+    count, started = min(len(batches), TIMED_BATCHES), time.perf_counter()
+    trainer.evaluate(feed, count, weights, heartbeat)
+    return (time.perf_counter() - started) * len(batches) / count

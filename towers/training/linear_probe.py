@@ -22,7 +22,7 @@ from towers.errors import ConfigError
 from towers.keras_internals import last_operation
 from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
-from towers.parallel.tower import model_inputs
+from towers.parallel.towers import model_inputs
 from towers.parallel.trainer import Trainer
 from towers.run.initial import set_initial
 

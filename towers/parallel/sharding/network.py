@@ -23,7 +23,7 @@ from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape
 from towers.parallel.sharding.split import Shards
 from towers.parallel.sharding.walk import Walk
-from towers.parallel.tower import (
+from towers.parallel.towers import (
     Teacher,
     TowerResult,
     check_complete,
@@ -33,9 +33,9 @@ from towers.parallel.tower import (
 )
 
 
-class ShardedNetwork:
+class SplitTowers:
     """A network over a grid of devices, [group][shard], in each of the workers; it has
-    the functions of `WholeNetwork`, and walks through the layers. With
+    the functions of `Towers`, and walks through the layers. With
     `sync_batch_norm` the groups share the moments of batch normalization. `batch_size`
     are the images of a (micro-)batch over all workers. A layer that cannot be split, or
     normalized so, is a ConfigError."""

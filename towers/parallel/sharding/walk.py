@@ -18,7 +18,7 @@ from towers.parallel.recompute import Segment, barrier
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.split import Shards
-from towers.parallel.tower import model_input
+from towers.parallel.towers import model_input
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,9 @@
-"""A tower: a pure function of (vectors, batch), run on one device.
+"""The towers: one after the other computes, on its own device, the loss of its share of
+a batch and the gradients.
 
-It creates no variable and knows no other tower. Call `tower_gradients` inside the
-`tf.device` of the tower: the gradient operations then land there too.
+`Towers.gradients` has the loop, `tower_gradients` and `tower_loss` are what it calls. A
+tower is a pure function of (vectors, batch): it creates no variable and knows no other
+tower.
 """
 
 import collections
@@ -40,9 +42,97 @@ class TowerResult(NamedTuple):
         return tf.math.is_finite(self.loss) & tf.math.is_finite(norm)
 
 
-def loss_targets(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-    """The arguments of the loss after the logits: labels, and a teacher's logits."""
-    return [batch[name] for name in ("labels", "teacher_logits") if name in batch]
+class Towers:
+    """The whole network on every tower's device; only its `stateless_call` is needed.
+
+    `sharding.network.SplitTowers` has the same functions and attribute. With
+    `recompute` activations are computed again in the backward pass.
+    """
+
+    transferred_bytes = 0  # of activations and their gradients that cross devices
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        loss_fn: LossFn,
+        layout: NetworkLayout,
+        devices: Sequence[str],
+        compilation: Compilation,
+        teacher: "Teacher | None" = None,
+        recompute: bool = False,
+    ):
+        self._devices, self._teacher = devices, teacher
+        networks = {phase.model: phase.model for phase in phases}
+        if recompute:
+            networks = {x: RecomputedNetwork(x, compilation.xla) for x in networks}
+        # Phases that are alike but for their end share a trace.
+        self._phases = [
+            phase._replace(end_step=0, model=networks[phase.model]) for phase in phases
+        ]
+
+        plain = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
+
+        def compiled(phase, *args):
+            call = functools.partial(plain, phase)
+            return tf.function(call, autograph=False, jit_compile=True)(*args)
+
+        def logits(_, *args):
+            return tower_logits(phases[-1].model, layout, *args)
+
+        # Traced once for all towers with as many images, and copied to their devices.
+        optimize = optimized_for_cpu if compilation.optimizes_towers else None
+        self._tower_gradients = TracedOnce(
+            compiled if compilation.xla else plain, optimize
+        )
+        self._tower_logits = TracedOnce(logits, optimize)
+
+    def gradients(
+        self,
+        phase: int,
+        fetched: Sequence[Values],
+        batches: Sequence[Mapping[str, tf.Tensor]],
+        loss_scale: tf.Tensor | None = None,
+        first_tower: int = 0,
+    ) -> list[TowerResult]:
+        """Return the result of each tower on its share of a batch, on its device.
+
+        Args:
+            phase: number of the phase of the run.
+            fetched: parameters and model state on each tower's device.
+            batches: share of each tower: inputs by name, "labels", and "sample_weights"
+                if there are any.
+            loss_scale: see `tower_gradients`.
+            first_tower: number of the tower of the first entries.
+        """
+        phase, results = self._phases[phase], []
+        for tower, (values, batch) in enumerate(
+            zip(fetched, batches, strict=True), start=first_tower
+        ):
+            with tf.device(self._devices[tower]):
+                if self._teacher:
+                    batch = self._teacher(batch, tower)
+                batch = resize_to_phase(batch, phase.model)
+                result = self._tower_gradients(
+                    phase, values, batch, loss_scale, name=f"tower_{tower}"
+                )
+                results.append(result)
+        return results
+
+    def logits(
+        self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Return the logits of each tower's share in inference, in the last phase; a
+        small batch may be cut into fewer shares than there are towers."""
+        names = {x.name for x in self._phases[-1].model.inputs}
+        logits = []
+        for tower, batch in enumerate(batches):
+            with tf.device(self._devices[tower]):
+                inputs = {name: x for name, x in batch.items() if name in names}
+                name = f"tower_{tower}"
+                logits.append(
+                    self._tower_logits(None, fetched[tower], inputs, name=name)
+                )
+        return logits
 
 
 def tower_gradients(
@@ -54,11 +144,15 @@ def tower_gradients(
     loss_fn: LossFn,
     layout: NetworkLayout,
 ) -> TowerResult:
-    """The loss of one tower's share and its gradients.
+    """Return the loss of one tower's share and its gradients.
+
+    Call it inside the `tf.device` of the tower: the gradient operations then land there
+    too.
 
     Args:
         phase: of the run: the network, whose own variables are not read, and the
             parameters whose gradient is zero.
+        values: parameters and model state, vectors.
         batch: the model's inputs by name, "labels", and "sample_weights" and
             "teacher_logits" if there are any.
         loss_scale: the loss is multiplied by it before it is differentiated, and the
@@ -76,13 +170,9 @@ def tower_gradients(
         ]
         limit, state = values.ramp(), layout.state_views(values)
         with ramping(limit), taking_moments() as moments:
-            logits, new_state = phase.model.stateless_call(
-                params, state, model_inputs(phase.model, batch), training=True
+            loss, correct, new_state = tower_loss(
+                phase.model, params, state, batch, loss_fn
             )
-        losses = loss_fn(logits, *loss_targets(batch))
-        loss = mean_loss(losses, logits, batch.get("sample_weights"))
-        correct = count_correct(loss_fn, logits, batch["labels"])
-        new_state = [tf.convert_to_tensor(x) for x in new_state]
         scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
     # Gradients of the views are parts of the vectors' gradients, and cost nothing.
     gradients, view_gradients = tape.gradient(scaled, (values.params, views))
@@ -96,6 +186,28 @@ def tower_gradients(
     state, integers = layout.pack_state(new_state)
     state = layout.move(values.state, state, moments, limit)
     return TowerResult(gradients, state, integers, loss, correct)
+
+
+def tower_loss(
+    model: keras.Model,
+    params: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    batch: Mapping[str, tf.Tensor],
+    loss_fn: LossFn,
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Return the mean loss of one tower's share, a scalar; the number of its images
+    that are predicted correctly, a float scalar; and the new model state."""
+    inputs = model_inputs(model, batch)
+    logits, state = model.stateless_call(params, state, inputs, training=True)
+    losses = loss_fn(logits, *loss_targets(batch))
+    loss = mean_loss(losses, logits, batch.get("sample_weights"))
+    correct = count_correct(loss_fn, logits, batch["labels"])
+    return loss, correct, [tf.convert_to_tensor(x) for x in state]
+
+
+def loss_targets(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    """Return the arguments of the loss after the logits: labels, teacher logits."""
+    return [batch[name] for name in ("labels", "teacher_logits") if name in batch]
 
 
 def check_complete(
@@ -180,92 +292,6 @@ def _is_correct(loss_fn, logits, labels):
         labels = tf.argmax(labels, axis=1)
     # int64, because a GPU has int32 compared by the host.
     return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)
-
-
-class WholeNetwork:
-    """A whole network on every tower's device; needs of it `stateless_call` alone.
-
-    `sharding.network.ShardedNetwork` has the same functions and attribute. With
-    `recompute` activations are computed again in the backward pass.
-    """
-
-    transferred_bytes = 0  # of activations and their gradients, that cross devices
-
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        loss_fn: LossFn,
-        layout: NetworkLayout,
-        devices: Sequence[str],
-        compilation: Compilation,
-        teacher: "Teacher | None" = None,
-        recompute: bool = False,
-    ):
-        self._devices, self._teacher = devices, teacher
-        networks = {phase.model: phase.model for phase in phases}
-        if recompute:
-            networks = {x: RecomputedNetwork(x, compilation.xla) for x in networks}
-        # Phases that are alike but for their end share a trace.
-        self._phases = [
-            phase._replace(end_step=0, model=networks[phase.model]) for phase in phases
-        ]
-
-        plain = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
-
-        def compiled(phase, *args):
-            call = functools.partial(plain, phase)
-            return tf.function(call, autograph=False, jit_compile=True)(*args)
-
-        def logits(_, *args):
-            return tower_logits(phases[-1].model, layout, *args)
-
-        # Shared by towers with as many images.
-        optimize = optimized_for_cpu if compilation.optimizes_towers else None
-        self._tower_gradients = TracedOnce(
-            compiled if compilation.xla else plain, optimize
-        )
-        self._tower_logits = TracedOnce(logits, optimize)
-
-    def gradients(
-        self,
-        phase: int,
-        fetched: Sequence[Values],
-        batches: Sequence[Mapping[str, tf.Tensor]],
-        loss_scale: tf.Tensor | None = None,
-        first_tower: int = 0,
-    ) -> list[TowerResult]:
-        """Per device the result of its tower's share of a batch in a phase of the run,
-        with values there; `first_tower` is the number of the first entry's tower."""
-        phase, results = self._phases[phase], []
-        for tower, (values, batch) in enumerate(
-            zip(fetched, batches, strict=True), start=first_tower
-        ):
-            with tf.device(self._devices[tower]):
-                if self._teacher:
-                    batch = self._teacher(batch, tower)
-                batch = resize_to_phase(batch, phase.model)
-                results.append(
-                    self._tower_gradients(
-                        phase, values, batch, loss_scale, name=f"tower_{tower}"
-                    )
-                )
-        return results
-
-    def logits(
-        self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
-    ) -> list[tf.Tensor]:
-        """Per tower the logits of its share in inference, in the last phase; a small
-        batch may be cut into fewer shares than there are towers."""
-        names = {x.name for x in self._phases[-1].model.inputs}
-        logits = []
-        for tower, batch in enumerate(batches):
-            with tf.device(self._devices[tower]):
-                inputs = {name: x for name, x in batch.items() if name in names}
-                name = f"tower_{tower}"
-                logits.append(
-                    self._tower_logits(None, fetched[tower], inputs, name=name)
-                )
-        return logits
 
 
 class Teacher:

@@ -1,1 +1,0 @@
-"""Why a run is not faster: `python -m towers.doctor` with the options of a run."""

@@ -1,0 +1,1 @@
+"""The synchronous strategies, one a file, and the contract that they meet."""

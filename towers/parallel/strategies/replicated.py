@@ -1,0 +1,56 @@
+"""A copy of the variables on every device."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.optim.update import Update
+from towers.parallel import reduce
+from towers.parallel.copies import Initial
+from towers.parallel.strategies.strategy import (
+    Mean,
+    Strategy,
+    all_reduced_mean,
+    create_copies,
+)
+from towers.parallel.towers import TowerResult
+
+
+def replicated(
+    initial: Initial,
+    update_fn: Update,
+    devices: Sequence[str],
+    micro_batch_size: int,
+    *,
+    all_reduce: str = "auto",
+    all_reduce_dtype: str = "",
+) -> Strategy:
+    """A copy on every device, read by its tower; the mean goes to all, and every copy
+    updates itself. As all see the same sums, bit for bit, they stay the same.
+
+    Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep Learning (its
+    `get_params`, `split_and_load`, `allreduce`, `train_batch`), MirroredStrategy,
+    tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
+
+    `all_reduce` is a key of `reduce.ALGORITHMS`; auto is star, but see
+    `build_trainer.create_trainer`. `all_reduce_dtype` is what travels, such as
+    bfloat16; empty for the gradients' type.
+    """
+    algorithm = "star" if all_reduce == "auto" else all_reduce
+    dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
+    reduce.check_algorithm(algorithm, devices, dtype)
+    sizes = reduce.shares(micro_batch_size, len(devices))
+    weights = reduce.tower_weights(sizes)
+
+    def mean(results: Sequence[TowerResult]) -> Mean:
+        """Reduce the gradients to every device."""
+        return all_reduced_mean(results, devices, weights, algorithm, dtype)
+
+    return Strategy(
+        devices=devices,
+        sizes=sizes,
+        copies=create_copies(initial, update_fn, devices),
+        readers=range(len(devices)),
+        mean_fn=mean,
+        description=[f"a copy on every device, all-reduce {algorithm}"],
+    )
