@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from towers.data.files.paths import class_name, ending, is_folder, is_image, shown
+from towers.data.files.paths import (
+    class_name,
+    ending,
+    is_file,
+    is_folder,
+    is_image,
+    shown,
+)
 from towers.data.files.reading import is_url
 from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
@@ -164,19 +171,16 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
     """The error of fewer than two classes in a folder, from its images per class: the
     folder's content, the nearest folder that fits, and the layout."""
     num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
-    content, hint = "has no images", suggestion(root)
+    content = "has no images"
     if counts:
         [(name, count)] = counts.items()
         content = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
         content += "least two classes are needed"
     elif num_images:
         content = f"{num_images:,} images, but no class folders"
-        if folder != root and not hint:
-            name = os.path.basename(folder)
-            hint = f"if {name} is a class, move all classes to a new folder train/; "
     elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
         content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
-    return DataError(f"{shown(folder)}: {content}; {hint}{LAYOUT}")
+    return DataError(f"{shown(folder)}: {content}; {suggestion(root)}{LAYOUT}")
 
 
 def suggestion(root: str) -> str:
@@ -185,9 +189,8 @@ def suggestion(root: str) -> str:
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
     above = [] if folders_in(root) else [os.path.dirname(root)]
-    for path in (*below, *deeper, *above):
-        if has_classes(path):
-            return f"--data_dir={shown(path)} has class folders; "
+    for path in filter(has_classes, (*below, *deeper, *above)):
+        return f"--data_dir={shown(path)} has class folders; "
     return ""
 
 
@@ -271,6 +274,11 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntr
             yield entry
         else:
             yield from files_below(entry.path, above)
+
+
+def images_below(folder: str) -> Iterator[str]:
+    """The paths of the images in a folder and below it, in no order."""
+    return (x.path for x in files_below(folder) if is_file(x) and is_image(x))
 
 
 def is_without_images(entry: os.DirEntry) -> bool:
