@@ -42,7 +42,6 @@ _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 # Folders inside folders have two readings if this share of their names is repeated.
 MIN_SHARED = 0.5
 
-
 # Folder -> the names of the folders and of the files in it, without hidden ones.
 Inside = Callable[[str], tuple[list[str], list[str]]]
 
@@ -109,26 +108,25 @@ def split_folders(
     `steam_train`, and if `class_level` is not given. DataError if there are two folders
     for a split, or two readings.
     """
-    splits, alike = {}, {}
+    splits, alike, deep = {}, {}, {}
     for name in names:
+        split = split_of(name)
         if is_split(name):
-            splits.setdefault(split_of(name), []).append(name)
-        elif class_level == 0 and split_of(name):
-            alike.setdefault(split_of(name), []).append(name)
-    classes = {
-        x: inside(os.path.join(root, x))[0] for x in itertools.chain(*alike.values())
-    }
-    deep = {split: list(filter(classes.get, named)) for split, named in alike.items()}
-    deep = {split: named for split, named in deep.items() if named}
-    is_all = len(alike) > 1 and len(classes) == len(names)
+            splits.setdefault(split, []).append(name)
+        elif class_level == 0 and split:
+            alike.setdefault(split, []).append(name)
+            if inside(os.path.join(root, name))[0]:
+                deep.setdefault(split, []).append(name)
+    is_all = len(alike) > 1 and sum(map(len, alike.values())) == len(names)
     if splits or "train" in deep and (is_all or len(deep) > 1):
         splits = (alike if is_all else deep) | splits
     elif "train" in deep:
-        path, names = os.path.join(root, deep["train"][0]), classes[deep["train"][0]]
-        if len(names) > 1:
+        path = os.path.join(root, deep["train"][0])
+        classes = inside(path)[0]
+        if len(classes) > 1:
             raise DataError(
                 f"{shown(path)}: are these the training images, in class folders such "
-                f"as {shown(', '.join(names[:3]), 60)}, or images of one class? "
+                f"as {shown(', '.join(classes[:3]), 60)}, or images of one class? "
                 f"--data_dir={shown(path)} or --class_level=1"
             )
     elif is_all:
@@ -170,13 +168,12 @@ def training_folder(root: str, folders: dict[str, str]) -> str:
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
     """The error of fewer than two classes in a folder, from its images per class: the
     folder's content, the nearest folder that fits, and the layout."""
-    num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
     content = "has no images"
     if counts:
         [(name, count)] = counts.items()
         content = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
         content += "least two classes are needed"
-    elif num_images:
+    elif num_images := sum(is_image(x) for x in entries(folder) if not is_folder(x)):
         content = f"{num_images:,} images, but no class folders"
     elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
         content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"

@@ -15,24 +15,8 @@ from operator import attrgetter
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import reading, splits
+from towers.data.files import class_folders, reading, splits
 from towers.data.files.cached import CachedSource
-from towers.data.files.class_folders import (
-    JUNK,
-    LAYOUT,
-    class_depth,
-    class_folder,
-    depth_of,
-    entries,
-    files_below,
-    find_folders,
-    inside,
-    is_without_images,
-    misfit,
-    split_folders,
-    suggestion,
-    training_folder,
-)
 from towers.data.files.image_files import ImageOptions, Survey
 from towers.data.files.index import Index, Names
 from towers.data.files.paths import (
@@ -67,6 +51,7 @@ class Listing:
     num_nested: int = 0
     depth: int = 0
     class_level: int = 0
+    inside = staticmethod(class_folders.inside)
 
     def skip(self, path: str) -> None:
         kind = "folders without images" if os.path.isdir(path) else "other files"
@@ -89,22 +74,23 @@ class Listing:
             if num_nested and self._is_data_set(os.path.join(folder, name)):
                 raise DataError(
                     f"{shown(os.path.join(folder, name))}: is no class, as there are "
-                    f"folders for training or testing in it; {suggestion(folder)}"
-                    f"{LAYOUT}"
+                    "folders for training or testing in it; "
+                    f"{class_folders.suggestion(folder)}{class_folders.LAYOUT}"
                 )
             self.num_nested += num_nested
             paths = (f"{name}/{image}\0" for image in images)
             by_folder[name] = b"".join(map(os.fsencode, paths))
         for path in loose if by_folder else ():
             place = os.path.join(folder, path)
-            self.refuse(place, f"is an image of no class; {LAYOUT}")
+            self.refuse(place, f"is an image of no class; {class_folders.LAYOUT}")
         if not self.depth:
-            has_levels = self.num_nested and not self.class_level
-            self.depth = class_depth(_paths(by_folder), folder) if has_levels else 1
+            self.depth = 1
+            if self.num_nested and not self.class_level:
+                self.depth = class_folders.class_depth(_paths(by_folder), folder)
         if self.depth > 1 or self.class_level > 1:
             regrouped = {}
             for path in _paths(by_folder):
-                name = class_folder(path, self.depth, self.class_level)
+                name = class_folders.class_folder(path, self.depth, self.class_level)
                 if not name:
                     why = f"class_level={self.class_level}: is not in so many folders"
                     self.refuse(os.path.join(folder, path), why)
@@ -126,16 +112,12 @@ class Listing:
         numbers = np.arange(len(labels), dtype=np.int32)
         return Index(names, numbers, labels, classes, max_pixels=max_pixels)
 
-    def inside(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the names of the folders and of the files in a folder, sorted."""
-        return inside(folder)
-
     def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
         """Yield the name of each folder in a folder, and the sorted paths of the images
         in and below it, then "" and the images next to these."""
         loose = []
-        for entry in sorted(entries(folder), key=attrgetter("name")):
-            if is_folder(entry) and not is_without_images(entry):
+        for entry in sorted(class_folders.entries(folder), key=attrgetter("name")):
+            if is_folder(entry) and not class_folders.is_without_images(entry):
                 if images := sorted(self._images(entry.path)):
                     yield entry.name, images
                 else:
@@ -148,20 +130,21 @@ class Listing:
 
     def _is_data_set(self, folder):
         """True if it has folders for training and testing, or train/CLASS."""
-        splits = split_folders(folder, self.inside(folder)[0], lambda path: ((), ()))
+        names, _ = self.inside(folder)
+        splits = class_folders.split_folders(folder, names, lambda path: ([], []))
         paths = [os.path.join(folder, name) for name in splits.values()]
         return len(paths) > 1 or any(self.inside(path)[0] for path in paths)
 
     def _images(self, folder):
         """Paths of the images in and below a folder, from there."""
         begin = len(os.path.join(folder, ""))
-        for entry in files_below(folder):
+        for entry in class_folders.files_below(folder):
             # The listing has the kind of each entry; few files are opened.
             kind = ending(entry.name)
             if is_file(entry) and kind not in OTHER_IMAGES and is_image(entry):
                 yield entry.path[begin:]
             elif is_folder(entry):
-                if is_without_images(entry):
+                if class_folders.is_without_images(entry):
                     self.skip(entry.path)
                 else:
                     self.refuse(entry.path, "is a link to a folder that it is in")
@@ -205,7 +188,7 @@ class RemoteListing(Listing):
 
 
 def _is_left_out(name):
-    return name.startswith(".") or name.lower() in JUNK
+    return name.startswith(".") or name.lower() in class_folders.JUNK
 
 
 def _paths(by_folder):
@@ -241,8 +224,8 @@ def load(
         root, listing = data_folder(data_dir), Listing(options.survey, inventory)
     listing.class_level = class_level
     if trained is not None:
-        listing.depth = depth_of(trained.class_names)
-    folders = find_folders(root, inventory, class_level, listing.inside)
+        listing.depth = class_folders.depth_of(trained.class_names)
+    folders = class_folders.find_folders(root, inventory, class_level, listing.inside)
 
     @functools.cache
     def listed(folder):
@@ -250,19 +233,16 @@ def load(
 
     def open_split(folder, classes, where):
         index = listed(folder)
-        if classes is not None and len(index):
-            return index.with_classes(classes, where)
-        if classes is not None:
-            raise misfit(root, folder, {})
-        if len(index.class_names) < 2:
+        if len(index.class_names) < (2 if classes is None else 1):
             counts = dict.fromkeys(index.class_names, len(index))
             misplaced = options.survey.misplaced if options.survey else {}
             first = [f"; {shown(x)} {text}" for x, text in misplaced.items()][:1]
-            raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
-        return index
+            error = class_folders.misfit(root, folder, counts)
+            raise DataError(f"{error}{''.join(first)}")
+        return index if classes is None else index.with_classes(classes, where)
 
     if trained is None:
-        training_folder(root, folders)
+        class_folders.training_folder(root, folders)
     data = splits.data_set(
         "image_folder",
         root,
@@ -272,13 +252,11 @@ def load(
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
         inventory=inventory,
     )
-    if class_level:
-        inventory.infer("folders", f"folders of level {class_level} name the classes")
-    elif listing.depth > 1:
-        inventory.infer("folders", f"{listing.depth} nested folders name each class")
-    elif listing.num_nested:
-        nested = f"{listing.num_nested:,} images in folders inside class folders"
-        inventory.infer("folders", nested)
+    if listing.num_nested and not class_level:
+        text = f"{listing.num_nested:,} images in folders inside class folders"
+        if listing.depth > 1:
+            text = f"{listing.depth} nested folders name each class"
+        inventory.infer("folders", text)
     return data
 
 
@@ -288,8 +266,8 @@ def training_images(
     """The training images that `load` gives where all can be read; reads none.
     DataError where the folder is missing or laid out otherwise."""
     root = data_folder(data_dir)
-    folders = find_folders(root, None, class_level)
-    folder = training_folder(root, folders)
+    folders = class_folders.find_folders(root, None, class_level)
+    folder = class_folders.training_folder(root, folders)
     files = Listing(None, class_level=class_level).index(folder)
     train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
     if folders.keys() - {"train"}:

@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -110,22 +111,16 @@ def _csv_rows(reader):
 
 
 def _json_rows(text):
-    """Yield the rows of a list of objects, or of an object on each line."""
-    try:
-        values = json.loads(text)
-        items = enumerate(values if isinstance(values, list) else [values], 1)
-    except ValueError:
-        items = ((n, x) for n, x in enumerate(text.split("\n"), 1) if x.strip())
-    objects = []
-    for number, item in items:
-        try:
-            value = json.loads(item) if isinstance(item, str) else item
-        except ValueError as error:
-            raise ValueError(f"row {number}: {error}") from error
+    """Yield the rows of a list of objects, or of objects one after the other."""
+    objects, end, text = [], 0, text.strip()
+    while end < len(text):
+        value, end = json.JSONDecoder().raw_decode(text, end)
+        objects += value if isinstance(value, list) else [value]
+        end = re.compile(r"\s*").match(text, end).end()
+    for number, value in enumerate(objects, 1):
         if not isinstance(value, dict):
             raise ValueError(f"row {number}: is not an object {{...}}")
-        objects.append((number, value))
-    names = dict.fromkeys(itertools.chain(*(value for _, value in objects)))
+    names = dict.fromkeys(itertools.chain(*objects))
     found = [text for key, text in _OTHER_JSON.items() if key in names]
     found += ["names of images as keys" for _ in filter(is_image_name, names)]
     for text in found[:1]:
@@ -135,7 +130,7 @@ def _json_rows(text):
             "each image"
         )
     yield list(names)
-    for number, value in objects:
+    for number, value in enumerate(objects, 1):
         yield number, [value.get(name) for name in names]
 
 

@@ -93,7 +93,7 @@ class Row:
     path: str | None = None
     label: str | tuple[str, ...] | None = None
     fold: int | None = None
-    weight: np.float32 | None = None
+    weight: float | None = None
 
     def __str__(self) -> str:
         return f"{shown(self.table.path)}: row {self.number}"
