@@ -221,7 +221,7 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
                 inside.setdefault(folder[:depth], set()).add(folder[depth])
                 num_inside += count
         names = collections.Counter(itertools.chain(*inside.values()))
-        if len(names) < 2 or 2 * num_inside < images.total():
+        if len(names) < 2 or 2 * num_inside <= images.total():
             return depth
         shared = [name for name, count in names.items() if count > 1]
         if len(shared) >= MIN_SHARED * len(names):

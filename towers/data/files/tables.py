@@ -211,8 +211,8 @@ class TableReader:
             table, settle = rows[0].table, settle_classes
             if any(row.table.split != table.split for row in rows):
                 raise DataError(
-                    f"{shown(table.path)}: images of the split {split} are in another "
-                    "table too; name one table"
+                    f"{shown(rows[-1].table.path)}: images of the split {split} are in "
+                    "another table too; name one table"
                 )
             if are_sets and split in labeled:
                 alike = [row for row in used if row.table.split == table.split]
