@@ -262,7 +262,10 @@ def test_a_folder_at_a_url_is_the_folder_on_the_disk(tmp_path, monkeypatch):
     on_disk = data.load("image_folder", str(tmp_path))
     at_url = data.load("image_folder", place)
     assert at_url.class_names == on_disk.class_names == ("10", "2", "a", "a-b")
-    assert at_url.inventory.names["splits without labels"] == ["test"]
+    assert at_url.inventory.splits == on_disk.inventory.splits
+    unused = at_url.inventory.names
+    assert unused["folders of images without class folders"] == ["test/"]
+    assert unused["folders next to train/"] == ["other/"]
     for split, source in on_disk.sources.items():
         assert checksum(at_url.sources[split]) == checksum(source)
         for index in range(source.num_examples):

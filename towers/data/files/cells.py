@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from towers.data.files.class_folders import split_of
 from towers.data.files.index import label_text
 from towers.data.files.paths import shown
@@ -14,7 +12,6 @@ SEPARATOR = ";"
 # Splits by number, as in CelebA, and the names of FER2013.
 _SPLITS = {"0": "train", "1": "validation", "2": "test"}
 _SPLITS |= {"publictest": "validation", "privatetest": "test"}
-_BOOLEANS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 def is_empty(value: Any) -> bool:
@@ -47,12 +44,17 @@ def _class(value):
 def split(value: Any, column: str) -> str | None:
     """Return the split that a value means, in a column such as is_valid 0 and 1; None
     if it means none."""
-    text = str(value).strip().lower().removesuffix(".0")
     if is_flag := re.match(r"is[ _]?", column.lower()):
         found = split_of(column[is_flag.end() :])
         rest = "test" if found == "train" else "train"
-        return {"1": found, "true": found, "0": rest, "false": rest}.get(text)
-    return _SPLITS.get(text) or split_of(str(value))
+        return {"1": found, "0": rest}.get(_number(value))
+    return _SPLITS.get(_number(value)) or split_of(str(value))
+
+
+def _number(value):
+    """Return a text without .0, in lower case; 1 for true, 0 for false."""
+    text = str(value).strip().lower().removesuffix(".0")
+    return {"false": "0", "true": "1"}.get(text, text)
 
 
 def fold(value: Any) -> int:
@@ -62,29 +64,24 @@ def fold(value: Any) -> int:
     return int(float(value))
 
 
-def weight(value: Any) -> np.float32:
-    """Return a factor on a loss."""
+def weight(value: Any) -> float:
+    """Return a factor on a loss, in the range of float32."""
     try:
-        exact = float(value)
+        number = float(value)
     except ValueError:
-        exact = -1.0
-    with np.errstate(over="ignore", under="ignore"):
-        number = np.float32(exact)
-    if not 0 <= number < np.inf or bool(number) != bool(exact):
+        number = -1.0
+    if number != 0 and not 1e-45 <= number <= 3e38:
         raise ValueError(f"the weight {value!r:.40} is not 0, or 1e-45 to 3e38")
     return number
 
 
 def with_1(values: Sequence[Any], columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of classes that have a 1, and not 0."""
-    chosen = []
     for value, column in zip(values, columns, strict=True):
-        is_one = _BOOLEANS.get(str(value).strip().lower())
-        if is_one is None:
+        if _number(value) not in ("0", "1"):
             raise ValueError(
                 f"the column {shown(column, 40)} of a class has "
                 f"{shown(str(value), 40)!r}, and not 0 or 1; --columns=label:NAME "
                 "names a column of labels"
             )
-        chosen += [column] if is_one else []
-    return tuple(chosen)
+    return tuple(x for x, y in zip(columns, values, strict=True) if _number(y) == "1")

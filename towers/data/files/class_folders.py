@@ -7,7 +7,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from towers.data.files.paths import class_name, ending, is_folder, is_image, shown
+from towers.data.files.paths import (
+    class_name,
+    ending,
+    is_file,
+    is_folder,
+    is_image,
+    shown,
+)
+from towers.data.files.reading import is_url
 from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
 
@@ -34,9 +42,26 @@ _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 # Folders inside folders have two readings if this share of their names is repeated.
 MIN_SHARED = 0.5
 
+# Folder -> the names of the folders and of the files in it, without hidden ones.
+Inside = Callable[[str], tuple[list[str], list[str]]]
+
+
+def inside(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files in a folder, sorted; DataError
+    if it is missing."""
+    if not os.path.isdir(folder):
+        above, name = os.path.split(folder)
+        hint = nearest(name, [x.name for x in folders_in(above)])
+        raise DataError(f"{folder}: there is no such folder; {hint}{LAYOUT}")
+    files = [x.name for x in entries(folder) if not is_folder(x)]
+    return [x.name for x in folders_in(folder)], sorted(files)
+
 
 def find_folders(
-    root: str, inventory: Inventory | None = None, class_level: int = 0
+    root: str,
+    inventory: Inventory | None = None,
+    class_level: int = 0,
+    inside: Inside = inside,
 ) -> dict[str, str]:
     """Return the folders for training, validation and testing that have labels.
 
@@ -44,93 +69,66 @@ def find_folders(
     if there is no such folder. The inventory names what is left out: other folders and
     files next to these, and folders of images without labels.
 
-    DataError if there is no folder `root`, or its folders have two readings.
+    DataError if the folders have two readings, see `split_folders`.
     """
     inventory = inventory or Inventory()
-    if not os.path.isdir(root):
-        above, name = os.path.split(root)
-        others = [x.name for x in folders_in(above)] if os.path.isdir(above) else []
-        raise DataError(
-            f"{root}: there is no such folder; {nearest(name, others)}{LAYOUT}"
-        )
-
-    def names_in(name):
-        return [x.name for x in folders_in(os.path.join(root, name))]
-
-    names = names_in("")
-    splits = split_folders(root, names, names_in, class_level)
+    names, files = inside(root)
+    splits = split_folders(root, names, inside, class_level)
     if not splits:
         return {"train": root}
-    folders = {x: _innermost(os.path.join(root, name)) for x, name in splits.items()}
-    leave_out_neighbors(inventory, splits, names)
-    files = [x.name for x in entries(root) if not is_folder(x)]
-    inventory.leave_out("files next to the folders of the splits", *sorted(files))
+    others = [f"{name}/" for name in names if name not in splits.values()]
+    near = splits.get("train") or next(iter(splits.values()))
+    inventory.leave_out(f"folders next to {near}/", *others)
+    inventory.leave_out("files next to the folders of the splits", *files)
+    folders = {}
+    for split, name in splits.items():
+        folders[split] = os.path.join(root, name)
+        while inside(folders[split]) == ([name], []):  # test/test/, as in archives
+            folders[split] = os.path.join(folders[split], name)
     for split in folders.keys() & {"validation", "test"} if "train" in folders else ():
-        folder = folders[split]
-        inside = [x.name for x in folders_in(folder)]
-        if not inside and not any(map(is_image, entries(folder))):
-            continue
-        if are_unlabeled(inside, [x.name for x in folders_in(folders["train"])]):
+        # None of its folders names a class: there is none, or images/ or unknown/.
+        names, files = inside(folders[split])
+        known = map(class_name, inside(folders["train"])[0])
+        is_single = len(names) == 1 and class_name(names[0]) not in known
+        if is_single or not names and files:
             name = os.path.basename(folders.pop(split)) + "/"
-            texts = [x.name for x in entries(folder) if ending(x.name) == ".txt"]
-            if texts:
-                name += f" (labels in {texts[0]} are not read: make class folders)"
+            for text in [x for x in files if ending(x) == ".txt"][:1]:
+                name += f" (labels in {text} are not read: make class folders)"
             inventory.leave_out("folders of images without class folders", name)
     return folders
 
 
-def leave_out_neighbors(
-    inventory: Inventory, splits: Mapping[str, str], names: Iterable[str]
-) -> None:
-    """Record the folders that are next to those of the splits."""
-    others = [f"{name}/" for name in names if name not in splits.values()]
-    near = splits.get("train") or next(iter(splits.values()))
-    inventory.leave_out(f"folders next to {near}/", *others)
-
-
-def are_unlabeled(names: Sequence[str], classes: Sequence[str]) -> bool:
-    """Return whether the folders inside a folder for testing name no classes: there is
-    none, or a single one such as `images/` or `unknown/` that is not in `classes`."""
-    known = {*map(class_name, classes)}
-    return not names or len(names) == 1 and class_name(names[0]) not in known
-
-
 def split_folders(
-    root: str,
-    names: Iterable[str],
-    names_in: Callable[[str], Sequence[str]],
-    class_level: int = 0,
+    root: str, names: Sequence[str], inside: Inside, class_level: int = 0
 ) -> dict[str, str]:
     """Return split -> name, of the folders in a root; none if they are classes.
 
     A name such as `train` is a split; one that contains it, such as `seg_train` or
     `val2017`, is a split if it has class folders inside, because a class may be called
-    `steam_train`.
-
-    Args:
-        root: for messages.
-        names: of the folders in the root.
-        names_in: the name of one of them -> the names of the folders inside.
-        class_level: if it is given, names that contain a split are classes.
-
-    Raises:
-        DataError: there are two folders for a split, or two readings.
+    `steam_train`, and if `class_level` is not given. DataError if there are two folders
+    for a split, or two readings.
     """
-    names, splits, alike = list(names), {}, {}
+    splits, alike, deep = {}, {}, {}
     for name in names:
+        split = split_of(name)
         if is_split(name):
-            splits.setdefault(split_of(name), []).append(name)
-        elif class_level == 0 and split_of(name):
-            alike.setdefault(split_of(name), []).append(name)
-    deep = {x: list(filter(names_in, named)) for x, named in alike.items()}
-    deep = {split: named for split, named in deep.items() if named}
-    is_all = len(alike) > 1 and not {*names} - {*itertools.chain(*alike.values())}
-    if splits or "train" in deep and len(deep) > 1:
-        splits = deep | splits
-    elif "train" in deep and is_all:
-        splits = alike
+            splits.setdefault(split, []).append(name)
+        elif class_level == 0 and split:
+            alike.setdefault(split, []).append(name)
+            if inside(os.path.join(root, name))[0]:
+                deep.setdefault(split, []).append(name)
+    is_all = len(alike) > 1 and sum(map(len, alike.values())) == len(names)
+    if splits or "train" in deep and (is_all or len(deep) > 1):
+        splits = (alike if is_all else deep) | splits
     elif "train" in deep:
-        _refuse_alone(os.path.join(root, deep["train"][0]), names_in(deep["train"][0]))
+        path = os.path.join(root, deep["train"][0])
+        classes = inside(path)[0]
+        if len(classes) > 1:
+            raise DataError(
+                f"{shown(path)}: are these the training images, in class folders such "
+                f"as {shown(', '.join(classes[:3]), 60)}, or images of one class? "
+                f"--data_dir={shown(path)} or --class_level=1"
+            )
     elif is_all:
         raise DataError(
             f"{shown(root)}: {shown(' and '.join(names[:2]), 60)} are named like "
@@ -148,17 +146,6 @@ def split_folders(
     return splits
 
 
-def _refuse_alone(path, inside):
-    """Refuse a folder named like the training images, without one for testing next to
-    it, if it has several folders: it may also be a class."""
-    if len(inside) > 1:
-        raise DataError(
-            f"{shown(path)}: are these the training images, in class folders such as "
-            f"{shown(', '.join(inside[:3]), 60)}, or images of one class? "
-            f"--data_dir={shown(path)} or --class_level=1"
-        )
-
-
 def is_split(name: str) -> bool:
     """Return whether a folder of this name is for training, validation or testing."""
     return _SPLIT.fullmatch(name) is not None
@@ -171,14 +158,6 @@ def split_of(name: str) -> str | None:
     return match and match.lastgroup
 
 
-def _innermost(folder):
-    """test/test/ in place of test/ where nothing else is in it, as in archives."""
-    names = [entry.name for entry in itertools.islice(entries(folder), 2)]
-    inner = os.path.join(folder, os.path.basename(folder))
-    is_alone = names == [os.path.basename(folder)] and os.path.isdir(inner)
-    return _innermost(inner) if is_alone else folder
-
-
 def training_folder(root: str, folders: dict[str, str]) -> str:
     """The folder of the classes; DataError where there is none."""
     if "train" in folders:
@@ -189,20 +168,16 @@ def training_folder(root: str, folders: dict[str, str]) -> str:
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
     """The error of fewer than two classes in a folder, from its images per class: the
     folder's content, the nearest folder that fits, and the layout."""
-    num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
-    content, hint = "has no images", suggestion(root)
+    content = "has no images"
     if counts:
         [(name, count)] = counts.items()
         content = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
         content += "least two classes are needed"
-    elif num_images:
+    elif num_images := sum(is_image(x) for x in entries(folder) if not is_folder(x)):
         content = f"{num_images:,} images, but no class folders"
-        if folder != root and not hint:
-            name = os.path.basename(folder)
-            hint = f"if {name} is a class, move all classes to a new folder train/; "
     elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
         content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
-    return DataError(f"{shown(folder)}: {content}; {hint}{LAYOUT}")
+    return DataError(f"{shown(folder)}: {content}; {suggestion(root)}{LAYOUT}")
 
 
 def suggestion(root: str) -> str:
@@ -210,11 +185,9 @@ def suggestion(root: str) -> str:
     empty if there is none."""
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
-    has_images = not folders_in(root) and any(map(is_image, entries(root)))
-    above = [os.path.dirname(root)] if has_images else []
-    for path in (*below, *deeper, *above):
-        if has_classes(path):
-            return f"--data_dir={shown(path)} has class folders; "
+    above = [] if folders_in(root) else [os.path.dirname(root)]
+    for path in filter(has_classes, (*below, *deeper, *above)):
+        return f"--data_dir={shown(path)} has class folders; "
     return ""
 
 
@@ -248,7 +221,7 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
                 inside.setdefault(folder[:depth], set()).add(folder[depth])
                 num_inside += count
         names = collections.Counter(itertools.chain(*inside.values()))
-        if len(names) < 2 or 2 * num_inside < images.total():
+        if len(names) < 2 or 2 * num_inside <= images.total():
             return depth
         shared = [name for name, count in names.items() if count > 1]
         if len(shared) >= MIN_SHARED * len(names):
@@ -300,14 +273,21 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntr
             yield from files_below(entry.path, above)
 
 
+def images_below(folder: str) -> Iterator[str]:
+    """The paths of the images in a folder and below it, in no order."""
+    return (x.path for x in files_below(folder) if is_file(x) and is_image(x))
+
+
 def is_without_images(entry: os.DirEntry) -> bool:
     """True if a folder is empty, or left behind by an archive."""
     return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
 def entries(folder: str) -> Iterator[os.DirEntry]:
-    """Entries of a folder, without names that begin with a dot; DataError where it
-    cannot be read."""
+    """Entries of a folder, without names that begin with a dot; none of a URL.
+    DataError where it cannot be read."""
+    if is_url(folder):
+        return
     try:
         with os.scandir(folder) as children:
             for entry in children:

@@ -4,36 +4,21 @@ which is read recursively.
 Names are read at the start, contents when they are needed.
 """
 
+import bisect
+import collections
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import containers, reading, splits
+from towers.data.files import class_folders, reading, splits
 from towers.data.files.cached import CachedSource
-from towers.data.files.class_folders import (
-    JUNK,
-    LAYOUT,
-    are_unlabeled,
-    class_depth,
-    class_folder,
-    depth_of,
-    entries,
-    files_below,
-    find_folders,
-    folders_in,
-    is_without_images,
-    leave_out_neighbors,
-    misfit,
-    split_folders,
-    suggestion,
-    training_folder,
-)
 from towers.data.files.image_files import ImageOptions, Survey
-from towers.data.files.index import Index, Names, index_of
+from towers.data.files.index import Index, Names
 from towers.data.files.paths import (
     HEIF_HINT,
     OTHER_IMAGES,
@@ -66,6 +51,7 @@ class Listing:
     num_nested: int = 0
     depth: int = 0
     class_level: int = 0
+    inside = staticmethod(class_folders.inside)
 
     def skip(self, path: str) -> None:
         kind = "folders without images" if os.path.isdir(path) else "other files"
@@ -77,46 +63,34 @@ class Listing:
         self.survey.misplaced[path] = message
 
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
-        """The images of a folder, in the order of the names of classes and files."""
-        by_class = self.classes(folder)
-        counts = [names.count(0) for names in by_class.values()]
-        labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        names = Names(b"".join(by_class.values()), folder)
-        numbers = np.arange(len(labels), dtype=np.int32)
-        return Index(names, numbers, labels, tuple(by_class), max_pixels=max_pixels)
-
-    def classes(self, folder: str) -> dict[str, bytes]:
-        """Class -> the paths of its images from the folder, each followed by a zero
-        byte."""
-        by_folder, loose, num_own = {}, [], 0
-        for entry in sorted(entries(folder), key=attrgetter("name")):
-            if is_folder(entry) and not is_without_images(entry):
-                num_nested = self.num_nested
-                images = sorted(self._images(entry.path))
-                if not images:
-                    self.skip(entry.path)
-                    continue
-                if self.num_nested > num_nested and _is_data_set(entry.path):
-                    raise DataError(
-                        f"{shown(entry.path)}: is no class, as there are folders for "
-                        f"training or testing in it; {suggestion(folder)}{LAYOUT}"
-                    )
-                num_own += len(images) - (self.num_nested - num_nested)
-                paths = (f"{entry.name}/{image}\0" for image in images)
-                by_folder[entry.name] = b"".join(map(os.fsencode, paths))
-            elif is_image(entry) and not is_folder(entry):
-                loose.append(entry.path)
-            else:
-                self.skip(entry.path)
+        """Return the images of a folder, in the order of the names of classes and
+        files."""
+        by_folder, loose = {}, []
+        for name, images in self.by_folder(folder):
+            if not name:
+                loose = images
+                continue
+            num_nested = sum("/" in image for image in images)
+            if num_nested and self._is_data_set(os.path.join(folder, name)):
+                raise DataError(
+                    f"{shown(os.path.join(folder, name))}: is no class, as there are "
+                    "folders for training or testing in it; "
+                    f"{class_folders.suggestion(folder)}{class_folders.LAYOUT}"
+                )
+            self.num_nested += num_nested
+            paths = (f"{name}/{image}\0" for image in images)
+            by_folder[name] = b"".join(map(os.fsencode, paths))
         for path in loose if by_folder else ():
-            self.refuse(path, f"is an image of no class; {LAYOUT}")
-        if not self.depth and not self.class_level:
-            is_flat = num_own >= self.num_nested
-            self.depth = 1 if is_flat else class_depth(_paths(by_folder), folder)
+            place = os.path.join(folder, path)
+            self.refuse(place, f"is an image of no class; {class_folders.LAYOUT}")
+        if not self.depth:
+            self.depth = 1
+            if self.num_nested and not self.class_level:
+                self.depth = class_folders.class_depth(_paths(by_folder), folder)
         if self.depth > 1 or self.class_level > 1:
             regrouped = {}
             for path in _paths(by_folder):
-                name = class_folder(path, self.depth, self.class_level)
+                name = class_folders.class_folder(path, self.depth, self.class_level)
                 if not name:
                     why = f"class_level={self.class_level}: is not in so many folders"
                     self.refuse(os.path.join(folder, path), why)
@@ -124,29 +98,53 @@ class Listing:
             regrouped.pop("", None)
             order = sorted(regrouped, key=lambda name: name.split("/"))
             by_folder = {name: b"".join(regrouped[name]) for name in order}
-        by_class = {}
-        for name, paths in by_folder.items():
-            if class_name(name) in by_class:
+        classes = tuple(map(class_name, by_folder))
+        for name, count in collections.Counter(classes).items():
+            if count > 1:
                 raise DataError(
                     f"{shown(os.path.join(folder, name))}: there are two folders of "
                     "this name, which differ in spaces or in composed letters "
                     "(Unicode's NFC and NFD); move their images to one of them"
                 )
-            by_class[class_name(name)] = paths
-        return by_class
+        counts = [paths.count(0) for paths in by_folder.values()]
+        labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        names = Names(b"".join(by_folder.values()), folder)
+        numbers = np.arange(len(labels), dtype=np.int32)
+        return Index(names, numbers, labels, classes, max_pixels=max_pixels)
+
+    def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield the name of each folder in a folder, and the sorted paths of the images
+        in and below it, then "" and the images next to these."""
+        loose = []
+        for entry in sorted(class_folders.entries(folder), key=attrgetter("name")):
+            if is_folder(entry) and not class_folders.is_without_images(entry):
+                if images := sorted(self._images(entry.path)):
+                    yield entry.name, images
+                else:
+                    self.skip(entry.path)
+            elif is_image(entry) and not is_folder(entry):
+                loose.append(entry.name)
+            else:
+                self.skip(entry.path)
+        yield "", loose
+
+    def _is_data_set(self, folder):
+        """True if it has folders for training and testing, or train/CLASS."""
+        names, _ = self.inside(folder)
+        splits = class_folders.split_folders(folder, names, lambda path: ([], []))
+        paths = [os.path.join(folder, name) for name in splits.values()]
+        return len(paths) > 1 or any(self.inside(path)[0] for path in paths)
 
     def _images(self, folder):
         """Paths of the images in and below a folder, from there."""
         begin = len(os.path.join(folder, ""))
-        for entry in files_below(folder):
+        for entry in class_folders.files_below(folder):
             # The listing has the kind of each entry; few files are opened.
             kind = ending(entry.name)
             if is_file(entry) and kind not in OTHER_IMAGES and is_image(entry):
-                path = entry.path[begin:]
-                self.num_nested += path != entry.name
-                yield path
+                yield entry.path[begin:]
             elif is_folder(entry):
-                if is_without_images(entry):
+                if class_folders.is_without_images(entry):
                     self.skip(entry.path)
                 else:
                     self.refuse(entry.path, "is a link to a folder that it is in")
@@ -160,16 +158,41 @@ class Listing:
                 self.skip(entry.path)
 
 
+@dataclasses.dataclass
+class RemoteListing(Listing):
+    """Lists folders of classes below a URL, from the sorted URLs of all files."""
+
+    files: Sequence[str] = ()
+
+    def inside(self, folder: str) -> tuple[list[str], list[str]]:
+        paths = self._below(folder)
+        names = {path.split("/")[0] for path in paths if "/" in path}
+        return sorted(names), [path for path in paths if "/" not in path]
+
+    def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
+        found = {}
+        for path in self._below(folder):
+            name, slash, rest = path.partition("/")
+            if is_image_name(path):
+                found.setdefault(name if slash else "", []).append(rest or name)
+            else:
+                self.skip(f"{folder}/{path}")
+        return ((name, sorted(found[name])) for name in sorted(found))
+
+    def _below(self, folder):
+        """The paths from a folder of the files in and below it."""
+        begin = bisect.bisect(self.files, f"{folder}/")
+        end = bisect.bisect(self.files, f"{folder}0")  # follows "/"
+        paths = [x.removeprefix(f"{folder}/") for x in self.files[begin:end]]
+        return [x for x in paths if not any(map(_is_left_out, x.split("/")))]
+
+
+def _is_left_out(name):
+    return name.startswith(".") or name.lower() in class_folders.JUNK
+
+
 def _paths(by_folder):
     return [os.fsdecode(x) for x in b"".join(by_folder.values()).split(b"\0")[:-1]]
-
-
-def _is_data_set(folder):
-    """True if it has folders for training and testing, or train/CLASS."""
-    splits = split_folders(folder, (x.name for x in folders_in(folder)), lambda x: ())
-    return len(splits) > 1 or any(
-        folders_in(os.path.join(folder, name)) for name in splits.values()
-    )
 
 
 def load(
@@ -193,14 +216,16 @@ def load(
     for testing one that is not trained; there are image files of other kinds, or an
     image of the sample cannot be read.
     """
-    options = (image_options or ImageOptions()).with_survey()
+    options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     if reading.is_url(data_dir):
-        return _load_url(data_dir, class_level, options, trained)
-    inventory, root = Inventory(), data_folder(data_dir)
-    listing = Listing(options.survey, inventory, class_level=class_level)
+        root, files = data_dir.rstrip("/"), reading.matches(data_dir)
+        listing = RemoteListing(options.survey, inventory, files=files)
+    else:
+        root, listing = data_folder(data_dir), Listing(options.survey, inventory)
+    listing.class_level = class_level
     if trained is not None:
-        listing.depth = depth_of(trained.class_names)
-    folders = find_folders(root, inventory, class_level)
+        listing.depth = class_folders.depth_of(trained.class_names)
+    folders = class_folders.find_folders(root, inventory, class_level, listing.inside)
 
     @functools.cache
     def listed(folder):
@@ -208,19 +233,16 @@ def load(
 
     def open_split(folder, classes, where):
         index = listed(folder)
-        if classes is not None and len(index):
-            return index.with_classes(classes, where)
-        if classes is not None:
-            raise misfit(root, folder, {})
-        if len(index.class_names) < 2:
+        if len(index.class_names) < (2 if classes is None else 1):
             counts = dict.fromkeys(index.class_names, len(index))
             misplaced = options.survey.misplaced if options.survey else {}
             first = [f"; {shown(x)} {text}" for x, text in misplaced.items()][:1]
-            raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
-        return index
+            error = class_folders.misfit(root, folder, counts)
+            raise DataError(f"{error}{''.join(first)}")
+        return index if classes is None else index.with_classes(classes, where)
 
     if trained is None:
-        training_folder(root, folders)
+        class_folders.training_folder(root, folders)
     data = splits.data_set(
         "image_folder",
         root,
@@ -230,88 +252,12 @@ def load(
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
         inventory=inventory,
     )
-    if class_level:
-        inventory.infer("folders", f"folders of level {class_level} name the classes")
-    elif listing.depth > 1:
-        inventory.infer("folders", f"{listing.depth} nested folders name each class")
-    elif listing.num_nested:
-        nested = f"{listing.num_nested:,} images in folders inside class folders"
-        inventory.infer("folders", nested)
+    if listing.num_nested and not class_level:
+        text = f"{listing.num_nested:,} images in folders inside class folders"
+        if listing.depth > 1:
+            text = f"{listing.depth} nested folders name each class"
+        inventory.infer("folders", text)
     return data
-
-
-def _load_url(url, class_level, options, trained) -> DataSet:
-    """Load the images below a URL, in the classes and the order that the same folder
-    has on the disk."""
-    location, openers, inventory = url.rstrip("/"), {}, Inventory()
-    found = [x[len(location) :].strip("/") for x in reading.matches(location)]
-    found = [x for x in found if not _is_left_out(x)]
-    paths = list(filter(is_image_name, found))
-    inventory.leave_out("other files", *(x for x in found if not is_image_name(x)))
-
-    def names_in(name, folder=""):
-        inside = (x.removeprefix(folder) for x in paths if x.startswith(folder))
-        return sorted({x.split("/")[0] for x in inside if "/" in x})
-
-    names = names_in("")
-    splits = split_folders(
-        location, names, lambda name: names_in(name, f"{name}/"), class_level
-    )
-    folders = {}
-    for split, name in splits.items():
-        folders[split] = f"{name}/"
-        inside = [x for x in paths if x.startswith(f"{name}/")]
-        while all(x.startswith(f"{folders[split]}{name}/") for x in inside):
-            folders[split] += f"{name}/"  # as in archives
-    if splits:
-        leave_out_neighbors(inventory, splits, names)
-    elif paths:
-        folders = {"train": ""}
-    files = {
-        split: sorted(
-            (x.removeprefix(folder) for x in paths if x.startswith(folder)),
-            key=lambda x: x.split("/", 1),
-        )
-        for split, folder in folders.items()
-    }
-    train = folders.get("train", "")
-    depth = depth_of(trained.class_names) if trained else 0
-    if not depth:
-        place = f"{location}/{train}".rstrip("/")
-        depth = class_depth(files.get("train", ()), place) if not class_level else 1
-    for split, folder in folders.items():
-        inside = files[split]
-        if class_level > 1:
-            inside.sort(key=lambda path: class_folder(path, depth, class_level))
-        classes = [class_folder(path, depth, class_level) or None for path in inside]
-        is_unlabeled = split != "train" and "train" in files
-        is_unlabeled &= are_unlabeled(names_in("", folder), names_in("", train))
-        if is_unlabeled:
-            classes = [None] * len(inside)
-        elif None in classes:
-            path = f"{location}/{folder}{inside[classes.index(None)]}"
-            raise DataError(f"{shown(path)}: is an image of no class; {LAYOUT}")
-        openers[split] = functools.partial(
-            index_of,
-            [f"{location}/{folder}{path}" for path in inside],
-            classes,
-            max_pixels=options.max_image_pixels,
-            settle=_in_their_order,
-        )
-    return containers.data_set(
-        "image_folder", location, openers, options, trained, inventory
-    )
-
-
-def _is_left_out(path):
-    names = path.split("/")
-    return any(name.startswith(".") or name.lower() in JUNK for name in names)
-
-
-def _in_their_order(labels, names):
-    """As `settle_classes`; classes keep their order."""
-    classes = tuple(map(class_name, names))
-    return {"labels": labels.astype(np.int32), "class_names": classes}
 
 
 def training_images(
@@ -320,8 +266,8 @@ def training_images(
     """The training images that `load` gives where all can be read; reads none.
     DataError where the folder is missing or laid out otherwise."""
     root = data_folder(data_dir)
-    folders = find_folders(root, None, class_level)
-    folder = training_folder(root, folders)
+    folders = class_folders.find_folders(root, None, class_level)
+    folder = class_folders.training_folder(root, folders)
     files = Listing(None, class_level=class_level).index(folder)
     train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
     if folders.keys() - {"train"}:

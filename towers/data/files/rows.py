@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import io
 import itertools
 import json
 import re
@@ -14,11 +15,11 @@ from towers.data.files.paths import ending, is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-# Keys of JSON annotations that are not tables -> the program that writes them.
-_ANNOTATIONS = {
-    "annotations": "COCO",
-    "imagePath": "LabelMe",
-    "_via_img_metadata": "VIA",
+# Keys of JSON that is not a table -> what it holds.
+_OTHER_JSON = {
+    "annotations": "annotations of COCO",
+    "imagePath": "annotations of LabelMe",
+    "_via_img_metadata": "annotations of VIA",
 }
 
 
@@ -48,15 +49,13 @@ def read_rows(
 def looks_like_data(cells: Sequence[str], path: int) -> str:
     """Return what to do if the first row of a table is not a header; `path` is the
     index of a value that names a file."""
-    names, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
-    names |= {n: "split" for n in rest[: len(rest) - 1] if split_of(cells[n])}
-    names |= {n: "label" for n in [n for n in rest if n not in names][:1]}
-    header = ",".join(names.get(n, f"other{n}") for n in range(len(cells)))
-    options = ",".join(f"{names[n]}:{n + 1}" for n in sorted(names))
+    roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
+    roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
+    roles |= {n: "label" for n in [n for n in rest if n not in roles][:1]}
+    options = ",".join(f"{roles[n]}:{n + 1}" for n in sorted(roles))
     return (
-        f"row 1 looks like data ({shown(cells[path], 60)}) and not like the names of "
-        f"columns; add a first row such as {header}, or number the columns: "
-        f"--columns={options}"
+        f"row 1 looks like data ({shown(cells[path], 60)}); add a row of names above "
+        f"it, or number the columns: --columns={options}"
     )
 
 
@@ -78,10 +77,10 @@ def _text(path):
 
 
 def _text_rows(text, kind, columns):
-    lines = (match[0] for match in re.finditer(r"[^\r\n]*(\r\n?|\n)|[^\r\n]+", text))
-    first = next(lines, "")
+    lines = io.StringIO(text, newline="")
+    first = lines.readline()
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
-    lines = itertools.chain([first], lines)
+    lines.seek(0)
     if kind == ".txt" and delimiter not in first:  # of a path and a label
         rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
     else:
@@ -112,34 +111,26 @@ def _csv_rows(reader):
 
 
 def _json_rows(text):
-    """Yield the rows of a list of objects, or of an object on each line."""
-    try:
-        values = json.loads(text)
-        items = enumerate(values if isinstance(values, list) else [values], 1)
-    except ValueError:
-        items = ((n, x) for n, x in enumerate(text.split("\n"), 1) if x.strip())
-    objects = []
-    for number, item in items:
-        try:
-            value = json.loads(item) if isinstance(item, str) else item
-        except ValueError as error:
-            raise ValueError(f"row {number}: {error}") from error
+    """Yield the rows of a list of objects, or of objects one after the other."""
+    objects, end, text = [], 0, text.strip()
+    while end < len(text):
+        value, end = json.JSONDecoder().raw_decode(text, end)
+        objects += value if isinstance(value, list) else [value]
+        end = re.compile(r"\s*").match(text, end).end()
+    for number, value in enumerate(objects, 1):
         if not isinstance(value, dict):
             raise ValueError(f"row {number}: is not an object {{...}}")
-        objects.append((number, value))
-    names = dict.fromkeys(itertools.chain(*(value for _, value in objects)))
-    for key in _ANNOTATIONS.keys() & names:
+    names = dict.fromkeys(itertools.chain(*objects))
+    found = [text for key, text in _OTHER_JSON.items() if key in names]
+    found += ["names of images as keys" for _ in filter(is_image_name, names)]
+    for text in found[:1]:
         raise ValueError(
-            f"holds annotations of {_ANNOTATIONS[key]}, and not a table; write a CSV "
-            "with a row path,label for each image"
-        )
-    if any(map(is_image_name, names)):
-        raise ValueError(
-            "has names of images as keys; a table is a list of objects such as "
-            '[{"image": "1.jpg", "label": "cat"}]'
+            f"holds {text}, and not a table, which is a list of objects such as "
+            '[{"image": "1.jpg", "label": "cat"}], or a CSV with a row path,label for '
+            "each image"
         )
     yield list(names)
-    for number, value in objects:
+    for number, value in enumerate(objects, 1):
         yield number, [value.get(name) for name in names]
 
 
@@ -158,10 +149,8 @@ def _parquet_rows(path, inventory):
         others = [name for name in table.schema_arrow.names if name not in names]
         inventory.leave_out("columns", *others)
         yield names
-        number = 0
-        for batch in table.iter_batches(columns=names):
-            for row in zip(*(x.to_pylist() for x in batch.columns), strict=True):
-                number += 1
-                yield number, row
+        batches = table.iter_batches(columns=names)
+        columns = ([x.to_pylist() for x in batch.columns] for batch in batches)
+        yield from enumerate((row for x in columns for row in zip(*x, strict=True)), 1)
     except pyarrow.ArrowException as error:
         raise ValueError(f"is not a Parquet file: {error}") from error

@@ -92,12 +92,11 @@ def data_set(
         test = opened(testing)
         if "validation" in splits and train is not None:
             validation = test if testing == "validation" else opened("validation")
-        used = {"validation": "validation", "test": testing}
-        inventory.splits |= {
-            split: names.get(x, "all images")
-            for split, x in ({"training": "train"} | used).items()
-            if x in splits and (x == testing or train is not None)
-        }
+        used = {"training": "train", "validation": "validation", "test": testing}
+        used = {"test": testing} if train is None else used
+        for split, source in used.items():
+            if source in splits:
+                inventory.splits[split] = names.get(source, "all images")
     else:
         per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))

@@ -1,5 +1,6 @@
 """Paths in tables: the file of each, by itself or by the end of its path."""
 
+import functools
 import os
 import re
 import shlex
@@ -30,7 +31,8 @@ class PathFinder:
     def __init__(self, table: str, image_dir: str, inventory: Inventory):
         self._table, self._image_dir = table, os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
-        self._inventory, self._listings, self._real = inventory, {}, {}
+        self._inventory, self._listing = inventory, functools.cache(_listing)
+        self._real = functools.cache(os.path.realpath)
 
     def __call__(
         self, names: Sequence[str], error: Callable[[int, str], DataError]
@@ -40,14 +42,11 @@ class PathFinder:
         files = self._find(names, self._folder)
         if names and not any(files):
             places = self._places(names, self._folder)
-            (folder, num_first), *others = places or [("", 0)]
-            if not self._image_dir or not folder:
-                raise error(0, self.missing(names[0], names))
-            if others:
-                end, way = shown(_end(names[0], num_first), 60), shlex.quote(folder)
-                both = f"{shown(folder)} and in {shown(others[0][0])}"
-                raise error(0, f"{end} is in {both}; --image_dir={way} names one")
-            files = self._find(names, folder, num_first)
+            if not places and not self._image_dir:
+                places = self._places(names, os.path.dirname(self._folder), 1)
+            if not places or places[1:] or not self._image_dir:
+                raise error(0, self.missing(names[0], names, places))
+            files = self._find(names, *places[0])
             row = next(row for row, found in enumerate(files) if found)
             name, file = shown(names[row], 60), shown(files[row][0], 80)
             self._inventory.infer("paths", f"matched by their ends: {name} is {file}")
@@ -65,19 +64,17 @@ class PathFinder:
     def key(self, file: str) -> str:
         """Return one text for all spellings of the path of a file."""
         folder, name = os.path.split(file)
-        if folder not in self._real:
-            is_local = not reading.is_url(file)
-            self._real[folder] = os.path.realpath(folder) if is_local else folder
-        return os.path.join(self._real[folder], name)
+        return file if reading.is_url(file) else os.path.join(self._real(folder), name)
 
-    def missing(self, name: str, names: Sequence[str] = ()) -> str:
+    def missing(
+        self,
+        name: str,
+        names: Sequence[str] = (),
+        places: Sequence[tuple[str, int]] = (),
+    ) -> str:
         """Return the message about a path without a file, with the places of `names`
         if none of them is found."""
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
-        places = []
-        if names and not self._image_dir:
-            places = self._places(names, self._folder)
-            places = places or self._places(names, os.path.dirname(self._folder), 1)
         if places:
             folder, num_first = places[0]
             count = sum(map(bool, self._find(names, folder, num_first)))
@@ -88,22 +85,19 @@ class PathFinder:
         if other := self._in_other_case(name):
             text += f"{shown(other)} differs in the case of its letters: write the "
             return f"{text}path so, or rename the file"
-        if self._image_dir:
-            return f"{text}the paths start from --image_dir={shown(self._image_dir)}"
         return f"{text}--image_dir names the folder that the paths start from"
 
     def _places(self, names, root, depth=MAX_DEPTH):
         """Return the places below a root with the most files, over half of them:
         (folder, number of first folders of the paths to omit). Folders named like
         another split than the table's, or than the omitted folders', are excluded."""
-        sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE) or 1]))
-        of_table = split_of(os.path.basename(self._table))
-        folders = level = [root] if os.access(root, os.R_OK) else []
+        folders = level = [root]
         for _ in range(depth):
             level = [x.path for folder in level for x in folders_in(folder)]
-            level = [folder for folder in level if os.access(folder, os.R_OK)]
             folders = [*folders, *level][:MAX_FOLDERS]
-        counts = {}
+        folders = [folder for folder in folders if os.access(folder, os.R_OK)]
+        sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE)]))
+        of_table, counts = split_of(os.path.basename(self._table)), {}
         for num_first in range(min(name.count("/") for name in sample) + 1):
             first = map(split_of, sample[0].split("/")[:num_first])
             splits = {of_table, *first} - {None}
@@ -113,29 +107,25 @@ class PathFinder:
                     found = self._find(sample, folder, num_first)
                     counts[folder, num_first] = len(set(map(tuple, found)) - {()})
         most = max(counts.values(), default=0)
-        places = [place for place, count in counts.items() if count == most]
-        places = [place for place in places if place[1] == places[0][1]]
         if 2 * most <= len(sample):
             return []
+        places = [place for place, count in counts.items() if count == most]
+        places = [place for place in places if place[1] == places[0][1]]
         if places[0][0] == root:
             return places[:1]
         return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
 
     def _find(self, names, folder, num_first=0):
         """Return the files that each path from a folder may mean."""
-        return [
-            self._files_of(_end(name, num_first) if num_first else name, folder)
-            for name in names
-        ]
+        ends = [_end(name, num_first) if num_first else name for name in names]
+        return [self._files_of(end, folder) for end in ends]
 
     def _files_of(self, name, folder):
-        path = os.path.join(folder, name)
-        if "://" in path and (reading.is_url(name) or reading.is_url(path)):
-            return [name if reading.is_url(name) else path]
+        path = name if reading.is_url(name) else os.path.join(folder, name)
+        if reading.is_url(path):
+            return [path]
         above, base = os.path.split(path)
-        if above not in self._listings:
-            self._listings[above] = _listing(above)
-        names = self._listings[above].get(base, ())
+        names = self._listing(above).get(base, ())
         if not names and "\\" in name:
             return self._files_of(_slashes(name), folder)
         return [os.path.join(above, x) for x in names]

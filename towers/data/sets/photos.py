@@ -9,19 +9,13 @@ from PIL import Image
 from towers import quiet_imports
 from towers.config.choices import CONTAINERS
 from towers.data.files.class_folders import (
-    files_below,
     find_folders,
     folders_in,
+    images_below,
     misfit,
     training_folder,
 )
-from towers.data.files.paths import (
-    advice,
-    data_folder,
-    is_file,
-    is_image,
-    is_image_name,
-)
+from towers.data.files.paths import advice, data_folder, is_image_name
 from towers.data.files.reading import is_url, matches
 from towers.errors import ConfigError, DataError
 
@@ -101,10 +95,7 @@ def _containers_in(root):
 def _image_paths(root, class_level):
     """The images of all classes, sorted."""
     train = training_folder(root, find_folders(root, None, class_level))
-    classes = {
-        x.name: [y.path for y in files_below(x.path) if is_file(y) and is_image(y)]
-        for x in folders_in(train)
-    }
+    classes = {x.name: list(images_below(x.path)) for x in folders_in(train)}
     counts = {name: len(paths) for name, paths in classes.items() if paths}
     if len(counts) < 2 and class_level < 2:
         raise misfit(root, train, counts)
