@@ -8,9 +8,8 @@ import pathlib
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from processes import ROOT, Program, free_ports
-
 from engines.namespaces import Network, namespaces
+from processes import ROOT, Program, free_ports
 
 
 class Machines:

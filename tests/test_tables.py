@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow
@@ -144,9 +145,9 @@ def test_weights_are_factors_on_the_losses(root):
         ({"path": FILES, "label": [*LABELS[:-1], ""]}, "row 13: has no label"),
         ({"path": FILES, "file": FILES, "label": LABELS},
          "is the path in column path or file? --columns=path:path names it"),
-        ({"picture": FILES, "label": LABELS},
-         "no column is named like a path, only picture, label; name it, as in "
-         "--columns=path:picture"),
+        ({"thing": ["x"] * 12, "label": LABELS},
+         "no column is named like a path, only thing, label; --columns=path:NAME "
+         "names it"),
         ({"path": FILES, "label": ["cat"] * 12}, "has one class, cat; two are needed"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 11 + ["x"]},
          "row 13: the split 'x' is not train"),
@@ -334,6 +335,63 @@ def test_the_folder_with_every_file_is_named(tmp_path):
     (tmp_path / "train").rename(tmp_path / "other")
     path = write(tmp_path, columns, "labels.csv")
     assert f"--image_dir={tmp_path}/other has 4 of 4" in message(load, path)
+
+
+@pytest.mark.row(60)
+def test_row_60_images_in_several_folders_are_found_by_their_names(tmp_path):
+    for number in range(8):
+        write_images(tmp_path, [(f"part_{number % 2}/a{number}.png", 0, ROWS[0][2])])
+    columns = {"image_id": [f"a{i}" for i in range(8)], "dx": LABELS[:4] * 2}
+    path = write(tmp_path, columns | {"label": ["x", "y"] * 4}, "metadata.csv")
+    data_set = load(path)
+    assert data_set.train.num_examples + data_set.test.num_examples == 8
+    assert "2 folders" in data_set.inventory.inferred["paths"]
+    write_images(tmp_path, [("more/a0.png", 0, ROWS[0][2])])
+    assert "there is no file" in message(load, path)
+
+
+@pytest.mark.row(60)
+def test_row_60_a_table_does_not_take_the_images_of_another_split(tmp_path):
+    for split, first in (("train", 0), ("val", 4)):
+        write_images(tmp_path, [(f"{split}/{i}.png", 0, ROWS[i][2]) for i in range(8)])
+        numbers = [f"{i}.png" for i in range(first, first + 4)]
+        columns = {"image": numbers, "label": ["a", "b"] * 2}
+        write(tmp_path, columns, f"{split}.csv")
+    text = message(load, str(tmp_path))
+    assert f"--image_dir={tmp_path} has 4 of 4" in text
+    data_set = load(str(tmp_path), image_dir=str(tmp_path))
+    places = [data_set.validation.location(i) for i in range(4)]
+    assert places == [f"{tmp_path}/val/{i}.png" for i in range(4, 8)]
+    wrong = message(lambda x: load(x, image_dir=f"{tmp_path}/train"), str(tmp_path))
+    assert "is named like another split" in wrong
+
+
+@pytest.mark.row(60)
+def test_row_60_a_column_of_image_names_is_before_one_of_ids(root):
+    ids = [str(i) for i in range(12)]
+    for number, name in enumerate(FILES):
+        shutil.copy(root / name, root / f"{11 - number}.png")
+    path = write(root, {"id": ids, "fname": FILES, "label": LABELS})
+    data_set = load(path)
+    assert data_set.inventory.inferred["columns"].startswith("path: fname")
+    assert data_set.inventory.names["columns"] == ["id"]
+    both = {"id": ids, "one": FILES, "two": FILES, "label": LABELS}
+    assert "is the path in column one or two?" in message(load, write(root, both))
+
+
+def test_quotes_after_spaces_belong_to_the_text_format(root):
+    rows = "\n".join(f'{x}, "{y}"' for x, y in zip(FILES, LABELS, strict=True))
+    (root / "labels.csv").write_text(f"path, label\n{rows}\n")
+    assert load(str(root / "labels.csv")).class_names == tuple(sorted(set(LABELS)))
+
+
+@pytest.mark.row(60)
+def test_row_60_a_table_of_the_images_in_class_folders_is_a_rival(root):
+    write(root, {"path": FILES, "label": LABELS[::-1]})
+    text = message(photo_options, str(root))
+    assert "--dataset=image_folder" in text and "--dataset=table" in text
+    write(root, {"id": range(3), "class": ["ant", "cat", "dog"]})
+    assert photo_options(str(root))["dataset"] == "image_folder"
 
 
 def test_an_unlabeled_test_table_needs_no_files(root):

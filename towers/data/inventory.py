@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 10
 MAX_NAMES = 3
+MAX_COLUMNS = 20
 
 
 @dataclasses.dataclass
@@ -28,7 +29,7 @@ class Inventory:
         inferred: heading such as "columns" -> what was concluded from the data.
         unused: kind, a plural noun such as "folders next to train/" -> number of
             things of this kind that are not used.
-        names: kind -> the first MAX_NAMES of them.
+        names: kind -> the first MAX_NAMES of them, of columns MAX_COLUMNS.
     """
 
     splits: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -46,7 +47,8 @@ class Inventory:
             return
         self.unused[kind] += len(names)
         first = self.names.setdefault(kind, [])
-        first += names[: MAX_NAMES - len(first)]
+        limit = MAX_COLUMNS if kind == "columns" else MAX_NAMES
+        first += names[: limit - len(first)]
 
     def lines(self, data_set: "DataSet") -> Iterator[tuple[str, str]]:
         """Yield (heading, text) of each line: classes, splits, conclusions, and what is

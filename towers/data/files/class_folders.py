@@ -13,6 +13,7 @@ from towers.data.files.paths import (
     is_file,
     is_folder,
     is_image,
+    is_image_name,
     shown,
 )
 from towers.data.files.reading import is_url
@@ -25,8 +26,8 @@ LAYOUT = (
     "train/ or the classes"
 )
 
-# What archives leave behind.
-JUNK = ("__macosx", "thumbs.db", "desktop.ini")
+# What archives, Windows and network storage leave behind.
+JUNK = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")
 
 # A folder with one of these names is taken before one with a longer name.
 _SHORT = ("train", "val", "valid", "validation", "test")
@@ -117,10 +118,24 @@ def split_folders(
             alike.setdefault(split, []).append(name)
             if inside(os.path.join(root, name))[0]:
                 deep.setdefault(split, []).append(name)
-    is_all = len(alike) > 1 and sum(map(len, alike.values())) == len(names)
-    if splits or "train" in deep and (is_all or len(deep) > 1):
-        splits = (alike if is_all else deep) | splits
-    elif "train" in deep:
+    if splits:
+        splits = deep | splits
+    elif "train" in alike and len(alike) > 1:
+        listed = " and ".join(f"{named[0]}/" for named in alike.values())
+        if not _are_splits(root, names, alike, inside):
+            if "train" in deep and len(deep) > 1:
+                raise DataError(
+                    f"{shown(root)}: are {shown(listed, 60)} splits of the images? "
+                    "Rename them to train/ and test/. Or classes? --class_level=1"
+                )
+        elif "train" not in deep:
+            raise DataError(
+                f"{shown(root)}: {shown(listed, 60)} are named like splits and have no "
+                f"class folders inside; {LAYOUT}; --class_level=1 if they are classes"
+            )
+        else:
+            splits = alike
+    if not splits and "train" in deep:
         path = os.path.join(root, deep["train"][0])
         classes = inside(path)[0]
         if len(classes) > 1:
@@ -129,12 +144,6 @@ def split_folders(
                 f"as {shown(', '.join(classes[:3]), 60)}, or images of one class? "
                 f"--data_dir={shown(path)} or --class_level=1"
             )
-    elif is_all:
-        raise DataError(
-            f"{shown(root)}: {shown(' and '.join(names[:2]), 60)} are named like "
-            f"splits and have no class folders inside; {LAYOUT}; --class_level=1 if "
-            "they are the classes"
-        )
     for split, named in splits.items():
         named = [x for x in named if x.lower() in _SHORT] or named
         if named[1:]:
@@ -144,6 +153,22 @@ def split_folders(
             )
         splits[split] = named[0]
     return splits
+
+
+def _are_splits(root, names, alike, inside):
+    """True if folders for training and testing are called the same but for the split
+    and numbers, such as train2017 and val2017, or no other folder has images."""
+
+    def rest(name):
+        return re.sub(r"[\W\d_]|v(?=\d)", "", _CONTAINS_SPLIT.sub("", name, 1)).lower()
+
+    of_train = {rest(name) for name in alike["train"]}
+    others = {name for split in alike.keys() - {"train"} for name in alike[split]}
+    if of_train & {*map(rest, others)}:
+        return True
+    rest_of_all = {*names} - {*alike["train"], *others}
+    inner = (inside(os.path.join(root, name)) for name in rest_of_all)
+    return not any(folders or any(map(is_image_name, x)) for folders, x in inner)
 
 
 def is_split(name: str) -> bool:

@@ -88,8 +88,9 @@ class Listing:
             if self.num_nested and not self.class_level:
                 self.depth = class_folders.class_depth(_paths(by_folder), folder)
         if self.depth > 1 or self.class_level > 1:
-            regrouped = {}
+            regrouped, self.num_nested = {}, 0
             for path in _paths(by_folder):
+                self.num_nested += path.count("/") > (self.class_level or self.depth)
                 name = class_folders.class_folder(path, self.depth, self.class_level)
                 if not name:
                     why = f"class_level={self.class_level}: is not in so many folders"
@@ -252,11 +253,13 @@ def load(
         names={x: f"{os.path.basename(path)}/" for x, path in folders.items()},
         inventory=inventory,
     )
-    if listing.num_nested and not class_level:
-        text = f"{listing.num_nested:,} images in folders inside class folders"
-        if listing.depth > 1:
-            text = f"{listing.depth} nested folders name each class"
-        inventory.infer("folders", text)
+    texts = []
+    if listing.depth > 1 and not class_level:
+        texts.append(f"{listing.depth} nested folders name each class")
+    if listing.num_nested:
+        texts.append(f"{listing.num_nested:,} images in folders inside class folders")
+    if texts:
+        inventory.infer("folders", "; ".join(texts))
     return data
 
 

@@ -51,8 +51,11 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
     index of a value that names a file."""
     roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
     roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
-    roles |= {n: "label" for n in [n for n in rest if n not in roles][:1]}
+    others = [n for n in rest if n not in roles]
+    roles |= {n: "label" for n in others[:1] if len(others) == 1}
     options = ",".join(f"{roles[n]}:{n + 1}" for n in sorted(roles))
+    if others[1:]:
+        options += ",label:N, where N is the number of the column of labels"
     return (
         f"row 1 looks like data ({shown(cells[path], 60)}); add a row of names above "
         f"it, or number the columns: --columns={options}"
@@ -84,7 +87,9 @@ def _text_rows(text, kind, columns):
     if kind == ".txt" and delimiter not in first:  # of a path and a label
         rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
     else:
-        rows = _csv_rows(csv.reader(lines, delimiter=delimiter, strict=True))
+        rows = _csv_rows(
+            csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
+        )
     number, row = next(rows, (1, []))
     cells = [cell.strip() for cell in row]
     images = [n for n, cell in enumerate(cells) if is_image_name(cell)]

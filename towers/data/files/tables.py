@@ -21,7 +21,7 @@ from towers.data.files.index import (
     settle_label_sets,
     sorted_classes,
 )
-from towers.data.files.paths import shown
+from towers.data.files.paths import is_image_name, shown
 from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
@@ -38,7 +38,7 @@ _ROLES = {
     ),
     "label": (r"label|class|target|class_?name|category",),
     "split": (
-        r"split",
+        r"(data_?)?split|ml_?use",
         r"subset|partition|set|phase|usage",
         r"is_?(train|val|test)\w*",
     ),
@@ -139,8 +139,15 @@ class TableReader:
         them into other splits."""
         lines = read_rows(path, self.columns.values(), self.inventory)
         header = [str(name).strip() for name in next(lines, ())]
+        first_row = next(lines, None)
+        lines = itertools.chain([first_row] if first_row else [], lines)
+        images = [
+            i
+            for i, value in enumerate(first_row[1][: len(header)] if first_row else ())
+            if is_image_name(str(value).strip())
+        ]
         try:
-            used, classes = self._columns(header, path, split)
+            used, classes = self._columns(header, path, split, images)
         except ValueError as error:
             raise DataError(f"{shown(path)}: {error}") from None
         roles = {role: header[i] for role, i in used.items()}
@@ -242,8 +249,9 @@ class TableReader:
             _warn_of_joined_labels(indexes["train"].class_names)
         return indexes
 
-    def _columns(self, header, path, split):
-        """Return role -> index of its column, and the indices of class columns."""
+    def _columns(self, header, path, split, images):
+        """Return role -> index of its column, and the indices of class columns;
+        `images` are indices of columns with names of images in the first row."""
         if not header:
             raise ValueError("the file is empty")
         for name, count in collections.Counter(filter(None, header)).items():
@@ -255,6 +263,14 @@ class TableReader:
             name = (first.roles if first else self.columns).get(role)
             name = name if name in header or is_alike or not first else None
             index = find_column(role, header, name, _ROLES[role], used.values())
+            if role == "path" and not name and images and index not in images:
+                if images[1:]:
+                    names = " or ".join(header[i] for i in images[:2])
+                    raise ValueError(
+                        f"is the path in column {names}? --columns=path:"
+                        f"{header[images[0]]} names it"
+                    )
+                [index] = images
             if is_alike and name is None and index is not None:
                 if header[index] not in self.unused:
                     text = f"has a column {header[index]!r}, unlike {shown(first.path)}"
@@ -278,11 +294,9 @@ class TableReader:
                 finder = PathFinder(path, self.image_dir, self.inventory)
                 if role == "path" and (files := finder.present(header)):
                     raise ValueError(looks_like_data(header, files[0]))
-                rest = [x for i, x in enumerate(header) if i not in used.values()]
                 raise ValueError(
                     f"no column is named like a {role}, only "
-                    f"{shown(', '.join(header), 100)}; name it, as in "
-                    f"--columns={role}:{rest[0] if rest else 'NAME'}"
+                    f"{shown(', '.join(header), 100)}; --columns={role}:NAME names it"
                 )
         unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
@@ -299,6 +313,14 @@ class TableReader:
         if not is_named and not any(splits.values()):
             self.unused[table.roles.pop("split")] = None
             splits = dict.fromkeys(splits, table.split)
+        elif {x.removesuffix(".0") for x in splits} == {"0", "1"} and (
+            not name.lower().startswith("is")
+        ):
+            raise DataError(
+                f"{shown(table.path)}: column {name}: is 0 or 1 for training? "
+                "Write train and test in their place, or call the column is_test or "
+                "is_train"
+            )
         elif any(text != split for text, split in splits.items()):
             about = ", ".join(f"{text} is {split}" for text, split in splits.items())
             self.inventory.infer("split", f"column {name}: {shown(about, 100)}")
@@ -326,7 +348,8 @@ class TableReader:
     def _find_files(self, table, rows, first_rows):
         """Set the file of each row, None if it is missing and the survey takes it;
         `first_rows` are file -> the row that names it."""
-        finder = PathFinder(table.path, self.image_dir, self.inventory)
+        has_others = any(row.table.split != table.split for row in self.rows)
+        finder = PathFinder(table.path, self.image_dir, self.inventory, has_others)
         names = [row.path for row in rows]
         found = finder(names, lambda i, text: DataError(f"{rows[i]}: {text}"))
         for row, name, row.path in zip(rows, names, found, strict=True):

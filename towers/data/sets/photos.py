@@ -1,6 +1,9 @@
 """Options for a folder of photos, from its number of images and their size."""
 
+import contextlib
+import itertools
 import os
+import re
 import statistics
 from typing import Any
 
@@ -17,6 +20,8 @@ from towers.data.files.class_folders import (
 )
 from towers.data.files.paths import advice, data_folder, is_image_name
 from towers.data.files.reading import is_url, matches
+from towers.data.files.rows import read_rows
+from towers.data.inventory import Inventory
 from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
@@ -60,6 +65,7 @@ def photo_options(
                 f"--dataset={names[0]}"
             ) from None
         return {"dataset": names[0]}
+    _refuse_tables_of(paths, root)
     if fine_tuning:
         image_size, (images, least, most) = FINE_TUNED_SIZE, FINE_TUNING
     else:
@@ -74,6 +80,30 @@ def photo_options(
         "image_size": image_size,
         "num_epochs": float(min(max(images // len(paths), least), most)),
     }
+
+
+def _refuse_tables_of(paths, root):
+    """Refuse a table next to class folders that names their images: its labels are a
+    rival of the names of the folders."""
+    stems = {os.path.splitext(os.path.basename(path))[0] for path in paths}
+    for name in sorted(os.listdir(root)):
+        table = os.path.join(root, name)
+        if not CONTAINERS["table"].matches(name) or not os.path.isfile(table):
+            continue
+        named = []
+        with contextlib.suppress(DataError):
+            rows = itertools.islice(read_rows(table, (), Inventory()), 1, 1 + SAMPLE)
+            for _, row in rows:
+                names = [re.split(r"[/\\]", str(cell))[-1] for cell in row]
+                # A number may be anything, such as the number of a class.
+                names = [x for x in names if not x.isdigit()]
+                named.append(any(os.path.splitext(x)[0] in stems for x in names))
+        if 2 * sum(named) > len(named):
+            raise DataError(
+                f"--data_dir={root} has folders of images and a table of them, {name}: "
+                "are the folders the classes, --dataset=image_folder, or has the table "
+                f"the labels, --dataset=table --data_dir={table}?"
+            )
 
 
 def _containers_in(root):
