@@ -1,37 +1,30 @@
-"""The parts of a run and its trainer, and trials of them that write nothing."""
+"""The parts of a run, its trainer, and its teacher."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer
-from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
 from towers.data.sets import arrays
-from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
+from towers.errors import ConfigError, TowersError
 from towers.evaluation.figures import create_metric
 from towers.evaluation.restored import read_run
 from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
-from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
-from towers.run.folder import RunFolder
-from towers.run.peers import cluster_of, validate_data
+from towers.run.peers import validate_data
 from towers.run.restore import validate_dataset
-from towers.run.watchdog import Watchdog
-
-T = TypeVar("T")
 
 
 def with_given(
@@ -129,65 +122,3 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
                 "with the same data set, sizes and kind of --augment"
             )
         return run.model if run.model_ema is None else run.model_ema
-
-
-# Trials.
-
-
-def folder_of_trial(
-    flag: str,
-    workdir: str | os.PathLike,
-    config: Config,
-    cluster: Cluster | None,
-    allow_public_address: bool,
-) -> RunFolder:
-    """The folder of a run that `flag` tries, in this process alone; ConfigError where
-    there are several workers, or the folder is none for this run."""
-    cluster = cluster_of(config, cluster, allow_public_address)
-    if cluster is not None:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and --{flag} takes one "
-            "process: call it without them, with the --batch_size of one worker"
-        )
-    folder = RunFolder(workdir)
-    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
-    folder.validate()
-    return folder
-
-
-def watched(
-    function: Callable[[Callable[[], None]], T],
-    trainer: Trainer,
-    config: Config,
-    tick: Callable[[int, str], None] = lambda step, activity: None,
-) -> T:
-    """The result of a function of a trial, under a `Watchdog` whose signals abandon it
-    anywhere; it gets a function to call whenever there is progress."""
-    watchdog = Watchdog(
-        trainer,
-        ACTIVITIES,
-        stuck_after_secs=config.stuck_after_secs,
-        tick=tick,
-    )
-
-    def call():
-        with watchdog.training() as heartbeat:
-            return function(heartbeat)
-
-    try:
-        with watchdog, data_errors_of_tensorflow():
-            result = watchdog.call(call)
-            if watchdog.stop_requested:
-                raise Preempted
-            return result
-    except Preempted:
-        signal = watchdog.stopped_by
-        raise Preempted(f"stopped by {signal}; nothing was written") from None
-
-
-def take_steps(trainer: Trainer, num_steps: int) -> dict[str, Any]:
-    """`Trainer.train` inside of `watched`."""
-    metrics = trainer.train(num_steps)
-    if not metrics:
-        raise Preempted
-    return metrics
