@@ -1,11 +1,12 @@
 """The layers of a run's options: recipes, which are Python files whose `get_config()`
 gives a Config, the run in the run's folder, and flags."""
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -213,30 +214,18 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     return config
 
 
-# The kinds of YAML's values that are no texts.
-_SCALARS = {
-    "null": "null|~|",
-    "bool": "true|false",
-    "int": r"-?(0|[1-9][0-9]*)",
-    "float": r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?",
-}
-
-
 def _from_yaml(content):
-    import yaml  # noqa: TID251, a SafeLoader makes plain values
+    """Return the Config of YAML, in which the type of an option tells how it reads."""
+    import yaml  # noqa: TID251, a BaseLoader makes texts alone
 
-    class Loader(yaml.SafeLoader):
-        """Of YAML 1.2: 1e-3 is a number, and 4:0.5 and 2024-01-01 are texts."""
-
-        yaml_implicit_resolvers = {}  # noqa: RUF012
-
-    for name, pattern in _SCALARS.items():
-        tag = f"tag:yaml.org,2002:{name}"
-        Loader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), None)
     try:
-        values = Loader(content).get_single_data()
-    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"no YAML: {one_line(error, 100)}") from None
+        values = yaml.BaseLoader(content).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"not YAML: {one_line(error, 100)}") from None
+    for name in FIELDS.keys() & (values if isinstance(values, dict) else {}):
+        if FIELDS[name].type is not str:
+            with contextlib.suppress(TypeError, ValueError):  # which Config refuses
+                values[name] = json.loads(values[name])
     return from_values(values)
 
 

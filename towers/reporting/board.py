@@ -62,19 +62,16 @@ TAGS = {
     ),
     "staleness_max": ("towers/staleness_max", "The same, the most"),
 }
-_SUFFIXES = {
-    "_tta": ", with test-time augmentation",
-    "": "",
-}
 
 
 def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
     """Tag and description of a metric; None where the board does not show it. Of an
     evaluation it also shows metrics that are not in TAGS, which the user has named."""
-    for suffix, about in _SUFFIXES.items():
-        if name.endswith(suffix) and name.removesuffix(suffix) in TAGS:
-            tag, description = TAGS[name.removesuffix(suffix)]
-            return f"{tag}{suffix}", description + about
+    if name in TAGS:
+        return TAGS[name]
+    if name.endswith("_tta"):
+        tag, description = TAGS[name.removesuffix("_tta")]
+        return f"{tag}_tta", f"{description}, with test-time augmentation"
     if is_evaluation and not name.startswith("epoch"):
         return f"curves/{name}", "Metric of --best_by"
     return None

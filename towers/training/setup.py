@@ -93,32 +93,28 @@ def build_run(
 
 
 def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
-    """The network of the run `teacher`, with the parameters that it reports.
-    ConfigError where it was trained for other classes or images, or there is none."""
+    """Return the network of the run `teacher`, with the parameters that it reports.
+
+    Raises:
+        TowersError: such as a ConfigError if it was trained on other inputs.
+    """
+    shape, begin = parts.data.test.image_shape, f"teacher={config.teacher}: "
     with tf.device(parallel_devices.HOST):  # the towers copy it
         try:
-            run, problem = read_run(config.teacher), ""
+            run = read_run(config.teacher)
         except TowersError as error:
-            error.args = (f"teacher={config.teacher}: {error}",)
+            error.args = (f"{begin}{error}",)
             raise
-        shapes = run.image_shape, run.input_shape
-        expected = tuple(parts.data.test.image_shape), parts.augment.image_shape
-        if run.class_names != tuple(parts.data.class_names):
-            problem = "for other classes"
-        elif shapes != expected:
-            problem = "for images of {} and inputs of {}, not {} and {}".format(
-                *("x".join(map(str, shape)) for shape in (*shapes, *expected))
-            )
-        else:
-            images = np.random.default_rng(0).integers(
-                0, 256, (2, *expected[0]), np.uint8
-            )
+        alike = run.class_names == tuple(parts.data.class_names)
+        alike &= run.image_shape == tuple(shape)
+        alike &= run.input_shape == parts.augment.image_shape
+        if alike:
+            images = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
             inputs = parts.augment.evaluate(tf.constant(images))
-            if not np.allclose(run.preprocess(images), inputs, atol=1e-5):
-                problem = "for images that are standardized in another way"
-        if problem:
+            alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
+        if not alike:
             raise ConfigError(
-                f"teacher={config.teacher}: it was trained {problem}; choose a run "
-                "with the same data set, sizes and kind of --augment"
+                f"{begin}it was trained on other classes, sizes or inputs; choose a "
+                "run with the same data set, sizes and kind of --augment"
             )
         return run.model if run.model_ema is None else run.model_ema
