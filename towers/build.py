@@ -210,8 +210,7 @@ def build(
 def create_augmentation(
     config: Config, info: DataSet | DatasetInfo, device_kind: str = "CPU"
 ) -> Augment:
-    """The augmentation of the images of a data set. ConfigError where it does not fit
-    them."""
+    """Return the augmentation of a data set; ConfigError if it does not fit."""
     channels = info.image_shape[-1]
     for name, plain in {
         "color_jitter": [0.0],
@@ -268,8 +267,7 @@ def create_network(
     num_classes: int,
     device_kind: str = "CPU",
 ) -> keras.Model:
-    """The network for images [n, *image_shape], with its initial parameters. A file
-    that is wrong is a ConfigError."""
+    """Return a new network for images [n, *image_shape]; ConfigError of a file."""
     return create.create_model(
         config.model,
         image_shape=image_shape,

@@ -58,8 +58,7 @@ def configure_devices(
 
 
 def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
-    """The images of every batch that one of several workers computes on its devices.
-    More towers than images are a ConfigError."""
+    """Return one worker's images of each batch; ConfigError if towers lack some."""
     count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
@@ -207,8 +206,7 @@ def _why_not_xla(config, parts, loss_fn, device, teacher):
 def create_feed(
     config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
 ) -> Feed:
-    """The batches of each tower: resident on its (first) device, copied to it ahead
-    where that is a GPU, or on the host; `sizes` are the images per tower."""
+    """Return the batches of each tower: resident, copied ahead, or on the host."""
     per_tower = batches.split(sizes)
     if config.input == "resident":
         if num_bytes(batches.source) is None:
@@ -240,8 +238,7 @@ def runs_on(
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
 ) -> bool:
-    """True if a device has a kernel for every operation of `process` (see `Streams`) on
-    `elements` of its stream, by trying it."""
+    """Return whether a device can compute `process` (see `Streams`), by trying it."""
     zeros = {
         # int32 tensors of a GPU are in host memory.
         k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
@@ -266,8 +263,7 @@ def fits_on_gpus(source: Source) -> bool:
 
 
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
-    """The batches of an evaluation of each tower: resident on GPUs where the images
-    fit, else from the host."""
+    """Return the batches of an evaluation: resident if GPUs hold them, or streams."""
     devices = trainer.devices[:: trainer.strategy.num_shards]
     per_tower = batches.split(len(devices))
     devices = devices[: len(per_tower)]

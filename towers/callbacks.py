@@ -45,8 +45,7 @@ class Callback:
         """Called after an evaluation, before its `on_log`; with its metrics."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
-        """Some time after a checkpoint was committed; it may be removed by now. Not
-        for the last one of a run that is stopped or ends with an error."""
+        """Called after a commit, but not for the last one of a stopped run."""
 
     def on_end(self, step: int) -> None:
         """Called after the last step; not if `on_exception` is called, unless another
@@ -59,9 +58,8 @@ class Callback:
 
 
 class Tracker(Callback):
-    """The base of callbacks that write a run elsewhere. After `on_start` what they
-    raise does not end a run: like a report that cannot be written, it is a warning, and
-    the next call is tried again."""
+    """The base of callbacks that write a run elsewhere: like a report that cannot be
+    written, what they raise after `on_start` is a warning, and the run goes on."""
 
 
 if TYPE_CHECKING:
@@ -86,8 +84,7 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 
 @contextlib.contextmanager
 def _begins(name: str, hint: str = ""):
-    """Converts errors at the start of a tracker, which its arguments or environment
-    cause."""
+    """Convert errors at the start of a tracker into ConfigErrors."""
     try:
         yield
     except ConfigError:

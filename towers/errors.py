@@ -31,8 +31,7 @@ IS_RETRYABLE |= dict.fromkeys([1, 6, DEFECT, 75], True)
 
 
 def is_retryable(code: int) -> bool:
-    """True if the same command may succeed after this exit code; true of all signals
-    (128 + number)."""
+    """Return whether the same command may succeed after this exit code."""
     return IS_RETRYABLE.get(code, True)
 
 
@@ -133,16 +132,14 @@ class WorkerLostError(TowersError):
 
 
 class Preempted(TowersError):
-    """A signal asked the run to stop; the same command, without --overwrite, continues
-    it."""
+    """A signal stopped the run; without --overwrite the command continues it."""
 
     exit_code = 75
 
 
 def one_line(error: object, most: int | None = None) -> str:
-    """Return the message of an error in a line of at most `most` printable characters,
-    by default as many as the kind of error may have. The middle of a longer message is
-    left out: its end says what to do."""
+    """Return the message of an error in a line of at most `most` printable characters;
+    of a longer one the middle is left out, as its end says what to do."""
     if most is None:
         most = MAX_CHARACTERS if isinstance(error, TowersError) else MAX_FOREIGN
     try:
@@ -183,8 +180,7 @@ def out_of_memory(error: BaseException | str) -> str:
 
 
 def cause(error: Exception) -> str:
-    """The first line of an error in code of the user, with its type, or of one of
-    TensorFlow's, without nodes and operations."""
+    """Return the first line of an error of the user's code or of TensorFlow."""
     text = f"{type(error).__name__}: {error}"
     if type(error).__module__.startswith("tensorflow"):
         text = error.message.strip() or text
@@ -192,8 +188,7 @@ def cause(error: Exception) -> str:
 
 
 def refuse_url(name: str, path: str | os.PathLike) -> None:
-    """Raises ConfigError, naming the option, for a URL where a local path is expected,
-    also one whose two slashes `pathlib` has made one."""
+    """Raise ConfigError for a URL (`pathlib` makes its two slashes one)."""
     if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(path)):
         raise ConfigError(
             f"{name}={one_line(os.fsdecode(path), 150)}: is a URL, and only local "
@@ -214,9 +209,8 @@ def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Prints an error: a line on standard error for a mistake, or three for a defect,
-    whose traceback is saved in a folder, by default for temporary files; returns the
-    exit code."""
+    """Print an error, a line for a mistake and three for a defect, whose traceback is
+    saved in a folder; return the exit code."""
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
         most = MAX_CHARACTERS - len(f"{program}: ")
@@ -231,9 +225,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
-    """Ends the process as an error demands, see `report`, once its lines are read or
-    `console.END_SECS` are over: a thread may still be inside a step that will never
-    end."""
+    """End the process as `report` says, without its threads, once its lines are read or
+    `console.END_SECS` are over."""
     exit_code = report(program, error, folder)
     console.finish()
     os._exit(exit_code)
@@ -263,8 +256,7 @@ def _defect(error, folder):
 
 
 def _saved(content, folder):
-    """The path of a new file in a folder, or else in the one for temporary files; None
-    where neither can be written."""
+    """Return the path of a new file in a folder, or else a temporary one."""
     for place in (folder, None):
         with contextlib.suppress(OSError):
             descriptor, path = tempfile.mkstemp(".txt", "towers-defect-", place)
@@ -276,9 +268,8 @@ def _saved(content, folder):
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raise a DataError, also of data that are not available, again as itself if
-    TensorFlow has wrapped it, as it does with an error in a function that a graph or
-    `tf.data` calls."""
+    """Raise a DataError again as itself if TensorFlow has wrapped it, as it does in
+    graphs and `tf.data`."""
     try:
         yield
     except TowersError:

@@ -83,8 +83,7 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
 def refuse_with(
     subject: str, names: Iterable[str], values: flags.FlagValues = flags.FLAGS
 ) -> None:
-    """Raises ConfigError where one of these flags has another value than its default:
-    it has no effect with the flag `subject`."""
+    """Raise ConfigError if one of these flags is set: `subject` ignores them."""
     for name in names:
         if values[name].value != values[name].default:
             what = f"--{name} has no effect with --{subject}"
@@ -184,8 +183,7 @@ def start(
 
 
 def _keep_closed_streams():
-    """Opens the standard streams that are closed, so that no other file gets their
-    numbers. Writing to them raises OSError."""
+    """Open closed standard streams, so that no other file gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             unwritable = os.open(os.devnull, os.O_RDONLY)

@@ -48,8 +48,7 @@ def validate_without_validation(config: "Config") -> None:
 
 
 def validate_metric(config: "Config", multi_label: bool) -> None:
-    """Raises ConfigError where `best_by` does not fit one or several labels an
-    image."""
+    """Raise ConfigError if `best_by` does not fit the number of labels an image."""
     if config.best_by == ("balanced_accuracy" if multi_label else "map"):
         reason = "several labels, and the metric is of one"
         if not multi_label:
@@ -176,9 +175,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """Lines about options that compensate twice, or have no effect in this run: the
-    signatures of the targets, which are imported with TensorFlow, do not name them, or
-    they belong to options that are not set."""
+    """Return a line on each option that compensates twice or has no effect: the
+    signature of the target, which is imported with TensorFlow, lacks it, or it needs
+    another one."""
     lines = []
     for option in TABLES:
         choice = getattr(config, option)

@@ -173,8 +173,8 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
-    """Refuses a text that can be no local path: with a zero character, or one that the
-    encoding of the names of files lacks, a URL, or the home of an unknown user."""
+    """Refuse a text that cannot be a local path: a URL, the home of an unknown user, or
+    one with a character that no path has."""
     try:
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

@@ -117,9 +117,8 @@ def config_of_flags(
 
 
 def _run_of_data(path, data_dir, stored_config):
-    """Returns the folder of the run of a data folder, and the config of the run that is
-    there, or None: `path`, or the first of path-2, path-3, ... that is its own or free.
-    """
+    """Return the first of the folders path, path-2, ... that is free or whose run has
+    this data folder, and the config of that run, or None."""
     for number in itertools.count(1):
         place = path.with_name(f"{path.name}-{number}") if number > 1 else path
         stored = stored_config(place)
@@ -132,8 +131,7 @@ def _is_same(*data_dirs):
 
 
 def _default_recipe(folder, given, photo_options):
-    """The recipe of a command that names none and continues no run, None for the
-    defaults; and the options for its images. Arguments as of `config_of_flags`."""
+    """Return the recipe of a new run without --config, or None, and options."""
     dataset, data_dir = given.get("dataset"), given.get("data_dir")
     if dataset is None and data_dir is None:
         return DEFAULT_RECIPE, {}
@@ -150,9 +148,8 @@ def _default_recipe(folder, given, photo_options):
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
-    """Returns the recipe of a folder of images: FINETUNE_RECIPE if trained weights are
-    named, on this machine, or published for the network that --model names, else
-    PHOTO_RECIPE. Arguments as of `config_of_flags`."""
+    """Return FINETUNE_RECIPE if trained weights are named, on this machine, or
+    published for the network that --model names, else PHOTO_RECIPE."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
     is_published = row.own_moments or ("model" in given and row.pretrained)

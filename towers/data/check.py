@@ -138,9 +138,9 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Reads every image of a source once, and calls `count_read` with the number of
-    images of each batch. DataError where one cannot be read, and there is no survey, or
-    has a label outside of the classes."""
+    """Read every image of a source once, and call `count_read` with the size of each
+    batch. DataError for labels outside of the classes, or without a survey a bad
+    image."""
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
@@ -192,8 +192,7 @@ def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
 def duplicates(
     prints: dict[str, Prints], location: Callable[[str, int], str]
 ) -> Iterator[tuple[str, str]]:
-    """(heading, text) on images that are in two splits, or in two classes of one, from
-    the fingerprints of each split and a function (split, index) -> location."""
+    """Yield (heading, text) on images that are in two splits, or classes."""
     names, sizes = list(prints), [len(x.labels) for x in prints.values()]
     begins = np.cumsum([0, *sizes])
     labels, digests, thumbnails = map(
@@ -241,8 +240,7 @@ def _similar(thumbnails):
 def report(
     data_set: DataSet, statistics: dict[str, Statistics], survey: Survey
 ) -> list[str]:
-    """The lines of the report but for the picture's; `statistics` has a name for each
-    split, the first being "training"."""
+    """Return the lines of the report, except for the picture's."""
     train = statistics["training"]
     height, width, channels = data_set.train.image_shape
     images = {n: (x.prints.labels >= 0).sum() for n, x in statistics.items()}
@@ -297,8 +295,7 @@ def _numbers(values) -> str:
 
 
 def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarray:
-    """uint8 [height, width, 3]: a row for each class, small images enlarged and large
-    ones shrunk."""
+    """Return the picture, uint8 [height, width, 3]: a row for each class."""
     step = _pixel_step(image_shape)
     height, width = (-(-pixels // step) for pixels in image_shape[:2])
     factor = -(-CELL_PIXELS // max(height, width))
@@ -320,8 +317,8 @@ def _pixel_step(image_shape):
 
 
 def _default_path(name, data_dir, subject):
-    """Return the first of NAME-FOLDER.png, NAME-FOLDER-2.png and so on that is not the
-    picture of another data set, or of another program."""
+    """Return the first of NAME-FOLDER.png, NAME-FOLDER-2.png, ... that is free or is
+    the picture of this data set."""
     parts = name, os.path.basename(data_dir.rstrip("/"))
     stem = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, parts)))
     names = (f"{stem}-{i}.png" if i > 1 else f"{stem}.png" for i in itertools.count(1))

@@ -155,8 +155,7 @@ def _results(folder, records):
 
 
 def t_quantile(freedom: int) -> float:
-    """Student's t at 97.5 %; beyond the table by the first terms of its expansion,
-    Abramowitz and Stegun 26.7.5, to 0.003."""
+    """Return Student's t at 97.5 %, to 0.003 (Abramowitz and Stegun 26.7.5)."""
     if freedom <= len(_QUANTILES):
         return _QUANTILES[freedom - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
@@ -172,8 +171,7 @@ def _differing(runs):
 
 
 def _rows(runs) -> Iterator[list[str]]:
-    """Yield the table of results, with its head: a column for each split and figure, as
-    accuracies on other images cannot be compared."""
+    """Yield the table of results: a column for each split and figure."""
     kinds = [
         (split, name)
         for split in _SPLITS

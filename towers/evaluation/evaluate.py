@@ -212,8 +212,7 @@ def follow(
 
 
 def _is_last(result, progress, config, parts):
-    """True if the run ends here: images decide, as the batch size is the
-    evaluation's."""
+    """Return whether the run ends here, by its images: batch sizes differ."""
     if 0 < config.patience <= progress.num_worse:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)

@@ -160,8 +160,8 @@ def balanced_accuracy(predictions: Predictions) -> float:
 def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """The entries of the confusion matrix that are not zero: int64 [m, 3], rows of
-    label, predicted class and number of images, in increasing order."""
+    """Return the rows of the confusion matrix that are not 0, int64 [m, 3]: label,
+    predicted class, images."""
     pairs, counts = np.unique(labels * num_classes + classes, return_counts=True)
     return np.stack([*np.divmod(pairs, num_classes), counts], 1)
 
@@ -175,9 +175,8 @@ def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
 def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The confusion matrix, int64 [k, k], of the k <= `most` classes with the most
-    mistakes (images of a class, or predictions of it, that are wrong), after these
-    classes in increasing order and before the numbers of their images, int64 [k]."""
+    """Return the classes with the most mistakes, at most `most` in increasing order,
+    their confusion matrix, int64 [k, k], and the numbers of their images."""
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)
@@ -200,17 +199,15 @@ def _bins(probabilities):
 
 
 def calibration_error(predictions: Predictions | LabelSets) -> float:
-    """The mean distance between probability and accuracy over the bins, weighted by
-    their images; of label sets by their pairs of an image and a class."""
+    """Return the mean distance of probability and accuracy over the bins."""
     probabilities, is_right = predictions.decisions
     surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
     return float(np.abs(surplus).sum() / len(is_right))
 
 
 def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
-    """The reliability diagram: of each bin of the calibration error its bounds "low"
-    and "high", "images" (of label sets pairs of an image and a class), and where it has
-    any their mean "probability", their "accuracy" and "accuracy_interval"."""
+    """Return the bins of the calibration error: "low", "high" and "images", and if it
+    has any their mean "probability", "accuracy" and "accuracy_interval"."""
     probabilities, is_right = predictions.decisions
     bins, rows = _bins(probabilities), []
     for number in range(NUM_BINS):

@@ -70,8 +70,7 @@ class Predicted:
         ]
 
     def present(self) -> list[list[str]]:
-        """Names of the classes whose probability reaches the threshold, per image; with
-        single labels the most likely class."""
+        """Return the names of the classes that are predicted for each image."""
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
         return [
@@ -211,8 +210,7 @@ class _Prediction:
         self.failed: dict[str, str] = {}
 
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
-        """Of each batch of n images their paths, labels, -1 where there is none, and
-        the outputs of the network, [n, ...]."""
+        """Yield paths, labels (-1 without) and outputs of each batch."""
         paths, counts = self._paths, self._counts
         label_of = Labels(self.run.class_names, paths)
         is_training_image = _training_images(self.run)

@@ -99,14 +99,12 @@ class RestoredRun:
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
-        """The network with the EMA weights, built when it is first used; None where
-        the run keeps none."""
+        """Return the network with the EMA weights; None if the run keeps none."""
         is_kept = self.config.ema_decay > 0
         return without_noise(self.network(Weights.EMA)) if is_kept else None
 
     def network(self, weights: Weights = Weights.RAW) -> keras.Model:
-        """A new network in training mode: with dropout, and an input of noise for each
-        such layer."""
+        """Return a new network in training mode, with inputs of noise."""
         if self.config.choice_of("model").is_given:
             given.give_stored(self.config.model, RunFolder(self.path).network)
         # GPUs that are not used are hidden.
@@ -192,8 +190,7 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
 def evaluation_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
-    """The devices of an evaluation or a prediction; ConfigError where they are
-    missing."""
+    """Return the devices of an evaluation, or raise a ConfigError."""
     device = _free_device(config.device, folder, log)
     chosen = build_trainer.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:
@@ -301,16 +298,14 @@ class RunEvaluator:
 
 
 def training_difference(info: DatasetInfo | None, data: DataSet) -> str:
-    """Describes how training images differ from those of a run; empty without a
-    difference, or if either are not known."""
+    """Describe how training images differ from a run's, if both are known."""
     if info is None or info.num_train is None or data.train is None:
         return ""
     return info.training_difference(DatasetInfo.of(data))
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
-    """The weights that a run reports: the EMA weights, where it keeps them, or the raw
-    ones; with `use_ema` the weights that it asks for."""
+    """Return the weights that `use_ema` asks for, by default EMA if the run has it."""
     if use_ema and not config.ema_decay:
         why = "use_ema, but this run keeps no averages: its ema_decay is 0"
         raise ConfigError(f"{why}; take the parameters with --nouse_ema")

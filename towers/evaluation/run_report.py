@@ -146,8 +146,7 @@ def write_report(
 
 
 def _activation_maps(run, evaluation, indices, pixels):
-    """Index of an image -> the image with its activation map, of the class that is
-    predicted wrongly; none of a network without such maps."""
+    """Return index -> image with its activation map, of the predicted class."""
     predictions = evaluation.reported
     classes = predictions.classes[indices]
     if isinstance(predictions, LabelSets):
@@ -192,8 +191,7 @@ def _is_spatial(layer):
 
 
 def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
-    """An image in gray with a map in red, uint8 [height, width, 3], from uint8 [height,
-    width, channels] and float32 [h, w] from 0 to 1."""
+    """Return an image in gray with a map in red, uint8 [height, width, 3]."""
     height, width, _ = pixels.shape
     size = width, height
     heat = Image.fromarray(activation_map).resize(size, Image.Resampling.BILINEAR)

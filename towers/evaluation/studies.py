@@ -266,8 +266,7 @@ def evaluate_ensemble(
 def mean_predictions(
     workdirs: Sequence[str | os.PathLike], members: Sequence[SplitPredictions]
 ) -> Predictions | LabelSets:
-    """The predictions from the mean probabilities of runs; raises as
-    `evaluate_ensemble`."""
+    """Return the predictions from the mean probabilities of runs."""
     first = members[0]
     multi_label, probabilities = first.labels.ndim == 2, []
     for workdir, member in zip(workdirs, members, strict=True):
@@ -319,9 +318,8 @@ def label_errors(
 def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`label_errors` of label sets, bool [n, classes], each class a question with two
-    answers: indices of images, and of classes that they have and should not, or
-    lack."""
+    """Return the `label_errors` of label sets, bool [n, classes]: indices of images,
+    and of classes that they have and should not, or lack."""
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]

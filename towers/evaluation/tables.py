@@ -89,8 +89,7 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
 
 @contextlib.contextmanager
 def _open_output(path):
-    """Standard output, or a file that gets its name, or that which a link leads to, at
-    the end. Names of images need not be text."""
+    """Open standard output, or a file that gets its name at the end."""
     if not path:
         if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
             sys.stdout.reconfigure(errors="surrogateescape")

@@ -36,9 +36,8 @@ PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
 
 
 def trained_network(run: RestoredRun) -> keras.Model:
-    """`RestoredRun.network` in float32, whatever precision it was trained in, with the
-    moving averages of the parameters where the run keeps them. Layers whose parameters
-    are all frozen are not `trainable`."""
+    """Return `RestoredRun.network` in float32, with the reported weights; layers whose
+    parameters are all frozen are not `trainable`."""
     config = dataclasses.replace(run.config, precision="float32")
     in_float32 = dataclasses.replace(run, config=config)
     network = in_float32.network(reported_weights(config))
@@ -51,8 +50,7 @@ def trained_network(run: RestoredRun) -> keras.Model:
 
 
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:
-    """Float32 logits [n, classes] of a `trained_network` for uint8 images
-    [n, *run.image_shape]."""
+    """Return logits, float32 [n, classes], of a `trained_network` for images."""
     # As a graph: TensorFlow warns of functions that layers call with many shapes.
     model = tf.function(without_noise(trained), autograph=False, reduce_retracing=True)
     batches = np.split(images, range(BATCH_SIZE, len(images), BATCH_SIZE))
@@ -63,9 +61,8 @@ def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.
 def predict_in_new_process(
     format: str, path: pathlib.Path, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Logits [n, classes] and names of classes, `printable`, of an export that its own
-    runtime loads in a new process without towers. Images and logits are stored next to
-    it. DoubtfulExport if it cannot be loaded there."""
+    """Return logits [n, classes] and names of classes of an export that its own runtime
+    loads in a new process; DoubtfulExport if it cannot."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)

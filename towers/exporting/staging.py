@@ -23,16 +23,14 @@ from towers.exporting.formats import Format
 
 
 def recover(output: pathlib.Path) -> None:
-    """Gives an export its name again where an earlier process was killed while it
-    replaced it, and removes what killed processes left for this output."""
+    """Give an export that was being replaced its name again; remove leftovers."""
     with contextlib.suppress(OSError):  # of a folder that cannot be written
         store.recover(output.parent, glob.escape(output.name))
         store.remove_leftovers(store.leftovers(output), "export", console.line)
 
 
 def validate_output(output: pathlib.Path, format: Format, overwrite: bool) -> None:
-    """Raises a ConfigError where an export may not be written: its name lacks the
-    suffix, or something stands there that may not be replaced."""
+    """Raise a ConfigError if an export may not be written at a path."""
     suffix = format.suffix
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")

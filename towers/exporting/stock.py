@@ -52,9 +52,9 @@ def stock_network(model: keras.Model) -> keras.Model:
 
 
 def fold_normalizations(network: keras.Model) -> keras.Model:
-    """A `stock_network` for inference alone: a batch normalization becomes part of the
-    kernel and bias of the convolution or dense layer before it, if nothing else reads
-    the output of that layer (Jacob et al. 2018, arXiv:1712.05877, section 3.2)."""
+    """Return a `stock_network` for inference: a batch normalization becomes part of the
+    layer before it, if nothing else reads that (Jacob et al. 2018,
+    arXiv:1712.05877)."""
     calls = calls_of(network)
     num_calls = collections.Counter(id(call.operation) for call in calls)
     read = [x for call in calls for x in call.input_tensors] + network.outputs
@@ -83,8 +83,7 @@ def _is_linear(layer):
 
 
 def _uses_moving_moments(call):
-    """True for a call of a batch normalization of channels, not by the moments of the
-    batch, as with `training=True`."""
+    """Return whether a call normalizes channels by their moving moments."""
     if type(norm := call.operation) is not layers.BatchNormalization:
         return False
     arguments = *call.arguments.args[1:], *call.arguments.kwargs.values()
@@ -247,9 +246,8 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """A network of stock layers only, from uint8 images [n, *run.image_shape] to
-    logits; the network is one layer of it. ConfigError where a layer, or the
-    preprocessing, is in a file of the user."""
+    """Return a network of stock layers from uint8 images to logits. ConfigError if a
+    layer, or the preprocessing, is in a file of the user."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"

@@ -31,9 +31,8 @@ ONNX_OPSET = 18
 def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
 ) -> Callable:
-    """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes]; of label sets also "present" [n,
-    classes], whether a probability reaches the threshold of held-out images."""
+    """Return the function from uint8 "images" to "logits" and "probabilities", and of
+    label sets "present": those that reach their thresholds."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -125,9 +124,8 @@ def decode_image(
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Writes a .keras file, which Keras loads and goes on training: from uint8 images
-    to logits, of stock layers alone; with two more files in the archive,
-    `class_names.json` and PREPROCESSING_JSON, as Keras has no field for these."""
+    """Write a .keras file, which Keras can go on training, from uint8 images to logits;
+    with `class_names.json` and PREPROCESSING_JSON in the archive."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))

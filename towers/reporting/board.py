@@ -93,8 +93,7 @@ class Board:
         self._is_evaluation = kind != "train"
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
-        """A curve per value that has a tag, and per element of a vector:
-        "towers/loss_2"."""
+        """Write a curve per value that has a tag, and per element of a vector."""
         curves = []
         for name, value in values.items():
             if tag := tag_of(name, self._is_evaluation):
@@ -166,8 +165,7 @@ class Board:
 
 
 def _new_path(folder):
-    """Of an event file that is not there yet, also where a process begins two in a
-    second."""
+    """Return the path of a new event file."""
     host = platform.node().replace(".", "-")  # of an address; see `folder`
     names = (
         f"events.out.tfevents.{seconds}.{host}.{os.getpid()}"
@@ -189,8 +187,7 @@ def _as_records(events):
 
 
 def _buckets(values):
-    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite
-    values."""
+    """Return float64 [NUM_BUCKETS, 3]: edges and counts of the finite values."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:

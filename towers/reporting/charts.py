@@ -67,8 +67,7 @@ class Series(NamedTuple):
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
-    """Makes an HTML element of the figure and the description that a function
-    returns."""
+    """Make an HTML element of the figure and text that a function returns."""
 
     @functools.wraps(draw)
     def draw_svg(*args, **options):

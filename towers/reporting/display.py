@@ -188,8 +188,7 @@ class LiveDisplay(Display):
 
 
 def create_display(mode: str, status: Status) -> Display:
-    """The display of a mode; auto is live on a terminal, else plain, which a notebook
-    has in any case. ConfigError where it is none of `console.MODES`."""
+    """Return the display of a mode; ConfigError if `console.MODES` lacks it."""
     if mode not in console.MODES:
         raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
     if mode == "auto" or mode == "live" and console.is_notebook():

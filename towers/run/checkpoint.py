@@ -68,8 +68,7 @@ class Checkpoint(Snapshot):
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes the folder of a checkpoint and reads it back; CheckpointError where its
-    tensors differ."""
+    """Write a checkpoint and read it back; CheckpointError if it differs."""
     tensors = snapshot.tensors
     os.mkdir(path)
     added = {
@@ -127,8 +126,7 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
 
 
 def validate_sizes(path: Path, step: int) -> None:
-    """Raises CheckpointError where a folder lacks files or bytes, or holds another
-    step; the tensors are not read."""
+    """Raise CheckpointError if a folder lacks bytes, or holds another step."""
     if read_trainer_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
     with _damage_named(path):

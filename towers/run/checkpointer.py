@@ -120,8 +120,7 @@ class Checkpointer:
         return self._newest()
 
     def read_new(self) -> Checkpoint | None:
-        """Reads the last valid checkpoint, as `read`; None also where it was read or
-        written here before and its files have not changed."""
+        """Read the last valid checkpoint; None if it is the one read before."""
         return self._newest(known=self._valid)
 
     def _newest(self, known: Mapping[str, list] = {}) -> Checkpoint | None:
@@ -178,8 +177,7 @@ class Checkpointer:
         return None
 
     def recover(self) -> None:
-        """Names a checkpoint again that an interrupted save was about to replace; under
-        the lock, before `read`."""
+        """Name a checkpoint again that an interrupted save was replacing."""
         store.recover(self._folder)
 
     def remove_leftovers(self) -> None:

@@ -97,8 +97,7 @@ class RunFolder:
             raise self._not_writable(error.strerror) from None
 
     def validate(self) -> None:
-        """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
-        writes nothing."""
+        """Raise the ConfigError of `create` or `lock`; write nothing."""
         self._validate_name()
         nearest, code = nearest_existing(self.checkpoints), 0
         if not os.path.isdir(nearest):
@@ -131,8 +130,7 @@ class RunFolder:
         )
 
     def validate_apart(self, teacher: str, dataset: str, data_dir: str) -> None:
-        """Raises ConfigError where the run would be its own teacher, or the folder is,
-        or is in, a folder of classes: it would be a class."""
+        """Raise ConfigError if the run is its teacher, or is among the images."""
         path = pathlib.Path(os.path.realpath(self.path))
         if teacher and os.path.realpath(os.path.expanduser(teacher)) == str(path):
             raise ConfigError(
@@ -185,8 +183,7 @@ class RunFolder:
         return [path for path in kept if path not in written or not path.is_dir()]
 
     def is_restarted(self) -> bool:
-        """True if this process is a restart of the job that began the run with
-        --overwrite: its launcher repeats the arguments."""
+        """Return whether this process restarts the job that began the run."""
         try:
             begun_by = self._job.read_text().splitlines()
         except (OSError, ValueError):
@@ -231,8 +228,7 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
 
 
 def _clear(folder, pattern):
-    """Removes what matches a pattern in a folder, and the folder if it is empty then;
-    returns the rest."""
+    """Remove what matches in a folder, and the empty folder; return the rest."""
     if not folder.is_dir():
         return []
     kept = []
@@ -314,8 +310,7 @@ class Lock:
         return False
 
     def describe(self, **more: str) -> None:
-        """Adds to the description of this process, see `holder`. It only informs: a
-        full disk is no error."""
+        """Add to the description of this process, if the disk takes it."""
         self._about |= more
         try:
             self._file.seek(0)
@@ -325,9 +320,8 @@ class Lock:
             pass
 
     def assert_same_folder(self) -> None:
-        """Raises RunFolderError where the folder is no longer the one that was locked:
-        it was removed, moved or replaced, and perhaps another process trains there.
-        Other errors of the disk are ignored: a save fails with its own error."""
+        """Raise RunFolderError if the folder that was locked was removed, moved or
+        replaced. Other errors of the disk are ignored: a save has its own."""
         try:
             own = os.fstat(self._file.fileno())
             is_in_place = os.path.samestat(os.stat(self._path), own)

@@ -113,8 +113,7 @@ def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def validate_finite(tensors: Tensors, step: int) -> None:
-    """Raises NumericError where a value is not finite: a loss and gradients that are
-    finite may give an update that is not."""
+    """Raise NumericError if a value is not finite, as an update may make it."""
     for name, array in tensors.items():
         is_float = array.dtype.kind not in "biu"
         if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():

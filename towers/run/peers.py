@@ -74,9 +74,8 @@ WAITING = "waiting for the other workers"
 def cluster_of(
     config: Config, cluster: Cluster | None, allow_public_address: bool
 ) -> Cluster | None:
-    """The cluster of a run, as the command or else the environment gives it; None where
-    it has a single worker. ConfigError where it is wrong, or the strategy has no
-    workers."""
+    """Return the cluster of a run, by the command or else the environment; None if it
+    has one worker. ConfigError if it is wrong."""
     has_workers = config.choice_of("strategy").processes
     cluster = cluster or find_cluster(reads_slurm=has_workers)
     if cluster is None or cluster.size == 1:
@@ -241,8 +240,7 @@ def _split(address):
 
 @contextlib.contextmanager
 def _answering(port, greeting):
-    """Greets those who probe a port, in a thread: two workers that probe each other
-    must not wait for each other."""
+    """Greet those who probe a port, in a thread, as two may probe each other."""
     dual, stop = socket.has_dualstack_ipv6(), threading.Event()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:

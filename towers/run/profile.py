@@ -17,8 +17,7 @@ _PICOSECONDS = 1e12
 
 
 class Profile:
-    """Traces the steps between two numbers of steps, if any are given, into a
-    TensorBoard's `--logdir`."""
+    """Traces the steps between two numbers of steps, if any, for TensorBoard."""
 
     def __init__(self, steps: Sequence[int], folder: pathlib.Path):
         if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):

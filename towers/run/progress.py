@@ -67,8 +67,7 @@ class Stopwatch:
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
-        """Adds the time from the end of a call of `num_steps` to the next call;
-        evaluations in it are counted apart."""
+        """Add the time between two calls, without evaluations."""
         self._pauses.add(num_steps, secs - self._evaluation_secs_since_add)
 
     def add_evaluation(self, secs: float) -> None:
@@ -106,8 +105,7 @@ class Stopwatch:
         return Lap(lap.count / lap.secs, 100 * waited)
 
     def steps_in(self, secs: float) -> int:
-        """The number of steps that take `secs`, at least 1; 1 until the speed of this
-        start and phase is known."""
+        """Return the number of steps that take `secs`, if known, or else 1."""
         if not (self._phase.secs and self._is_warm):
             return 1
         return max(1, int(secs * self._phase.count / self._phase.secs))
@@ -115,8 +113,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class RunningMean:
-    """Sums of the loss and correct predictions over the steps of an epoch, those with a
-    finite loss; of asynchronous towers also parts of steps."""
+    """Sums over the steps of an epoch that have a finite loss."""
 
     epoch: int = 0
     num_steps: float = 0.0
@@ -124,8 +121,7 @@ class RunningMean:
     correct_sum: float = 0.0
 
     def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
-        """Adds the sums of losses and of correct predictions, and the number, of steps;
-        a new epoch starts from zero."""
+        """Add sums of losses and hits, and the number of steps, of an epoch."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0.0
             self.loss_sum = self.correct_sum = 0.0

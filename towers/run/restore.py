@@ -46,8 +46,7 @@ def checkpointer_of(
 
 
 def validate_trainer_state(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError where a run cannot be continued with what a checkpoint
-    stores besides the tensors."""
+    """Raise CheckpointError if a run cannot go on with a trainer state."""
     state = checkpoint.trainer_state
     try:
         from_values(state["config"])
@@ -171,7 +170,6 @@ def load_trainer(
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
-    """Sets a trainer's factor on the rate after `num_plateaus`, where evaluations lower
-    it."""
+    """Set a trainer's factor on the rate after `num_plateaus`."""
     if config.choice_of("schedule").by_accuracy:
         trainer.scale_rate(config.decay_factor**num_plateaus)

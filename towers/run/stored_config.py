@@ -116,8 +116,7 @@ def config_to_continue(
 def evaluation_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
-    """The stored Config, with the device, the towers and the batch of an evaluation in
-    place of the training's, and further changes."""
+    """Return the stored Config with the settings of an evaluation, and changes."""
     settings = {
         "device": "auto",
         "device_order": "",
@@ -137,7 +136,6 @@ def evaluation_config(
 def prediction_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
-    """As `evaluation_config`, for predictions: every device has the whole network,
-    whatever the strategy of the training."""
+    """Return `evaluation_config` for predictions, a whole network per device."""
     settings = {"group_size": 1, "batch_size": PREDICTION_BATCH_SIZE}
     return evaluation_config(folder, step, **settings | changes)

@@ -187,8 +187,7 @@ class Watchdog:
                 is_patient = False
 
     def _work_of(self, worker):
-        """(steps taken, what is to be finished, the activity, whether that may be
-        abandoned)"""
+        """Return steps taken, unfinished work, activity, and if it may be left."""
         steps, activity = self._trainer.progress()
         if not worker.is_busy:
             work = f"the report after step {steps}" if steps else "the preparation"

@@ -43,8 +43,7 @@ def callbacks_at_the_end(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
-    """Saves after the steps that a run takes inside, also after a signal, where it
-    raises Preempted, or an error."""
+    """Save after the steps inside, also after a signal or an error."""
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
@@ -124,8 +123,7 @@ def progress_text(run: Run) -> str:
 def how_to_continue(
     config: Config, step: int, total_steps: int, is_early: bool = False
 ) -> str:
-    """The options with which a finished run goes on, in a sentence; `is_early` if its
-    patience has ended it."""
+    """Return the options with which a finished run goes on, in a sentence."""
     if is_early:
         return "To continue raise --patience, or set it to 0"
     if step < total_steps:

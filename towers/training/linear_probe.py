@@ -114,8 +114,7 @@ def probe_secs(
 
 
 def run_secs(parts: build.Parts, secs_per_image: float, num_weights: int) -> float:
-    """Seconds of a run from the start, with its probe, steps and evaluations of raw and
-    averaged weights; `secs_per_image` are of an inference."""
+    """Return the seconds of a run; `secs_per_image` are of an inference."""
     count = parts.periods.num_evaluations(0, parts.last_step)
     count *= parts.eval_split[1].num_examples * num_weights
     trained = PASSES * parts.last_step * parts.periods.images_per_step

@@ -52,8 +52,7 @@ class LrRange(NamedTuple):
 def smooth(
     rates: np.ndarray, losses: np.ndarray, width: float = SMOOTHING
 ) -> np.ndarray:
-    """The means of losses [n], with Gaussian weights by the distance between the rates;
-    the width is in powers of ten."""
+    """Return Gaussian means of losses [n]; the width is in powers of ten."""
     distances = np.log10(rates)[:, None] - np.log10(rates)
     weights = np.exp(-((distances / width) ** 2) / 2)
     return weights @ losses / weights.sum(axis=1)

@@ -181,8 +181,7 @@ class Run:
             self.evaluate_and_save()
 
     def train(self, num_steps: int) -> dict[str, Any]:
-        """Takes up to `num_steps` steps; the metrics of the last one, empty where none
-        was taken."""
+        """Take up to `num_steps` steps; return the metrics of the last, if any."""
         config, parts, progress = self.config, self.parts, self.progress
         before, started = self.step, time.monotonic()
         with self.watchdog.training():
@@ -385,8 +384,7 @@ class Run:
             self.outputs.wait()
 
     def try_to_save(self, because: BaseException) -> None:
-        """Saves before a run ends because of an error; says why where that fails for
-        another reason."""
+        """Save before a run ends with an error; say why if that fails."""
         try:
             self.save_and_wait()
         except (CheckpointError, NumericError, RunFolderError) as error:

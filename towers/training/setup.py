@@ -30,8 +30,7 @@ from towers.run.restore import validate_dataset
 def with_given(
     config: Config, model: Any, data: Any, class_names: Sequence[str]
 ) -> tuple[Config, str]:
-    """The Config of a run whose network, or data, a Python program gives, see
-    `towers.train`; and the architecture of the network in JSON, or nothing."""
+    """Return the Config of what a program gives, and its network in JSON."""
     architecture = ""
     if model is not None:
         name, architecture = given.give(model)

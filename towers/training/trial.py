@@ -425,8 +425,7 @@ def _time_steps(trial, first, end):
 def evaluation_secs(
     config: Config, parts: Parts, trainer: Trainer, heartbeat: Callable[[], None]
 ) -> float:
-    """Return the seconds of an evaluation during training, from TIMED_BATCHES of its
-    batches."""
+    """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = build_trainer.create_eval_feed(batches, trainer)
