@@ -107,7 +107,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "towers"):
-        with _installed("mlflow"):
+        with _begins("mlflow", "; install it: pip install mlflow"):
             import mlflow
             from mlflow import entities
 
@@ -176,7 +176,7 @@ class WandB(Tracker):
     """
 
     def __init__(self, project: str = "towers", **options: Any):
-        with _installed("wandb"):
+        with _begins("wandb", "; install it: pip install wandb"):
             import wandb
 
         self._wandb = wandb
@@ -226,16 +226,6 @@ def tracker(text: str) -> Callback:
             f"track={text}: give mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
         )
     return trackers[kind](rest)
-
-
-@contextlib.contextmanager
-def _installed(package: str):
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f"{package} cannot be imported ({error}); install it: pip install {package}"
-        ) from None
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

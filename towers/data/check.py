@@ -35,7 +35,6 @@ BATCH_SIZE = 100
 # Kinds of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
-
 # Thumbnails of SIDE x SIDE pixels are standardized to a mean of 0 and a standard
 # deviation of UNIT. Images are similar where the root mean square of the difference is
 # at most MOST_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
@@ -92,16 +91,15 @@ def check(
     grid_path = os.path.abspath(grid_path or _default_path(name, data_dir, subject))
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
     folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
+    fault = ""
     if is_checked and is_inside(folder):
-        raise ConfigError(
-            f"--grid={grid_path}: is among the images of --data_dir; choose another"
-        )
-    if os.path.lexists(grid_path) and not _is_picture(grid_path):
-        raise ConfigError(
-            f"--grid={grid_path}: another program wrote what is there; choose another"
-        )
-    if not os.access(os.path.dirname(grid_path), os.W_OK):
-        raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
+        fault = "is among the images of --data_dir; choose another"
+    elif os.path.lexists(grid_path) and not _is_picture(grid_path):
+        fault = "another program wrote what is there; choose another"
+    elif not os.access(os.path.dirname(grid_path), os.W_OK):
+        fault = "cannot be written to that folder"
+    if fault:
+        raise ConfigError(f"--grid={grid_path}: {fault}")
     survey = Survey()
     # Nothing is kept, so that every image is decoded, and its size counted, once.
     data_set = data.load(name, data_dir, image_cache_mb=0.0, survey=survey, **options)
@@ -327,22 +325,20 @@ def _default_path(name, data_dir, subject):
 
 def _write(path, picture, subject):
     content, about = io.BytesIO(), PngImagePlugin.PngInfo()
-    about.add_text("Software", __name__)
-    about.add_text("Source", subject)
+    about.add_text("Source", f"{__name__} {subject}")
     Image.fromarray(picture).save(content, "PNG", pnginfo=about)
     try:
         store.write_aside(path, content.getvalue())
     except OSError as error:
-        raise ConfigError(
-            f"--grid={path}: cannot be written: {error.strerror}"
-        ) from error
+        why = f"cannot be written: {error.strerror}"
+        raise ConfigError(f"--grid={path}: {why}") from error
 
 
-def _is_picture(path, subject=None):
+def _is_picture(path, subject=""):
     """Return whether `_write` wrote a file, if given for this subject."""
     try:
         with Image.open(path, formats=["PNG"]) as picture:
-            is_same = subject in (None, picture.info.get("Source"))
-            return picture.info.get("Software") == __name__ and is_same
+            source = picture.info.get("Source", "")
+            return source.startswith(f"{__name__} {subject}")
     except (OSError, Image.DecompressionBombError):
         return False

@@ -184,7 +184,6 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
         images=checkpoint.trainer_state["images_seen"],
         stopwatch=progress.stopwatch,
         versions=checkpoint.trainer_state.get("versions", {}),
-        is_training=False,
         run=run,
     )
     console.line(f"report: {page}")

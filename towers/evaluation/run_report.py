@@ -88,7 +88,6 @@ def write_report(
     images: int,
     stopwatch: Stopwatch,
     versions: Mapping[str, str],
-    is_training: bool,
     run: RestoredRun | None = None,
 ) -> pathlib.Path:
     """Writes `report/index.html` and `report.json` in a run's folder; the path of the
@@ -98,10 +97,9 @@ def write_report(
         records: of `metrics.jsonl`.
         evaluated: the last evaluation; None where there was none.
         step, images: steps taken, and images trained on, until the evaluation.
-        is_training: whether this process trained it: the report then has its command
-            and machine, otherwise the previous report's.
         run: the network that was evaluated, for the activation maps of the worst
-            mistakes, which a report without it lacks.
+            mistakes; without it this process trained, and its command and machine take
+            the place of the previous report's.
     """
     from towers.evaluation.run_page import report_page  # Matplotlib takes a while
 
@@ -124,7 +122,7 @@ def write_report(
         **of_predictions,
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
-        **(_process() if is_training else _process_before(path)),
+        **(_process() if run is None else _process_before(path)),
         "versions": dict(versions),
         "options": {name: getattr(config, name) for name in non_defaults(config)},
     }

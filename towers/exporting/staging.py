@@ -31,22 +31,21 @@ def recover(output: pathlib.Path) -> None:
 
 def validate_output(output: pathlib.Path, format: Format, overwrite: bool) -> None:
     """Raise a ConfigError if an export may not be written at a path."""
-    suffix = format.suffix
-    if suffix and output.suffix != suffix:
-        raise ConfigError(f"output={output}: its name must end with {suffix}")
-    if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
-        why = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
-        raise ConfigError(f"output={output}: {why}; choose another --output")
-    if os.path.isfile(output.parent):
-        why = f"{output.parent} is a file; choose another --output"
-        raise ConfigError(f"output={output}: {why}")
+    suffix, fault = format.suffix, ""
     is_export = not os.path.islink(output) and _is_export(output, format)
-    if is_export and not overwrite:
-        way = "--overwrite replaces it, --output names another"
-        raise ConfigError(f"{output} exists; {way}")
-    if os.path.lexists(output) and not is_export:
-        way = "move it away or choose another --output"
-        raise ConfigError(f"{output} is no such export; {way}")
+    if suffix and output.suffix != suffix:
+        fault = f"its name must end with {suffix}"
+    elif suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
+        fault = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
+        fault += "; choose another --output"
+    elif os.path.isfile(output.parent):
+        fault = f"{output.parent} is a file; choose another --output"
+    elif is_export and not overwrite:
+        fault = "it exists; --overwrite replaces it, --output names another"
+    elif os.path.lexists(output) and not is_export:
+        fault = "it is no such export; move it away or choose another --output"
+    if fault:
+        raise ConfigError(f"output={output}: {fault}")
 
 
 def _is_export(output, format):

@@ -95,6 +95,13 @@ def cluster_of(
     return cluster
 
 
+def refuse_workers(cluster: Cluster | None, option: str) -> None:
+    """Raise ConfigError if there are several workers where an option takes one."""
+    if cluster is not None and cluster.size > 1:
+        why = f"{cluster.origin} names {cluster.size} workers, and {option} takes one "
+        raise ConfigError(f"{why}process: call it without them")
+
+
 def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
     """Starts the server of this worker and waits for the others. ConfigError where it
     cannot start, or options or versions differ, WorkerLostError where not all came."""
@@ -203,7 +210,7 @@ def connect(
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
     """Waits until every worker listens at its address; errors are as in `connect`."""
-    begun, told, unresolved_since = time.monotonic(), set(), None
+    begun, told = time.monotonic(), set()
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
         while True:
@@ -211,19 +218,16 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
             missing = [i for i in missing if not found[i]]
             if not missing:
                 return
-            now = time.monotonic()
+            waited, limit, hint = time.monotonic() - begun, wait_secs, ""
             unresolved = [i for i in missing if found[i] is None]
-            unresolved_since = (unresolved_since or now) if unresolved else None
-            waited, limit, patience, hint = now - begun, wait_secs, _ANNOUNCE_SECS, ""
             if unresolved:
-                waited, limit = now - unresolved_since, min(wait_secs, NAME_SECS)
-                patience = 0.0
+                limit = min(wait_secs, NAME_SECS)
                 hint = ": the host name does not resolve; correct it, or the network's"
             named = [f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]]
             named = f"worker {', '.join(named)}"
             if waited > limit:
                 raise WorkerLostError(f"{named} did not come within {limit:g} s{hint}")
-            if waited >= patience and hint not in told:
+            if (hint or waited >= _ANNOUNCE_SECS) and hint not in told:
                 console.line(f"waiting for {named}, up to {limit:g} s{hint}")
                 told.add(hint)
             time.sleep(0.1)

@@ -104,7 +104,6 @@ def report_run(run: Run) -> None:
             images=step * run.config.images_per_step,
             stopwatch=run.progress.stopwatch,
             versions=versions(),
-            is_training=True,
         )
     run.outputs.say(f"report: {page}")
 

@@ -35,7 +35,7 @@ from towers.parallel.trainer import Trainer
 from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
-from towers.run.peers import cluster_of
+from towers.run.peers import cluster_of, refuse_workers
 from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
@@ -229,12 +229,7 @@ def _begin(
     """Build what `flag` tries, with arguments of `train`, and print the start banner;
     `continues` if the run goes on from its last checkpoint."""
     config, _ = with_given(config, model, data, class_names)
-    cluster = cluster_of(config, cluster, allow_public_address)
-    if cluster is not None:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and --{flag} takes one "
-            "process: call it without them, with the --batch_size of one worker"
-        )
+    refuse_workers(cluster_of(config, cluster, allow_public_address), f"--{flag}")
     folder = RunFolder(workdir)
     folder.validate_apart(config.teacher, config.dataset, config.data_dir)
     folder.validate()
