@@ -283,8 +283,7 @@ def create_network(
 def match_parameters(
     config: Config, model: keras.Model
 ) -> tuple[schedules.Matched, frozenset[str]]:
-    """The rates of the parameters, and the names of the frozen ones; ConfigError where
-    a pattern fits none."""
+    """Return the rates of the parameters, and the names of the frozen ones."""
     names = variable_names(model.trainable_variables)
     frozen = schedules.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":

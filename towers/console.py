@@ -102,8 +102,7 @@ def _colored(text, color):
 
 
 class Live:
-    """Lines at the end of a terminal that are renewed; other lines go above them.
-    `render` takes the columns of the terminal, see `rich.live.Live`."""
+    """Lines at the end of a terminal that are renewed; others go above them."""
 
     def __init__(self, render: Callable[[int], "RenderableType"]):
         global _live
@@ -198,8 +197,7 @@ def printable(text: str) -> str:
 
 
 class _Stream:
-    """A stream of `sys` by its name, and the newest lines that it has not taken. It is
-    a file for rich, which writes a frame in one call."""
+    """A stream of `sys`, also for rich, and the newest lines that it has not taken."""
 
     def __init__(self, name):
         self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)

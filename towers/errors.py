@@ -63,8 +63,7 @@ _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
 
 class TowersError(Exception):
-    """The base of all errors that end a run with one line instead of a traceback; or,
-    where several mistakes come at once, a line in `lines` for each."""
+    """The base of errors that end a run in one line, or one for each of `lines`."""
 
     exit_code: int
     lines: tuple[str, ...] = ()
@@ -83,8 +82,7 @@ class DataError(TowersError):
 
 
 class UnavailableDataError(DataError):
-    """A disk, a server or a limit of this machine keeps data from being read; the same
-    command may succeed later."""
+    """This machine or a server keeps data from being read, perhaps for a while."""
 
     exit_code = 75
 
@@ -161,8 +159,7 @@ def one_line(error: object, most: int | None = None) -> str:
 
 
 def out_of_memory(error: BaseException | str) -> str:
-    """'out of memory on GPU:0: 3.2GiB': the device and the size where the text of the
-    error says them, whose type says little; empty for an error of another kind."""
+    """Return such as 'out of memory on GPU:0: 3.2GiB'; empty of other errors."""
     try:
         text = str(error)
     except Exception:  # of a class of the user

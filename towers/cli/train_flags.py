@@ -90,8 +90,7 @@ def arguments_of_flags() -> dict[str, Any]:
 
 
 def cluster_of_flags(config: Config | None = None) -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster; without the config Slurm is
-    not read, as its tasks may be runs of their own."""
+    """Return the arguments of `towers.train` on workers, Slurm's with a config."""
     values = flags.FLAGS
     has_workers = config is not None and config.choice_of("strategy").processes
     place = values.cluster, values.task_index

@@ -219,8 +219,7 @@ def ignored_options(config: "Config") -> list[str]:
 
 
 def check_environment() -> None:
-    """Refuses settings of Keras under which the networks would not be TensorFlow's, and
-    a machine without a folder for temporary files, as under `ulimit -f 0`."""
+    """Refuse settings of Keras that are not TensorFlow's, and unwritable TMPDIR."""
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         message = f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset it, "

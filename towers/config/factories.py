@@ -108,8 +108,7 @@ def named_by(
 
 
 def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the keyword arguments that a signature names, less the fixed ones; None if
-    it takes any."""
+    """Return the keyword arguments that a signature leaves open; None for any."""
     parameters = inspect.signature(target).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None

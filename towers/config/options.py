@@ -173,8 +173,7 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
-    """Refuse a text that cannot be a local path: a URL, the home of an unknown user, or
-    one with a character that no path has."""
+    """Refuse a text that cannot be a local path, unless it may be a URL."""
     try:
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

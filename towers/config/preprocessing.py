@@ -44,8 +44,7 @@ class Preprocessing:
 
 
 def parse_standardization(text: str) -> Moments | None:
-    """Mean and standard deviation, a number or one per channel, of the value of the
-    option standardize; None for auto and data. ConfigError where it is no value."""
+    """Return mean and standard deviation of standardize; None for auto, data."""
     if text in STANDARDIZATIONS:
         return STANDARDIZATIONS[text]
     with contextlib.suppress(ValueError):

@@ -11,13 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from towers.config.choices import CONTAINERS, find
-from towers.config.config import (
-    FIELDS,
-    Config,
-    from_json,
-    from_values,
-    non_defaults,
-)
+from towers.config.config import FIELDS, Config, from_json, from_values, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
@@ -188,8 +182,7 @@ def _remark(name, folder, given):
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
-    """The Config of a recipe: a name in `folder`, or the path of a Python file, of a
-    JSON or YAML file of options, or of a run folder, unless a recipe has its name."""
+    """Return the Config of a recipe's name, a file, or the folder of a run."""
     path = _options_file(name, folder)
     if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
         read = from_json if path.suffix == ".json" else _from_yaml

@@ -46,8 +46,7 @@ MOST_NAMED = 3
 
 
 class Prints(NamedTuple):
-    """Fingerprints of n images: labels [n], -1 where one cannot be read; digests uint64
-    [n] of their pixels; gray thumbnails int8 [n, SIDE**2], 0 of flat images."""
+    """Fingerprints of n images: labels, -1 without; digests; gray thumbnails."""
 
     labels: np.ndarray
     digests: np.ndarray
@@ -315,8 +314,7 @@ def _pixel_step(image_shape):
 
 
 def _default_path(name, data_dir, subject):
-    """Return the first of NAME-FOLDER.png, NAME-FOLDER-2.png, ... that is free or is
-    the picture of this data set."""
+    """Return the first NAME-FOLDER[-2].png that is free or of this data set."""
     parts = name, os.path.basename(data_dir.rstrip("/"))
     stem = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, parts)))
     names = (f"{stem}-{i}.png" if i > 1 else f"{stem}.png" for i in itertools.count(1))

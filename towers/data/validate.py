@@ -97,8 +97,7 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
 
 
 def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
-    """Refuses labels outside of the classes. Of a source without `labels` those of
-    NUM_SAMPLED examples, at equal distances, are read, unless `known_alone`."""
+    """Refuse labels outside of the classes, of NUM_SAMPLED images if unknown."""
     num_classes = len(data_set.class_names)
     for split, source in data_set.sources.items():
         indices, labels = np.arange(source.num_examples), known_labels(source)

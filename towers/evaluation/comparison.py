@@ -81,8 +81,7 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
 
 
 def paired_difference(runs: Sequence[ComparedRun]) -> str:
-    """The mean difference in accuracy of two groups of runs with the same options but
-    for the seed, over pairs of the same seed; empty where there are no such groups."""
+    """Describe the mean difference of two groups of runs with the same seeds."""
     split = next((x for x in _SPLITS if all(x in run.results for run in runs)), None)
     if split is None:
         return ""

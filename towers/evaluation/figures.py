@@ -15,13 +15,7 @@ import numpy as np
 
 from towers.config import choices, factories, parse_json
 from towers.errors import ConfigError, one_line
-from towers.evaluation.predictions import (
-    TOP,
-    LabelSets,
-    Predictions,
-    sigmoid,
-    softmax,
-)
+from towers.evaluation.predictions import TOP, LabelSets, Predictions, sigmoid, softmax
 
 Figures = Mapping[str, Any]  # see `figures`
 
@@ -133,9 +127,8 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 def class_counts(
     labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
 ) -> np.ndarray:
-    """int64 [3, classes]: correct predictions of each class, its images, and its
-    predictions. Labels and classes are integers [n], or of several labels bool [n,
-    classes]."""
+    """Count correct predictions, images and predictions, int64 [3, classes], of labels
+    and classes [n], or bool [n, classes]."""
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
@@ -160,8 +153,7 @@ def balanced_accuracy(predictions: Predictions) -> float:
 def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """Return the rows of the confusion matrix that are not 0, int64 [m, 3]: label,
-    predicted class, images."""
+    """Return rows of label, class and number of images that is not 0."""
     pairs, counts = np.unique(labels * num_classes + classes, return_counts=True)
     return np.stack([*np.divmod(pairs, num_classes), counts], 1)
 
@@ -175,8 +167,8 @@ def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
 def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the classes with the most mistakes, at most `most` in increasing order,
-    their confusion matrix, int64 [k, k], and the numbers of their images."""
+    """Return the classes with the most mistakes, in increasing order, their confusion
+    matrix, and the numbers of their images."""
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)
@@ -223,8 +215,7 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature, from 1/100 to 100, that minimizes the cross-entropy of logits /
-    temperature (Guo et al. 2017, arXiv:1706.04599); labels as of `class_counts`."""
+    """Return the temperature of the lowest cross-entropy (arXiv:1706.04599)."""
     logits = logits.astype(np.float64)
     multi_label = labels.ndim == 2
     to_probabilities = sigmoid if multi_label else softmax

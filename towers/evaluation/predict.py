@@ -261,8 +261,7 @@ class _Prediction:
         return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
     def report(self, may_fail: bool = False) -> None:
-        """Prints remarks about training images and labeled ones. DataError where there
-        was no image, or some files cannot be read, unless they may fail."""
+        """Print remarks on the images; DataError if files fail that may not."""
         counts = self._counts
         if counts["trained"]:
             images = f"{counts['trained']} of {counts['read']} images"

@@ -58,9 +58,7 @@ TITLES = {
 
 
 def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
-    """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
-    "accuracy_tta" where it uses test-time augmentation, and "predictions"; of label
-    sets also "map" and "macro_f1"."""
+    """Return counts of the trainer's `evaluate` with means and "predictions"."""
     predictions, images = predictions_of_counts(counts), int(counts["images"])
     result = {"correct": int(counts["correct"]), "images": images}
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
@@ -74,8 +72,7 @@ def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
 def record_of(
     evaluation: Evaluation[Figures], split: str, names: Sequence[str] = RECORDED
 ) -> dict[str, Any]:
-    """Return results of an evaluation under their names in `metrics.jsonl`, such as
-    "test_accuracy_ema"."""
+    """Return results by their names in `metrics.jsonl`, as "test_loss_ema"."""
     return {
         _name(split, name, weights): figures[name]
         for weights, figures in evaluation.by_weights.items()
@@ -89,10 +86,7 @@ def _name(split, name, weights):
 
 
 def accuracy_line(
-    at: str,
-    evaluation: Evaluation[Figures],
-    split: str,
-    tta: str,
+    at: str, evaluation: Evaluation[Figures], split: str, tta: str
 ) -> str:
     """A line that begins with `at`: the reported accuracy."""
     figures = evaluation.reported
@@ -245,8 +239,7 @@ def to_json(result: Mapping[str, Any]) -> str:
 def mistakes_csv(
     predictions: Predictions | LabelSets, source: Source, class_names: Sequence[str]
 ) -> str:
-    """Return the text of `mistakes.csv`, a row of each image that is predicted
-    wrongly."""
+    """Return the text of `mistakes.csv`, a row of each wrong prediction."""
     rows = []
     wrong = np.flatnonzero(~predictions.correct)
     for row in image_rows(predictions, wrong, source, class_names):

@@ -33,11 +33,7 @@ from towers.parallel.copies import Weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.restore import (
-    checkpointer_of,
-    restore_fitting,
-    validate_architecture,
-)
+from towers.run.restore import checkpointer_of, restore_fitting, validate_architecture
 from towers.run.stored_config import stored_config
 
 
@@ -140,9 +136,7 @@ class RestoredRun:
 
     @functools.cached_property
     def thresholds(self) -> np.ndarray | None:
-        """float64 [classes]: of a network of several labels an image the probabilities
-        from which classes are predicted, chosen on held-out images (`thresholds.json`),
-        or 1/2; None of other networks."""
+        """Return the thresholds of label sets, of held-out images or 1/2; else None."""
         if not self.dataset_info.multi_label:
             return None
         chosen = read_thresholds(RunFolder(self.path).thresholds, self.class_names)

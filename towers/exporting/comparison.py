@@ -36,8 +36,7 @@ PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
 
 
 def trained_network(run: RestoredRun) -> keras.Model:
-    """Return `RestoredRun.network` in float32, with the reported weights; layers whose
-    parameters are all frozen are not `trainable`."""
+    """Return the network in float32 with the weights that the run reports."""
     config = dataclasses.replace(run.config, precision="float32")
     in_float32 = dataclasses.replace(run, config=config)
     network = in_float32.network(reported_weights(config))
@@ -61,8 +60,7 @@ def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.
 def predict_in_new_process(
     format: str, path: pathlib.Path, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return logits [n, classes] and names of classes of an export that its own runtime
-    loads in a new process; DoubtfulExport if it cannot."""
+    """Return logits and class names of an export in a process without towers."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)
@@ -87,8 +85,7 @@ def predict_in_new_process(
 def predict_with_variables(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Logits of a new network with the variables of a file, and the names of the
-    classes in it, `printable`. DoubtfulExport if a variable is missing."""
+    """Return logits and names of classes of a new network with a file's values."""
     from safetensors import safe_open
 
     network = trained_network(run)

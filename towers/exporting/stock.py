@@ -161,8 +161,7 @@ def _dropout(layer):
 
 
 def _grouped_convolution(layer):
-    """As many groups as channels are a depthwise convolution, fewer are convolutions
-    side by side: what Keras makes of groups on a CPU, only XLA can execute."""
+    """Return convolutions side by side: Keras' own needs XLA on a CPU."""
     if layer.groups == 1:
         return _of_keras(layer)
     stock, settings = _class_and_settings(layer)
@@ -201,8 +200,7 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Positions are the biases of a dense layer. Its kernel is the class token, where
-    there is one, and its input 1 in its place, else 0. Fixed ones are not trained."""
+    """Return a dense layer: its biases are positions, its kernel the class token."""
     table, has_token = np.array(layer.table), layer.has_class_token
     channels, is_trained = table.shape[-1], layer.trainable and has_token
     settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
@@ -246,8 +244,7 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """Return a network of stock layers from uint8 images to logits. ConfigError if a
-    layer, or the preprocessing, is in a file of the user."""
+    """Return stock layers from uint8 images to logits, or raise a ConfigError."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"

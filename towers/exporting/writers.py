@@ -124,8 +124,7 @@ def decode_image(
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Write a .keras file, which Keras can go on training, from uint8 images to logits;
-    with `class_names.json` and PREPROCESSING_JSON in the archive."""
+    """Write a .keras file from uint8 images to logits, with two more files."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
@@ -171,8 +170,7 @@ def write_tflite(
 
 
 def _quantized(converter, in_float32, calibration):
-    """The network in int8 behind preprocessing in float32: eight bits of an image's
-    variance are 0 for an image of little contrast, which is then divided by that."""
+    """Return int8 content; the preprocessing stays float32, for low contrast."""
     tensors = tf.lite.Interpreter(model_content=in_float32).get_tensor_details()
     names = [tensor["name"] for tensor in tensors if PREPROCESSING in tensor["name"]]
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -188,8 +186,7 @@ def _quantized(converter, in_float32, calibration):
 
 
 def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Writes an .onnx file, for ONNX Runtime and others: the function of `predict_fn`,
-    and in its metadata "class_names" and "preprocessing", in JSON."""
+    """Write an .onnx file of `predict_fn`, its metadata in JSON."""
     import onnx
     import tf2onnx
 

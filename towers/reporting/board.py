@@ -65,8 +65,7 @@ TAGS = {
 
 
 def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
-    """Tag and description of a metric; None where the board does not show it. Of an
-    evaluation it also shows metrics that are not in TAGS, which the user has named."""
+    """Return tag and description of a metric; None if the board lacks it."""
     if name in TAGS:
         return TAGS[name]
     if name.endswith("_tta"):
@@ -206,8 +205,7 @@ def mistakes_picture(
 def batch_picture(
     images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
-    """The first images of a batch, as the network gets them, with their classes, int
-    [n], or shares of classes [n, classes] of mixed images; uint8 [height, width, 3]."""
+    """Return the first images of a batch with their classes or shares of them."""
     images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
     captions = []
     for label in labels:
@@ -228,9 +226,8 @@ _WIDTH, _GAP, _LINE = 350, 4, 14
 def captioned_images(
     images: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> np.ndarray:
-    """Images [n, height, width, channels] next to each other, each over its caption, as
-    uint8 [height, width, 3]. Floats are stretched to the whole range; of more than
-    three channels the first three are colors, of two the first one is gray."""
+    """Return images over their captions, uint8 [height, width, 3]. Floats are stretched
+    to the whole range; the first three channels are colors."""
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)

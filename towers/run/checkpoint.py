@@ -51,8 +51,7 @@ _READ_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A saved state: tensors by canonical names (`params/conv1/kernel`), in a fixed
-    order, and a trainer state that JSON can hold."""
+    """A saved state: tensors by canonical names, in order, and values for JSON."""
 
     step: int
     tensors: Tensors
@@ -61,8 +60,7 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Snapshot):
-    """A verified checkpoint in a folder; `versions` in the trainer state are those that
-    wrote it."""
+    """A verified checkpoint in a folder, with the versions that wrote it."""
 
     path: Path
 

@@ -160,8 +160,7 @@ class RunFolder:
             ) from None
 
     def clear(self) -> list[pathlib.Path]:
-        """Removes what earlier runs wrote, and nothing else that is in the folder;
-        returns what was left in the folders of a run, as no run wrote it."""
+        """Remove what earlier runs wrote; return what else is in their folders."""
         profiles = self.tensorboard / "plugins" / "profile"
         written = {self.checkpoints: _CHECKPOINT, self.report: _REPORT}
         written |= dict.fromkeys(self.boards, _EVENTS)

@@ -57,8 +57,8 @@ class Outputs:
         take_snapshot: Callable[[], Snapshot | None],
         saving: Callable[[], contextlib.AbstractContextManager],
     ) -> None:
-        """Writes a checkpoint in the background, unless the snapshot is None; `saving`
-        is entered while the previous one is waited for, whose error this raises."""
+        """Write a checkpoint, unless None, in the background; raise an earlier
+        error."""
         self.lock.assert_same_folder()
         snapshot = take_snapshot()
         if snapshot is None:
@@ -102,8 +102,7 @@ def is_between_steps(trainer: Trainer) -> bool:
 
 
 def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
-    """The state between two steps: a call that was abandoned waiting for data may take
-    its last step at this very moment, which is waited for."""
+    """Return the state between two steps, after one that ends at this moment."""
     while True:
         before = trainer.progress()
         state = trainer.state()

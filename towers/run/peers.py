@@ -103,8 +103,7 @@ def refuse_workers(cluster: Cluster | None, option: str) -> None:
 
 
 def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
-    """Starts the server of this worker and waits for the others. ConfigError where it
-    cannot start, or options or versions differ, WorkerLostError where not all came."""
+    """Start the server of this worker and wait for the others, which must be alike."""
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
@@ -273,8 +272,7 @@ def _answering(port, greeting):
 
 
 def _is_there(index, address):
-    """True if a worker waits, or its TensorFlow has started; None if its host name does
-    not resolve. ConfigError where it is another worker, or none."""
+    """Return whether a worker waits or has started; None without its host name."""
     try:
         with socket.create_connection(_split(address), 1) as probe:
             if probe.getsockname() == probe.getpeername():

@@ -57,8 +57,7 @@ class Profile:
 
 
 def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
-    """The kinds of operations that take most time in the newest trace of a folder, on
-    the GPUs where there are any, else on the CPU."""
+    """Return the operations that take most time in the newest trace of a folder."""
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
     if not files:
         return [f"there is no trace in {folder}"]
@@ -80,8 +79,7 @@ def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
 
 
 def _kind(plane, event):
-    """The kind of operation that an event computes, or None: its event on the CPU is
-    called NAME:KIND; a kernel on a GPU has the operation in its statistics."""
+    """Return the kind of operation of an event, by name or statistics, or None."""
     name = plane.event_metadata[event.metadata_id].name
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":

@@ -76,9 +76,7 @@ class Stopwatch:
         self._evaluation_secs_since_add += secs
 
     def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
-        """Estimated seconds of the remaining steps, what is written between them, and
-        evaluations, once there was one; None until the speed of this start and phase is
-        known."""
+        """Return the estimated seconds of the rest of the run, if known."""
         if not self._phase.secs:
             return None
         secs_per_step = self._phase.mean() + self._pauses.mean()
@@ -217,8 +215,7 @@ class Progress:
 
 
 def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
-    """True if an evaluation is better than the best one so far: by "score", of equal
-    ones "loss", then "accuracy"; None stands for one that is not finite."""
+    """Return whether an evaluation is the best: by score, loss, accuracy."""
 
     def key(x):
         score = -math.inf if x["score"] is None else x["score"]

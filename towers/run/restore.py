@@ -64,8 +64,7 @@ def validate_changes(
     checkpoint: Checkpoint | None,
     allow_change: tuple[str, ...],
 ) -> None:
-    """Raises ConfigError where options, other than those in `allow_change`, would make
-    a run another one; the checkpoint's own config decides, not config.json."""
+    """Raise ConfigError if options differ from the checkpoint's and may not."""
     check_names(
         allow_change, "--allow_change takes names of options, with commas between, and "
     )
@@ -94,8 +93,7 @@ def validate_changes(
 def validate_dataset(
     data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError if a run is to be continued with other classes; or with
-    another data set, unless "dataset" or "data_dir" may change."""
+    """Raise ConfigError for other classes, or data that may not change."""
     if checkpoint is None:
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -113,8 +111,7 @@ def validate_dataset(
 
 
 def validate_architecture(model: Tensors, saved: Tensors) -> None:
-    """Raises CheckpointError naming the first tensor in which a model differs from a
-    checkpoint. The order matters: it distinguishes two layers of the same shape."""
+    """Raise CheckpointError for the first tensor that differs, in order."""
     model, saved = (
         {name: f"{np.dtype(x.dtype).name} {list(x.shape)}" for name, x in each.items()}
         for each in (model, saved)
@@ -159,8 +156,7 @@ def load_trainer(
     checkpoint: Checkpoint | None,
     class_names: Sequence[str] = (),
 ) -> set[str]:
-    """Continues from a checkpoint; without one, starts from the parameters that
-    `init_from` names, if any. Returns the variables that have no value there."""
+    """Load a checkpoint, or initial parameters; return variables without values."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])

@@ -49,9 +49,8 @@ def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
 def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
-    """Classes and preprocessing of a run's data set, from the checkpoint of a step, or
-    else the newest one that has them, or else from dataset_info.json; None without any,
-    and ConfigError where the file is damaged."""
+    """Return classes and preprocessing of a run's data set, of the checkpoint of a
+    step, a newer one or the file; None without, ConfigError if it is damaged."""
     with quiet_imports():  # of TensorFlow
         from towers.run.dataset_info import DatasetInfo
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)

@@ -123,8 +123,7 @@ class Watchdog:
         return _local.worker.doing("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
-        """Something else that may be abandoned, such as "evaluating", goes on inside;
-        the value is a function to call whenever there is progress."""
+        """Name an activity that may be abandoned; yield a call for its progress."""
         return _local.worker.doing(name)
 
     # Called by the main thread.

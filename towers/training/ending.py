@@ -84,8 +84,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 
 
 def report_run(run: Run) -> None:
-    """Writes the report of a run, with its last evaluation: nothing is computed again.
-    Called inside of `Watchdog.call`; after a signal it is abandoned."""
+    """Write the report of a run with its last evaluation, until a signal."""
     evaluated, step, names = None, run.step, run.parts.data.class_names
     with run.watchdog.activity("writing the report"):
         if run.evaluated is not None:

@@ -59,8 +59,7 @@ def smooth(
 
 
 def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
-    """Takes steps, which give their learning rate and loss, until the loss diverges,
-    and reads the suggestion. NumericError where the first loss is not finite."""
+    """Take steps of a rate and a loss until it diverges, and suggest a rate."""
     taken = []
     for rate, loss in steps:
         if not math.isfinite(loss):

@@ -49,9 +49,7 @@ def build_run(
     allow_change: tuple[str, ...] = (),
     schedule_fn: Callable[[Config, int], Schedule] | None = None,
 ) -> tuple[build.Parts, Trainer]:
-    """The parts of a run, and its trainer with the initial parameters. ConfigError
-    where the options do not fit the data set, the devices, or the checkpoint from which
-    the run goes on, except for those in `allow_change`."""
+    """Return the parts of a run and its trainer, or raise a ConfigError."""
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)

@@ -19,11 +19,7 @@ class Summaries:
     """The summaries of a run; `written_at` is the time of the last one."""
 
     def __init__(
-        self,
-        parts: Parts,
-        trainer: Trainer,
-        reports: Reports,
-        watchdog: Watchdog,
+        self, parts: Parts, trainer: Trainer, reports: Reports, watchdog: Watchdog
     ):
         self._parts, self._trainer = parts, trainer
         self._reports, self._watchdog = reports, watchdog

@@ -176,8 +176,7 @@ def open_run(
     overwrite: bool,
     allow_change: tuple[str, ...],
 ) -> tuple[Outputs, Checkpoint | None, bool]:
-    """Locks the folder of a run until `stack` ends, and reads its last checkpoint, None
-    without one or with `overwrite`. Returns `overwrite`, False in a restarted job."""
+    """Lock a run's folder and read its checkpoint; a restart does not overwrite."""
     folder.validate_apart(config.teacher, config.dataset, config.data_dir)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))

@@ -184,8 +184,7 @@ class Trial(NamedTuple):
         function: Callable[[Callable[[], None]], T],
         tick: Callable[[int, str], None] = lambda step, activity: None,
     ) -> T:
-        """Return what a function returns that gets one to call whenever there is
-        progress, under a `Watchdog` whose signals abandon it anywhere."""
+        """Call a function, which gets a heartbeat, until a signal abandons it."""
         secs = self.config.stuck_after_secs
         watchdog = Watchdog(self.trainer, ACTIVITIES, stuck_after_secs=secs, tick=tick)
 
@@ -226,8 +225,7 @@ def _begin(
     origins: Mapping[str, str] = MappingProxyType({}),
     schedule_fn: Callable[[Config, int], Schedule] | None = None,
 ) -> Trial:
-    """Build what `flag` tries, with arguments of `train`, and print the start banner;
-    `continues` if the run goes on from its last checkpoint."""
+    """Build what `flag` tries, as `train` does, and print the start banner."""
     config, _ = with_given(config, model, data, class_names)
     refuse_workers(cluster_of(config, cluster, allow_public_address), f"--{flag}")
     folder = RunFolder(workdir)
