@@ -101,10 +101,8 @@ def build(
         eval_split = "validation", data_set.validation
         for name in ("validation_fraction", "validation_fold"):
             if value := getattr(config, name):
-                raise ConfigError(
-                    f"{name}={value}: the data set has images for validation; leave "
-                    "the option out"
-                )
+                why = "the data set has images for validation; leave the option out"
+                raise ConfigError(f"{name}={value}: {why}")
     elif config.holds_out and train_source is not None:
         train_source, held_out = hold_out(
             train_source, config.validation_fraction, config.fold_of_images
@@ -220,10 +218,8 @@ def create_augmentation(
     }.items():
         value = getattr(config, name)
         if channels not in (1, 3) and value not in plain and ":" not in str(value):
-            raise ConfigError(
-                f"{name}={value} changes colors, and the images have {channels} "
-                "channels, not 1 or 3; leave it out"
-            )
+            why = f"images have {channels} channels, not 1 or 3; leave it out"
+            raise ConfigError(f"{name}={value} changes colors, and the {why}")
     try:
         return extend(
             create_augment(

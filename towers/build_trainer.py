@@ -62,10 +62,8 @@ def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
     count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
-            "needs an image; raise --batch_size or lower --num_towers"
-        )
+        why = "every tower needs an image; raise --batch_size or lower --num_towers"
+        raise ConfigError(f"batch_size={config.batch_size}, {num_towers} towers: {why}")
     images = shares(config.batch_size, num_towers)
     before, own = sum(images[:first]), sum(images[first : first + count])
     return Share(before, own, config.batch_size)
@@ -134,10 +132,8 @@ def create_trainer(
     )
     loss_fn = create_loss(**loss_options | by_class)
     if multi_label and teacher is not None:
-        raise ConfigError(
-            f"teacher={config.teacher}: distillation needs one label an image, and "
-            "these have several; leave it out"
-        )
+        why = "distillation needs one label an image, not several; leave it out"
+        raise ConfigError(f"teacher={config.teacher}: {why}")
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
@@ -210,10 +206,8 @@ def create_feed(
     per_tower = batches.split(sizes)
     if config.input == "resident":
         if num_bytes(batches.source) is None:
-            raise ConfigError(
-                f"input=resident with dataset={config.dataset}: its images are read "
-                "from files when they are wanted; set --input=stream"
-            )
+            why = "its images are not in memory; set --input=stream"
+            raise ConfigError(f"input=resident with dataset={config.dataset}: {why}")
         return Resident(per_tower, devices)
     if "GPU" not in devices[0]:
         # One pipeline for all towers, which is traced once.

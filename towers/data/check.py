@@ -124,10 +124,8 @@ def check(
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
     count = len(survey.faults) + len(survey.misplaced)
     if count:
-        raise DataError(
-            f"{count} of {total + len(survey.misplaced)} images of {name} cannot be "
-            "used; each is named above: replace it, or take it away"
-        )
+        subject = f"{count} of {total + len(survey.misplaced)} images of {name}"
+        raise DataError(f"{subject} cannot be used; replace or remove what is named")
 
 
 def read_through(

@@ -139,10 +139,8 @@ def logit_offsets(
 def labels_for(source: Source, option: str) -> np.ndarray:
     """Return the labels of all training images, or raise a ConfigError."""
     if not hasattr(source, "labels"):
-        raise ConfigError(
-            f"{option}: the labels of this data set are not known; give its source a "
-            "NumPy array `labels`"
-        )
+        way = "give its source a NumPy array `labels`"
+        raise ConfigError(f"{option}: the labels of this data set are not known; {way}")
     if source.labels is None:
         return source.read_labels(np.arange(source.num_examples))
     return source.labels

@@ -90,11 +90,8 @@ def staged(
 
 def _keep(path, output, figures):
     """Move a doubtful export to a path of its own; return it."""
-    folder, number = output.parent / "doubtful", 1
-    kept = folder / output.name
-    while os.path.lexists(kept):
-        number += 1
-        kept = folder / f"{output.stem}-{number}{output.suffix}"
+    folder = output.parent / "doubtful"
+    kept = store.free_name(folder / output.stem, output.suffix)
     store.make_folders(folder)
     store.replace(path, kept)
     store.write_aside(f"{kept}.json", to_json(figures))

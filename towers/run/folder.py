@@ -133,16 +133,13 @@ class RunFolder:
         """Raise ConfigError if the run is its teacher, or is among the images."""
         path = pathlib.Path(os.path.realpath(self.path))
         if teacher and os.path.realpath(os.path.expanduser(teacher)) == str(path):
-            raise ConfigError(
-                f"teacher={teacher} is the run itself; choose another --workdir"
-            )
+            why = "is the run itself; choose another --workdir"
+            raise ConfigError(f"teacher={teacher} {why}")
         if dataset == "image_folder" and not is_url(data_dir):
             data_dir = data_folder(data_dir)
             if path.is_relative_to(os.path.realpath(data_dir)):
-                raise ConfigError(
-                    f"workdir={self.path} is in data_dir={data_dir}, where folders are "
-                    "classes; choose another --workdir"
-                )
+                why = f"in data_dir={data_dir}, where folders are classes"
+                raise ConfigError(f"workdir={self.path} is {why}; choose another one")
 
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
@@ -155,9 +152,8 @@ class RunFolder:
         try:
             store.write_aside(self.network, architecture)
         except OSError as error:
-            raise ConfigError(
-                f"{self.network} cannot be written: {error.strerror}"
-            ) from None
+            why = f"cannot be written: {error.strerror}"
+            raise ConfigError(f"{self.network} {why}") from None
 
     def clear(self) -> list[pathlib.Path]:
         """Remove what earlier runs wrote; return what else is in their folders."""
@@ -175,10 +171,8 @@ class RunFolder:
                 else:
                     store.remove(path)
         except OSError as error:
-            raise ConfigError(
-                f"{error.filename} cannot be removed: {error.strerror}; remove it "
-                "yourself or choose another --workdir"
-            ) from None
+            why = f"cannot be removed: {error.strerror}; choose another --workdir"
+            raise ConfigError(f"{error.filename} {why}") from None
         return [path for path in kept if path not in written or not path.is_dir()]
 
     def is_restarted(self) -> bool:
@@ -262,10 +256,8 @@ class Lock:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(self._path, flags, 0o666)
         except OSError as error:
-            raise ConfigError(
-                f"the lock {self._path} cannot be opened: {error.strerror}; remove it "
-                "or choose another --workdir"
-            ) from None
+            why = f"{error.strerror}; remove it or choose another --workdir"
+            raise ConfigError(f"the lock {self._path} cannot be made: {why}") from None
         self._file = open(descriptor, "r+b", buffering=0)
         try:
             self._take(wait_secs)
@@ -328,9 +320,8 @@ class Lock:
             is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
-                f"{self._path.parent} is no longer the folder that this run locked: it "
-                "was removed, moved or replaced; put it back, and the same command "
-                "continues"
+                f"{self._path.parent} was removed, moved or replaced since this run "
+                "locked it; put it back, and the same command continues"
             )
 
     def __enter__(self) -> "Lock":

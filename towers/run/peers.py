@@ -82,9 +82,8 @@ def cluster_of(
         return None
     if not has_workers:
         raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, but "
-            f"strategy={config.strategy} trains in one process; set "
-            "--strategy=multi_worker"
+            f"{cluster.origin} names {cluster.size} workers, and strategy="
+            f"{config.strategy} trains in one process; set --strategy=multi_worker"
         )
     if config.device_order:
         raise ConfigError(
@@ -196,10 +195,8 @@ def connect(
             "train with several workers from a process of its own"
         ) from None
     except tf.errors.OpError as error:
-        raise WorkerLostError(
-            f"the server of worker {index} did not start: "
-            f"{one_line(error.message, 250)}"
-        ) from None
+        why = one_line(error.message, 250)
+        raise WorkerLostError(f"worker {index}'s server did not start: {why}") from None
     finally:
         faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread() and handler:
@@ -349,7 +346,5 @@ def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:
     """Raises NumericError where a worker has other bits than the chief."""
     own = {k: zlib.crc32(np.ascontiguousarray(array)) for k, array in state.items()}
     for worker, differing in _unlike_chief(workers, own):
-        raise NumericError(
-            f"{next(iter(differing))} of {worker} differs from the chief's; "
-            "the last checkpoint is whole"
-        )
+        name = f"{next(iter(differing))} of {worker}"
+        raise NumericError(f"{name} differs from the chief's; the last save is whole")

@@ -21,10 +21,8 @@ class Profile:
 
     def __init__(self, steps: Sequence[int], folder: pathlib.Path):
         if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):
-            raise ConfigError(
-                f"profile_steps={','.join(map(str, steps))}: give two numbers of "
-                "steps, the smaller one first, such as 100,110"
-            )
+            way = "give two numbers of steps, the smaller one first, such as 100,110"
+            raise ConfigError(f"profile_steps={','.join(map(str, steps))}: {way}")
         self._steps, self._folder = tuple(steps), folder
         self._is_tracing = self._is_done = False
 

@@ -6,7 +6,6 @@ says so; the next report is tried again.
 """
 
 import functools
-import itertools
 import json
 import math
 import os
@@ -183,10 +182,7 @@ class MetricsFile:
         store.sync(self._path)
 
     def _move_aside(self):
-        suffixes = itertools.chain([""], (f"-{i}" for i in itertools.count(2)))
-        names = (f"{self._path.name}.damaged{suffix}" for suffix in suffixes)
-        paths = map(self._path.with_name, names)
-        aside = next(path for path in paths if not os.path.lexists(path))
+        aside = store.free_name(f"{self._path}.damaged")
         os.rename(self._path, aside)
         self._is_damaged = False
         console.warn(

@@ -60,10 +60,8 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         clock = time.strftime("%H:%M:%S", time.localtime(watchdog.progress_at))
         is_saved = run.outputs.saved_step == step
         place = f", and is saved in {run.folder.path}" if is_saved else ""
-        raise WorkerLostError(
-            f"{error}; step {step} was the last, at {clock}{place}; the same command "
-            "continues"
-        ) from None
+        last = f"step {step} was the last, at {clock}{place}"
+        raise WorkerLostError(f"{error}; {last}; the same command continues") from None
     except BaseException as error:
         if is_between_steps(run.trainer):
             try:

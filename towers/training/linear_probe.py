@@ -125,10 +125,8 @@ def _head_names(model):
     """The names of the kernel and bias of the last layer in `Trainer.state`."""
     head = last_operation(model.outputs[0])
     if not isinstance(head, keras.layers.Dense) or not head.use_bias:
-        raise ConfigError(
-            f"linear_probe: the last layer, {head.name!r}, is no Dense layer with a "
-            "bias; set --linear_probe=false"
-        )
+        why = f"the last layer, {head.name!r}, is not a Dense layer with a bias"
+        raise ConfigError(f"linear_probe: {why}; set --linear_probe=false")
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 

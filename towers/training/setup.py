@@ -80,10 +80,9 @@ def build_run(
     if checkpoint is not None and "teacher" not in allow_change:
         trained = checkpoint.trainer_state.get("teacher")
         if trainer.teacher and trained not in (None, trainer.teacher.checksum):
-            raise ConfigError(
-                f"teacher={config.teacher}: its parameters are not those that the run "
-                "has followed; give the former ones, or --allow_change=teacher"
-            )
+            why = "its parameters are not those that the run has followed"
+            way = "give the former ones, or --allow_change=teacher"
+            raise ConfigError(f"teacher={config.teacher}: {why}; {way}")
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -45,8 +45,6 @@ from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
 from towers.training.linear_probe import fit_head, probe_secs
 from towers.training.setup import build_run, with_given
-
-T = TypeVar("T")
 
 # The steps of a phase are timed for so long, in calls of so long.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
@@ -181,9 +179,9 @@ class Trial(NamedTuple):
 
     def watched(
         self,
-        function: Callable[[Callable[[], None]], T],
+        function: Callable[[Callable[[], None]], Any],
         tick: Callable[[int, str], None] = lambda step, activity: None,
-    ) -> T:
+    ) -> Any:
         """Call a function, which gets a heartbeat, until a signal abandons it."""
         secs = self.config.stuck_after_secs
         watchdog = Watchdog(self.trainer, ACTIVITIES, stuck_after_secs=secs, tick=tick)
@@ -351,7 +349,7 @@ def _time(trial, heartbeat):
     secs = {"linear probe": head_secs, "compiling": start_secs}
     secs |= {"input": input_secs, "steps": train_secs - input_secs, "evaluations": 0.0}
     if num_evaluations:
-        once = evaluation_secs(config, parts, trainer, heartbeat)
+        once = _evaluation_secs(config, parts, trainer, heartbeat)
         secs["evaluations"] = num_evaluations * once
     started = time.monotonic()
     trainer.state()
@@ -415,9 +413,7 @@ def _time_steps(trial, first, end):
     return stopwatch
 
 
-def evaluation_secs(
-    config: Config, parts: Parts, trainer: Trainer, heartbeat: Callable[[], None]
-) -> float:
+def _evaluation_secs(config, parts, trainer, heartbeat):
     """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
