@@ -318,10 +318,8 @@ def create_update(
     matched: schedules.Matched,
     schedule_fn: Callable[[Config, int], schedules.Schedule],
 ) -> Update:
-    """The optimizer with its schedules; these only where there are training images.
-
-    Where the optimizer applies the weight decay, the model loses its regularizers.
-    """
+    """Return the optimizer with its schedules, if there are training images; the model
+    loses the regularizers that it applies itself."""
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         config.lists["optimizer_options"],

@@ -37,13 +37,9 @@ MOST_RESIDENT_BYTES = 2**30
 def configure_devices(
     config: Config, *, device: str = "", for_training: bool = True
 ) -> Devices:
-    """The devices of the towers; `device` overrides the config's. The kernels of an
-    evaluation need not repeat bit for bit. ConfigError where the machine does not have
-    the devices.
-
-    Where no tower has moments of its own, a tower for each of a few cores trains the
-    same network: 1.2 times as fast with EfficientNet-Lite0 on two cores.
-    """
+    """Return the devices of the towers; ConfigError if the machine lacks them. If no
+    tower has moments of its own, a tower for each of a few cores trains the same
+    network: 1.2 times as fast with EfficientNet-Lite0 on two cores."""
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
     cores = num_cores()
@@ -77,10 +73,9 @@ def create_trainer(
     feed: Feed | None = None,
     teacher: keras.Model | None = None,
 ) -> Trainer:
-    """Creates a trainer with the config's strategy on the chosen devices; for an
-    evaluation, it takes no steps. `feed` replaces the batches of the parts. With
-    `teacher`, a trained network, the loss includes distillation. Options that do not
-    fit the devices are a ConfigError."""
+    """Return a trainer with the config's strategy; of an evaluation, it takes no steps.
+    `feed` replaces the batches of the parts; with `teacher`, a trained network, the
+    loss includes distillation. ConfigError if options do not fit the devices."""
     share_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(

@@ -96,10 +96,8 @@ def parse(
     *,
     takes_paths: bool = False,
 ) -> Sequence[str]:
-    """Gives flags the values of a command line; returns the program's name, and the
-    paths before, between and after the flags where it takes any. ConfigError where a
-    flag is unknown or its value wrong, OSError where standard output does not take the
-    help."""
+    """Give flags the values of a command line; return the program's name and the paths,
+    if it takes any. ConfigError of a wrong flag, OSError of standard output."""
     values.set_gnu_getopt(takes_paths)
     argv = synonyms.with_our_names(argv, values, lambda name: values[name].boolean)
     try:

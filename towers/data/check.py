@@ -55,10 +55,9 @@ class Prints(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of one split: the images of each class that can be read, int64
-    [num_classes]; how often each value stands in each channel, [channels, 256]; the
-    first images of each class, of large ones every second, third, ... pixel; and the
-    fingerprints of all."""
+    """Statistics of one split: images of each class that can be read, int64
+    [num_classes]; counts of each value in each channel, [channels, 256]; the first
+    images of each class, large ones with fewer pixels; and the fingerprints of all."""
 
     labels: np.ndarray
     values: np.ndarray
@@ -74,15 +73,10 @@ def check(
     say: Callable[[str], None] = console.line,
     **options: Any,
 ) -> None:
-    """Reads every image once, says what there is, and draws some into the PNG file
-    `grid_path`, by default named after the data set and its folder. `say` takes the
-    lines; `options` are those of `data.load`.
-
-    Memory is bounded, whatever the number of images, but for a line for each fault, and
-    76 bytes for each image, to detect duplicates. DataError where the data set cannot
-    be loaded, or images cannot be read, ConfigError where the picture cannot be
-    written.
-    """
+    """Read every image once, say what there is, and draw some into the PNG file
+    `grid_path`, by default named after the data set. DataError if images cannot be
+    read, ConfigError if the picture cannot be written. Memory is bounded, but for the
+    faults and 76 bytes for each image. `options` are those of `data.load`."""
     refuse_url("grid", grid_path)
     grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
     is_checked |= name == "image_folder"

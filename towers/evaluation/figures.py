@@ -336,10 +336,9 @@ class Metric(NamedTuple):
 
 
 def create_metric(name: str) -> Metric:
-    """The metric of `--best_by`: a name in `choices.METRICS` other than auto, or
-    FILE.py:FUNCTION of labels, int64 [n] or bool [n, classes], and probabilities,
-    float64 [n, classes]. ConfigError where there is no such function, it has the name
-    of a figure, or a call gives no number."""
+    """Return the metric of `--best_by`, by name or FILE.py:FUNCTION of labels and
+    probabilities [n, classes]. ConfigError if there is no such function, it has the
+    name of a figure, or gives no number."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         usual = "accuracy", "loss", "map"

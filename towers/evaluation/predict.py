@@ -245,10 +245,8 @@ class _Prediction:
         console.error(f"{shown(path)}: {why}")
 
     def _outputs(self, batch, size):
-        """The outputs of the network for image files.
-
-        A last batch is filled up to the size of the others, as it would be traced anew.
-        """
+        """Return the outputs; a last batch is filled up, so as not to be traced
+        anew."""
         run = self.run
         images = np.zeros((size, *run.image_shape), np.uint8)
         images[: len(batch)] = [file.image for file in batch]

@@ -210,10 +210,9 @@ def read_run(
     use_ema: bool | None = None,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
-    """The trained network of a run, on devices that were chosen before. ConfigError
-    where a temperature is asked for, and `calibration.json` has none of this step and
-    the weights of `use_ema`. `log` takes a line for each checkpoint that is
-    rejected."""
+    """Return the trained network of a run, on devices that were chosen before.
+    ConfigError if `calibrated` and `calibration.json` is not of this step and these
+    weights."""
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -257,11 +256,8 @@ def read_checkpoint(
 
 
 class RunEvaluator:
-    """Predicts images of the data set of a run with its checkpoints, on all devices.
-
-    `parts` are built for an evaluation of the config, without the training images where
-    `test_only`.
-    """
+    """Predicts images of the data set of a run with its checkpoints, on all devices;
+    with `test_only` the `parts` have no training images."""
 
     def __init__(
         self,

@@ -162,10 +162,9 @@ def _activation_maps(run, evaluation, indices, pixels):
 def activation_maps(
     model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
 ) -> np.ndarray | None:
-    """Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
-    arXiv:1610.02391): the activations of the last layer with height and width, weighted
-    by the mean gradients of the logits `classes` [n]. None where no layer before the
-    logits has both."""
+    """Return Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
+    arXiv:1610.02391), of the logits `classes` [n]; None if no layer has height and
+    width."""
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:
         return None

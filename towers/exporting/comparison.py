@@ -150,14 +150,10 @@ def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list
 def images_of(
     run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
-    """Return images to compare with, uint8 [n, *run.image_shape], their labels, images
-    to calibrate int8 with, and a description: from image files, or else test and
-    training images of the run's data set, evenly spaced. If the data set cannot be
-    read, or is another one, images are drawn, and there are none to calibrate with.
-
-    DataError if the data set is not in the `data_dir` that is named, or a file is not
-    an image.
-    """
+    """Return images to compare with, their labels, images to calibrate int8 with, and a
+    description: of image files, or else of the run's data set, evenly spaced. If that
+    cannot be read images are drawn, and there are none to calibrate with. DataError if
+    it is not in the `data_dir` that is named, or a file is not an image."""
     count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)

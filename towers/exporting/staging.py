@@ -60,10 +60,9 @@ def _is_export(output, format):
 def staged(
     output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
-    """A temporary path next to the output, which gets its name at the end, if there was
-    no error and it still may. Of a folder that it replaces, what no export wrote stays,
-    and is printed. After a DoubtfulExport it gets a new name in the folder `doubtful`,
-    next to a file with the figures. ExportError where the disk fails."""
+    """Yield a temporary path that gets the output's name at the end; what no export
+    wrote in a folder stays. After a DoubtfulExport it gets a new name in the folder
+    `doubtful`, next to its figures. ExportError if the disk fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:

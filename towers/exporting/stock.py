@@ -26,13 +26,10 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
-    """A `RestoredRun.network` in float32, its layers of towers replaced by stock ones,
-    with their names, regularizers, values and `trainable`.
-
-    Dropout draws its own noise, so that images are the only input. Whitening, and the
-    sums of a local response normalization, are convolutions that are not trained.
-    Layers of the user do not change.
-    """
+    """Return a `RestoredRun.network` in float32 whose layers of towers are stock ones
+    with their names, regularizers, values and `trainable`. Dropout draws its own noise;
+    whitening and sums of a local response normalization are convolutions; layers of the
+    user do not change."""
 
     @functools.cache  # a layer may be called several times
     def replacement(layer):

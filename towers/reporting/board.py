@@ -77,14 +77,10 @@ def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
 
 
 class Board:
-    """A TensorBoard event file of one writer: "train", or "test", "validation" or
-    "eval" for evaluations and "test_ema" for moving averages, so that curves of the
-    same tag share a chart. OSError where an event cannot be written; then nothing of it
-    is.
-
-    Readers drop earlier events of this writer from `first_step` on: a run that is
-    continued writes these steps again.
-    """
+    """A TensorBoard event file of one writer, such as "train", "test" or "test_ema", so
+    that curves of a tag share a chart. OSError if an event cannot be written; then
+    nothing of it is. Readers drop its earlier events from `first_step` on, which are
+    written again."""
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
         self._folder, self._path = folder / kind, None

@@ -241,13 +241,10 @@ def _is_folder(path):
 
 
 class Lock:
-    """Holds the lock of a folder until it is closed; a context manager.
-
-    The operating system releases the lock when the process ends, however it ends.
-    ConfigError where another process holds it, but WorkerLostError after a wait:
-    perhaps its machine is lost, and a network file system keeps the lock for longer. A
-    folder that is new is removed again where nothing is written to it.
-    """
+    """Holds the lock of a folder until it is closed, or the process ends; a context
+    manager. ConfigError if another process holds it, WorkerLostError after a wait: a
+    file system may keep a lost machine's. It removes a new folder to which nothing is
+    written."""
 
     def __init__(self, folder: pathlib.Path, wait_secs: float, is_new: bool):
         self._path, self._is_new = folder / _LOCK, is_new

@@ -155,14 +155,10 @@ def connect(
     wait_secs: float,
     heartbeat_secs: float = HEARTBEAT_SECS,
 ) -> Workers:
-    """Waits for all workers and starts TensorFlow's server, before TensorFlow first
-    computes, after its devices were configured.
-
-    `num_gpus` are those of each worker whose tensors are added up, 0 for the host.
-    ConfigError where this worker cannot listen, or another program, or another worker,
-    listens at the address of a worker; WorkerLostError where not all workers came, or
-    the server did not start.
-    """
+    """Wait for all workers and start TensorFlow's server, after its devices were
+    configured and before it computes; `num_gpus` 0 adds up on the host. ConfigError if
+    this worker cannot listen, or another program does at an address; WorkerLostError if
+    not all came."""
     wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.
     os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)

@@ -32,11 +32,8 @@ class _Total:
 
 @dataclasses.dataclass
 class Stopwatch:
-    """Time spent in training steps, over every start of the run.
-
-    The first call of each start, and of each phase, does not count for the speed: it
-    compiles the step, in `start_secs`.
-    """
+    """Time spent in training steps, over every start of the run; the first call of a
+    start or phase compiles the step, and counts as `start_secs`."""
 
     train_secs: float = 0.0
     timed_steps: int = 0
@@ -173,13 +170,9 @@ class Progress:
         best_by: str = "accuracy",
         min_delta: float = 0.0,
     ) -> bool:
-        """Adds an evaluation on held-out images; returns whether it is the best so far,
-        by the score of the metric `best_by`, see `is_better`.
-
-        Where that was another metric before, accuracy and loss are compared with the
-        best evaluation's, and of other metrics this evaluation is the first. An
-        improvement of more than `min_delta` begins `num_worse` anew.
-        """
+        """Add an evaluation on held-out images; return whether it is the best so far.
+        After another `best_by` it is compared by accuracy and loss alone. An
+        improvement of more than `min_delta` begins `num_worse` anew."""
         loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
         figures = {"accuracy": accuracy, "loss": loss, "score": score}
         evaluation = {"step": self.step, **figures, "best_by": best_by}

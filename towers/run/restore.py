@@ -133,13 +133,8 @@ def validate_architecture(model: Tensors, saved: Tensors) -> None:
 
 
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint as the state of a trainer; CheckpointError where they
-    are of another model.
-
-    They may have been written with other options: the scale of the loss, which only
-    float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
-    the trainer's where they lack them.
-    """
+    """Return the tensors of a checkpoint as a trainer's state; CheckpointError if they
+    are of another model. The loss scale and counts of skipped steps may be missing."""
     optional = "loss_scale/", "skipped/"
     validate_architecture(
         *(

@@ -23,12 +23,9 @@ PREDICTION_BATCH_SIZE = 64
 
 
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
-    """The Config of the run in a folder; ConfigError where there is none.
-
-    The checkpoint of the step, or else the newest one, decides about all options that
-    change the mathematics, as they may have been allowed to change since; config.json,
-    where there is one, about the others.
-    """
+    """Return the Config of the run in a folder, or raise a ConfigError. The checkpoint
+    of the step, or else the newest, decides about options that change the mathematics,
+    config.json about the others."""
     trained = _stored(folder, "config", from_values, step)
     config = trained or _config_of_file(folder)
     if trained is not None:

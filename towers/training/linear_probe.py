@@ -48,12 +48,9 @@ def fit_head(
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
-    """Sets a head without trained values to the linear probe of the other layers, and
-    says how long the run takes.
-
-    `new` are the variables of `trainer.state()` without trained values, `activity` is a
-    `Watchdog`'s. ConfigError where the last layer is not a Dense layer with a bias.
-    """
+    """Set a head without trained values (`new`) to the linear probe of the other
+    layers, and say how long the run takes; `activity` is a `Watchdog`'s. ConfigError if
+    the last layer is not a Dense layer with a bias."""
     if not new:
         return
     kernel, bias = names = _head_names(parts.model)
@@ -170,14 +167,11 @@ def logistic_regression(
     num_classes: int,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Fits a logistic regression with an L2 penalty on the kernel, by Nesterov's
-    accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
-
-    Features are float32 [n, f]; labels are classes [n], or label sets, 0 and 1 [n,
-    num_classes], with a regression per class. Returns the kernel, float32 [f,
-    num_classes], the bias, and the fraction of correct predictions. An upper bound of
-    the curvature (Boehning 1992) scales the steps, so that scales do not matter.
-    """
+    """Fit a logistic regression with an L2 penalty on the kernel, by Nesterov's
+    accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982),
+    its steps scaled by an upper bound of the curvature (Boehning 1992). Features are
+    float32 [n, f]; labels classes [n] or sets [n, num_classes]. Returns kernel, bias
+    and accuracy."""
     if features.shape[1] > len(features):  # the kernel is a sum of features
         basis, rotated = np.linalg.qr(features.T)
         fitted = logistic_regression(rotated.T, labels, num_classes, heartbeat)

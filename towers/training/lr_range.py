@@ -36,12 +36,8 @@ LEAST_FALL = 0.01
 
 
 class LrRange(NamedTuple):
-    """The result of a test: of each step its learning rate, the mean loss of its batch
-    before the update, and its Gaussian mean over neighboring rates, float64 [steps].
-
-    The suggestion is the rate at which the smoothed loss falls most steeply, by the
-    logarithm of the rate, in two digits; None where the loss does not fall.
-    """
+    """The result of a test: learning rate, loss and Gaussian mean of each step, float64
+    [steps], and the rate of the steepest fall in two digits, or None."""
 
     rates: np.ndarray
     losses: np.ndarray
