@@ -129,25 +129,17 @@ class MLflow(Tracker):
             self._run = continued
             return
         experiment = client.get_experiment_by_name(self._experiment)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else client.create_experiment(self._experiment)
-        )
+        number = experiment and experiment.experiment_id
+        number = number or client.create_experiment(self._experiment)
         self._run = client.create_run(number, run_name=workdir.name).info.run_id
         file.write_text(self._run)
-        params = [
-            self._entities.Param(name, str(value)[:6000])
-            for name, value in options.items()
-        ]
+        param = self._entities.Param
+        params = [param(name, str(value)[:6000]) for name, value in options.items()]
         client.log_batch(self._run, params=params)
 
     def on_log(self, step, metrics):
-        at = round(time.time() * 1000)
-        values = [
-            self._entities.Metric(name, value, at, step)
-            for name, value in _numbers(metrics).items()
-        ]
+        at, metric = round(time.time() * 1000), self._entities.Metric
+        values = [metric(k, x, at, step) for k, x in _numbers(metrics).items()]
         self._client.log_batch(self._run, metrics=values)
 
     def on_end(self, step):
@@ -186,16 +178,9 @@ class WandB(Tracker):
     def on_start(self, workdir, options, step):
         file = workdir / ".wandb-run"
         continued = file.read_text().strip() if step and file.exists() else None
-        self._run = self._wandb.init(
-            **{
-                "name": workdir.name,
-                "dir": str(workdir),
-                "config": dict(options),
-                "id": continued,
-                "resume": "allow",
-            }
-            | self._options
-        )
+        about = {"name": workdir.name, "dir": str(workdir), "config": dict(options)}
+        about |= {"id": continued, "resume": "allow"} | self._options
+        self._run = self._wandb.init(**about)
         file.write_text(self._run.id)
 
     def on_log(self, step, metrics):

@@ -50,10 +50,8 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         if labels is None:
             continue
         kind = getattr(getattr(labels, "dtype", None), "kind", "")
-        if kind not in ("i", "u") or labels.shape not in (
-            (count,),
-            (count, len(names)),
-        ):
+        shapes = (count,), (count, len(names))
+        if kind not in ("i", "u") or labels.shape not in shapes:
             yield f"the {split} labels should be a NumPy array of {count} integers"
         ranks.add(labels.ndim)
     if len(ranks) > 1:

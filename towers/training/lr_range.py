@@ -65,10 +65,8 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
         if smoothed[-1] > DIVERGED * smoothed.min():
             break
     if not taken:
-        why = (
-            f"the loss of the first step, at the learning rate {rate:g}, is not finite"
-        )
-        raise NumericError(f"{why}: check the images and the network")
+        why = "is not finite: check the images and the network"
+        raise NumericError(f"the first loss, at the learning rate {rate:g}, {why}")
     (rates, losses), suggestion = np.array(taken).T, None
     begin = smoothed[: max(1, len(taken) // 10)].mean()
     if smoothed.min() < (1 - LEAST_FALL) * begin:
