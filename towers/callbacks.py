@@ -45,7 +45,8 @@ class Callback:
         """Called after an evaluation, before its `on_log`; with its metrics."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
-        """Called after a commit, but not for the last one of a stopped run."""
+        """Called some time after a checkpoint was committed; it may be removed by now.
+        Not for the last one of a run that is stopped or ends with an error."""
 
     def on_end(self, step: int) -> None:
         """Called after the last step; not if `on_exception` is called, unless another

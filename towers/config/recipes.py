@@ -214,8 +214,9 @@ def _from_yaml(content):
         raise ConfigError(f"not YAML: {one_line(error, 100)}") from None
     for name in FIELDS.keys() & (values if isinstance(values, dict) else {}):
         if FIELDS[name].type is not str:
+            read = float if FIELDS[name].type is float else json.loads
             with contextlib.suppress(TypeError, ValueError):  # which Config refuses
-                values[name] = json.loads(values[name])
+                values[name] = read(values[name])
     return from_values(values)
 
 

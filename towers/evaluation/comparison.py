@@ -103,10 +103,10 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
         for group in pair
     )
     first, second = (
-        {seed: reported_figure(run.results[split], name) for seed, run in group.items()}
+        [reported_figure(group[seed].results[split], name) for seed in seeds]
         for group in pair
     )
-    differences = [second[seed] - first[seed] for seed in seeds]
+    differences = [y - x for x, y in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     text = f"{split.capitalize()} {TITLES[name]} with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:

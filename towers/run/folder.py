@@ -317,8 +317,8 @@ class Lock:
             is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
-                f"{self._path.parent} was removed, moved or replaced since this run "
-                "locked it; put it back, and the same command continues"
+                f"{self._path.parent} is no longer the folder that this run locked; "
+                "put it back, and the same command continues"
             )
 
     def __enter__(self) -> "Lock":

@@ -171,7 +171,7 @@ class Progress:
         min_delta: float = 0.0,
     ) -> bool:
         """Add an evaluation on held-out images; return whether it is the best so far.
-        After another `best_by` it is compared by accuracy and loss alone. An
+        After another `best_by` only accuracy and loss compare with the former best. An
         improvement of more than `min_delta` begins `num_worse` anew."""
         loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
         figures = {"accuracy": accuracy, "loss": loss, "score": score}
