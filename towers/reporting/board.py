@@ -191,13 +191,6 @@ def _buckets(values):
     return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-def mistakes_picture(
-    images: np.ndarray, texts: Sequence[tuple[str, str]]
-) -> np.ndarray:
-    """Images with their labels and predictions, as uint8 [height, width, 3]."""
-    return captioned_images(images, [[label, f"as {other}"] for label, other in texts])
-
-
 def batch_picture(
     images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
