@@ -260,6 +260,7 @@ def test_a_run_gives_its_options_to_another(recipes, tmp_path, name):
         ("mine.json", '{"dataset": "shapes", "learning_rate": 1}'),
         ("mine.yaml", "# ours\ndataset: shapes\nlearning_rate: 1e+0\n"),
         ("mine.yml", "dataset: 'shapes'\nlearning_rate: 1\nearly_sizes: ''"),
+        ("mine.yml", "dataset: shapes\nlearning_rate: 1.\ndeterministic: false"),
     ],
 )
 def test_a_file_has_some_of_the_options(recipes, tmp_path, name, text):

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from towers.evaluation.studies import find_suspects as find_suspects
     from towers.exporting.export import export as export
     from towers.training.cross_validation import cross_validate as cross_validate
-    from towers.training.dry_run import dry_run as dry_run
-    from towers.training.lr_range import lr_range_test as lr_range_test
     from towers.training.train import train as train
+    from towers.training.trial import dry_run as dry_run
+    from towers.training.trial import lr_range_test as lr_range_test
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -47,13 +47,13 @@ _MODULES = {
     "calibrate": "evaluation.studies",
     "compare": "evaluation.comparison",
     "cross_validate": "training.cross_validation",
-    "dry_run": "training.dry_run",
+    "dry_run": "training.trial",
     "evaluate": "evaluation.evaluate",
     "evaluate_ensemble": "evaluation.studies",
     "export": "exporting.export",
     "find_suspects": "evaluation.studies",
     "load_run": "evaluation.restored",
-    "lr_range_test": "training.lr_range",
+    "lr_range_test": "training.trial",
     "predict": "evaluation.predict",
     "train": "training.train",
     "write_predictions": "evaluation.predict",

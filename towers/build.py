@@ -101,10 +101,8 @@ def build(
         eval_split = "validation", data_set.validation
         for name in ("validation_fraction", "validation_fold"):
             if value := getattr(config, name):
-                raise ConfigError(
-                    f"{name}={value}: the data set has images for validation; leave "
-                    "the option out"
-                )
+                why = "the data set has images for validation; leave the option out"
+                raise ConfigError(f"{name}={value}: {why}")
     elif config.holds_out and train_source is not None:
         train_source, held_out = hold_out(
             train_source, config.validation_fraction, config.fold_of_images
@@ -210,8 +208,7 @@ def build(
 def create_augmentation(
     config: Config, info: DataSet | DatasetInfo, device_kind: str = "CPU"
 ) -> Augment:
-    """The augmentation of the images of a data set. ConfigError where it does not fit
-    them."""
+    """Return the augmentation of a data set; ConfigError if it does not fit."""
     channels = info.image_shape[-1]
     for name, plain in {
         "color_jitter": [0.0],
@@ -221,10 +218,8 @@ def create_augmentation(
     }.items():
         value = getattr(config, name)
         if channels not in (1, 3) and value not in plain and ":" not in str(value):
-            raise ConfigError(
-                f"{name}={value} changes colors, and the images have {channels} "
-                "channels, not 1 or 3; leave it out"
-            )
+            why = f"images have {channels} channels, not 1 or 3; leave it out"
+            raise ConfigError(f"{name}={value} changes colors, and the {why}")
     try:
         return extend(
             create_augment(
@@ -268,8 +263,7 @@ def create_network(
     num_classes: int,
     device_kind: str = "CPU",
 ) -> keras.Model:
-    """The network for images [n, *image_shape], with its initial parameters. A file
-    that is wrong is a ConfigError."""
+    """Return a new network for images [n, *image_shape]; ConfigError of a file."""
     return create.create_model(
         config.model,
         image_shape=image_shape,
@@ -285,8 +279,7 @@ def create_network(
 def match_parameters(
     config: Config, model: keras.Model
 ) -> tuple[schedules.Matched, frozenset[str]]:
-    """The rates of the parameters, and the names of the frozen ones; ConfigError where
-    a pattern fits none."""
+    """Return the rates of the parameters, and the names of the frozen ones."""
     names = variable_names(model.trainable_variables)
     frozen = schedules.match_frozen(config.lists["freeze"], names)
     if config.batch_norm == "frozen":
@@ -325,10 +318,8 @@ def create_update(
     matched: schedules.Matched,
     schedule_fn: Callable[[Config, int], schedules.Schedule],
 ) -> Update:
-    """The optimizer with its schedules; these only where there are training images.
-
-    Where the optimizer applies the weight decay, the model loses its regularizers.
-    """
+    """Return the optimizer with its schedules, if there are training images; the model
+    loses the regularizers that it applies itself."""
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         config.lists["optimizer_options"],

@@ -37,13 +37,9 @@ MOST_RESIDENT_BYTES = 2**30
 def configure_devices(
     config: Config, *, device: str = "", for_training: bool = True
 ) -> Devices:
-    """The devices of the towers; `device` overrides the config's. The kernels of an
-    evaluation need not repeat bit for bit. ConfigError where the machine does not have
-    the devices.
-
-    Where no tower has moments of its own, a tower for each of a few cores trains the
-    same network: 1.2 times as fast with EfficientNet-Lite0 on two cores.
-    """
+    """Return the devices of the towers; ConfigError if the machine lacks them. If no
+    tower has moments of its own, a tower for each of a few cores trains the same
+    network: 1.2 times as fast with EfficientNet-Lite0 on two cores."""
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
     cores = num_cores()
@@ -58,15 +54,12 @@ def configure_devices(
 
 
 def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
-    """The images of every batch that one of several workers computes on its devices.
-    More towers than images are a ConfigError."""
+    """Return one worker's images of each batch; ConfigError if towers lack some."""
     count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
-            "needs an image; raise --batch_size or lower --num_towers"
-        )
+        why = "every tower needs an image; raise --batch_size or lower --num_towers"
+        raise ConfigError(f"batch_size={config.batch_size}, {num_towers} towers: {why}")
     images = shares(config.batch_size, num_towers)
     before, own = sum(images[:first]), sum(images[first : first + count])
     return Share(before, own, config.batch_size)
@@ -80,10 +73,9 @@ def create_trainer(
     feed: Feed | None = None,
     teacher: keras.Model | None = None,
 ) -> Trainer:
-    """Creates a trainer with the config's strategy on the chosen devices; for an
-    evaluation, it takes no steps. `feed` replaces the batches of the parts. With
-    `teacher`, a trained network, the loss includes distillation. Options that do not
-    fit the devices are a ConfigError."""
+    """Return a trainer with the config's strategy; of an evaluation, it takes no steps.
+    `feed` replaces the batches of the parts; with `teacher`, a trained network, the
+    loss includes distillation. ConfigError if options do not fit the devices."""
     share_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -135,10 +127,8 @@ def create_trainer(
     )
     loss_fn = create_loss(**loss_options | by_class)
     if multi_label and teacher is not None:
-        raise ConfigError(
-            f"teacher={config.teacher}: distillation needs one label an image, and "
-            "these have several; leave it out"
-        )
+        why = "distillation needs one label an image, not several; leave it out"
+        raise ConfigError(f"teacher={config.teacher}: {why}")
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
@@ -207,15 +197,12 @@ def _why_not_xla(config, parts, loss_fn, device, teacher):
 def create_feed(
     config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
 ) -> Feed:
-    """The batches of each tower: resident on its (first) device, copied to it ahead
-    where that is a GPU, or on the host; `sizes` are the images per tower."""
+    """Return the batches of each tower: resident, copied ahead, or on the host."""
     per_tower = batches.split(sizes)
     if config.input == "resident":
         if num_bytes(batches.source) is None:
-            raise ConfigError(
-                f"input=resident with dataset={config.dataset}: its images are read "
-                "from files when they are wanted; set --input=stream"
-            )
+            why = "its images are not in memory; set --input=stream"
+            raise ConfigError(f"input=resident with dataset={config.dataset}: {why}")
         return Resident(per_tower, devices)
     if "GPU" not in devices[0]:
         # One pipeline for all towers, which is traced once.
@@ -240,8 +227,7 @@ def runs_on(
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
 ) -> bool:
-    """True if a device has a kernel for every operation of `process` (see `Streams`) on
-    `elements` of its stream, by trying it."""
+    """Return whether a device can compute `process` (see `Streams`), by trying it."""
     zeros = {
         # int32 tensors of a GPU are in host memory.
         k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
@@ -266,8 +252,7 @@ def fits_on_gpus(source: Source) -> bool:
 
 
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
-    """The batches of an evaluation of each tower: resident on GPUs where the images
-    fit, else from the host."""
+    """Return the batches of an evaluation: resident if GPUs hold them, or streams."""
     devices = trainer.devices[:: trainer.strategy.num_shards]
     per_tower = batches.split(len(devices))
     devices = devices[: len(per_tower)]

@@ -45,8 +45,8 @@ class Callback:
         """Called after an evaluation, before its `on_log`; with its metrics."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
-        """Some time after a checkpoint was committed; it may be removed by now. Not
-        for the last one of a run that is stopped or ends with an error."""
+        """Called some time after a checkpoint was committed; it may be removed by now.
+        Not for the last one of a run that is stopped or ends with an error."""
 
     def on_end(self, step: int) -> None:
         """Called after the last step; not if `on_exception` is called, unless another
@@ -59,9 +59,8 @@ class Callback:
 
 
 class Tracker(Callback):
-    """The base of callbacks that write a run elsewhere. After `on_start` what they
-    raise does not end a run: like a report that cannot be written, it is a warning, and
-    the next call is tried again."""
+    """The base of callbacks that write a run elsewhere: like a report that cannot be
+    written, what they raise after `on_start` is a warning, and the run goes on."""
 
 
 if TYPE_CHECKING:
@@ -86,8 +85,7 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 
 @contextlib.contextmanager
 def _begins(name: str, hint: str = ""):
-    """Converts errors at the start of a tracker, which its arguments or environment
-    cause."""
+    """Convert errors at the start of a tracker into ConfigErrors."""
     try:
         yield
     except ConfigError:
@@ -110,7 +108,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "towers"):
-        with _installed("mlflow"):
+        with _begins("mlflow", "; install it: pip install mlflow"):
             import mlflow
             from mlflow import entities
 
@@ -132,25 +130,17 @@ class MLflow(Tracker):
             self._run = continued
             return
         experiment = client.get_experiment_by_name(self._experiment)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else client.create_experiment(self._experiment)
-        )
+        number = experiment and experiment.experiment_id
+        number = number or client.create_experiment(self._experiment)
         self._run = client.create_run(number, run_name=workdir.name).info.run_id
         file.write_text(self._run)
-        params = [
-            self._entities.Param(name, str(value)[:6000])
-            for name, value in options.items()
-        ]
+        param = self._entities.Param
+        params = [param(name, str(value)[:6000]) for name, value in options.items()]
         client.log_batch(self._run, params=params)
 
     def on_log(self, step, metrics):
-        at = round(time.time() * 1000)
-        values = [
-            self._entities.Metric(name, value, at, step)
-            for name, value in _numbers(metrics).items()
-        ]
+        at, metric = round(time.time() * 1000), self._entities.Metric
+        values = [metric(k, x, at, step) for k, x in _numbers(metrics).items()]
         self._client.log_batch(self._run, metrics=values)
 
     def on_end(self, step):
@@ -179,7 +169,7 @@ class WandB(Tracker):
     """
 
     def __init__(self, project: str = "towers", **options: Any):
-        with _installed("wandb"):
+        with _begins("wandb", "; install it: pip install wandb"):
             import wandb
 
         self._wandb = wandb
@@ -189,16 +179,9 @@ class WandB(Tracker):
     def on_start(self, workdir, options, step):
         file = workdir / ".wandb-run"
         continued = file.read_text().strip() if step and file.exists() else None
-        self._run = self._wandb.init(
-            **{
-                "name": workdir.name,
-                "dir": str(workdir),
-                "config": dict(options),
-                "id": continued,
-                "resume": "allow",
-            }
-            | self._options
-        )
+        about = {"name": workdir.name, "dir": str(workdir), "config": dict(options)}
+        about |= {"id": continued, "resume": "allow"} | self._options
+        self._run = self._wandb.init(**about)
         file.write_text(self._run.id)
 
     def on_log(self, step, metrics):
@@ -229,16 +212,6 @@ def tracker(text: str) -> Callback:
             f"track={text}: give mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
         )
     return trackers[kind](rest)
-
-
-@contextlib.contextmanager
-def _installed(package: str):
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f"{package} cannot be imported ({error}); install it: pip install {package}"
-        ) from None
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

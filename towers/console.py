@@ -60,16 +60,14 @@ def _print(text, color=None):
 
 
 def error(text: str) -> None:
-    """Prints one plain line on standard error, where standard output has the results of
-    a program, or the program ends."""
+    """Print one plain line on standard error."""
     if live := _live:
         live.stop()
     _err.print(text, RED)
 
 
 def remark(text: str) -> None:
-    """Prints one plain line on standard error, as standard output has the results of a
-    program; in a notebook, where that looks like an error, on standard output."""
+    """Print one plain line on standard error, in a notebook on standard output."""
     (line if is_notebook() else error)(text)
 
 
@@ -84,8 +82,7 @@ def columns(most: int) -> int:
 
 
 def is_notebook() -> bool:
-    """True if standard output is the output of a notebook's cell, where no cursor can
-    be moved."""
+    """Return whether standard output is the output of a notebook's cell."""
     return type(sys.stdout).__module__ == "ipykernel.iostream"
 
 
@@ -105,8 +102,7 @@ def _colored(text, color):
 
 
 class Live:
-    """Lines at the end of a terminal that are renewed; other lines go above them.
-    `render` takes the columns of the terminal, see `rich.live.Live`."""
+    """Lines at the end of a terminal that are renewed; others go above them."""
 
     def __init__(self, render: Callable[[int], "RenderableType"]):
         global _live
@@ -168,8 +164,7 @@ _live: Live | None = None
 
 
 def flush() -> None:
-    """Ends what is live, prints what is kept, and flushes standard output, where that
-    does not wait."""
+    """End what is live, and print what is kept if that does not wait."""
     if live := _live:
         live.stop()
     _out.print_kept()
@@ -177,8 +172,7 @@ def flush() -> None:
 
 
 def lost_output() -> str:
-    """Return why standard output did not take a line, such as that its disk is full;
-    empty if it took all, or nobody reads any more."""
+    """Return why standard output did not take a line; empty if it took all."""
     return _out.lost
 
 
@@ -190,9 +184,8 @@ def finish() -> None:
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters, line breaks and bytes that are not text
-    as escapes, such as \\n, so that it is one line and changes no terminal, and without
-    the passwords of URLs."""
+    """Return the text in one line, with what would change a terminal as escapes, such
+    as \\n, and without the passwords of URLs."""
     if "@" in text:
         text = re.sub(r"(://[^\s/:@]*):[^\s/@]*@", r"\1:***@", text)
     if text.isprintable():
@@ -204,8 +197,7 @@ def printable(text: str) -> str:
 
 
 class _Stream:
-    """A stream of `sys` by its name, and the newest lines that it has not taken. It is
-    a file for rich, which writes a frame in one call."""
+    """A stream of `sys`, also for rich, and the newest lines that it has not taken."""
 
     def __init__(self, name):
         self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)

@@ -31,8 +31,7 @@ IS_RETRYABLE |= dict.fromkeys([1, 6, DEFECT, 75], True)
 
 
 def is_retryable(code: int) -> bool:
-    """True if the same command may succeed after this exit code; true of all signals
-    (128 + number)."""
+    """Return whether the same command may succeed after this exit code."""
     return IS_RETRYABLE.get(code, True)
 
 
@@ -64,8 +63,7 @@ _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
 
 class TowersError(Exception):
-    """The base of all errors that end a run with one line instead of a traceback; or,
-    where several mistakes come at once, a line in `lines` for each."""
+    """The base of errors that end a run in one line, or one for each of `lines`."""
 
     exit_code: int
     lines: tuple[str, ...] = ()
@@ -84,8 +82,7 @@ class DataError(TowersError):
 
 
 class UnavailableDataError(DataError):
-    """A disk, a server or a limit of this machine keeps data from being read; the same
-    command may succeed later."""
+    """This machine or a server keeps data from being read, perhaps for a while."""
 
     exit_code = 75
 
@@ -133,16 +130,14 @@ class WorkerLostError(TowersError):
 
 
 class Preempted(TowersError):
-    """A signal asked the run to stop; the same command, without --overwrite, continues
-    it."""
+    """A signal stopped the run; without --overwrite the command continues it."""
 
     exit_code = 75
 
 
 def one_line(error: object, most: int | None = None) -> str:
-    """Return the message of an error in a line of at most `most` printable characters,
-    by default as many as the kind of error may have. The middle of a longer message is
-    left out: its end says what to do."""
+    """Return the message of an error in a line of at most `most` printable characters;
+    of a longer one the middle is left out, as its end says what to do."""
     if most is None:
         most = MAX_CHARACTERS if isinstance(error, TowersError) else MAX_FOREIGN
     try:
@@ -164,8 +159,7 @@ def one_line(error: object, most: int | None = None) -> str:
 
 
 def out_of_memory(error: BaseException | str) -> str:
-    """'out of memory on GPU:0: 3.2GiB': the device and the size where the text of the
-    error says them, whose type says little; empty for an error of another kind."""
+    """Return such as 'out of memory on GPU:0: 3.2GiB'; empty of other errors."""
     try:
         text = str(error)
     except Exception:  # of a class of the user
@@ -183,8 +177,7 @@ def out_of_memory(error: BaseException | str) -> str:
 
 
 def cause(error: Exception) -> str:
-    """The first line of an error in code of the user, with its type, or of one of
-    TensorFlow's, without nodes and operations."""
+    """Return the first line of an error of the user's code or of TensorFlow."""
     text = f"{type(error).__name__}: {error}"
     if type(error).__module__.startswith("tensorflow"):
         text = error.message.strip() or text
@@ -192,8 +185,7 @@ def cause(error: Exception) -> str:
 
 
 def refuse_url(name: str, path: str | os.PathLike) -> None:
-    """Raises ConfigError, naming the option, for a URL where a local path is expected,
-    also one whose two slashes `pathlib` has made one."""
+    """Raise ConfigError for a URL (`pathlib` makes its two slashes one)."""
     if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(path)):
         raise ConfigError(
             f"{name}={one_line(os.fsdecode(path), 150)}: is a URL, and only local "
@@ -214,9 +206,8 @@ def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Prints an error: a line on standard error for a mistake, or three for a defect,
-    whose traceback is saved in a folder, by default for temporary files; returns the
-    exit code."""
+    """Print an error, a line for a mistake and three for a defect, whose traceback is
+    saved in a folder; return the exit code."""
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
         most = MAX_CHARACTERS - len(f"{program}: ")
@@ -231,9 +222,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
-    """Ends the process as an error demands, see `report`, once its lines are read or
-    `console.END_SECS` are over: a thread may still be inside a step that will never
-    end."""
+    """End the process as `report` says, without its threads, once its lines are read or
+    `console.END_SECS` are over."""
     exit_code = report(program, error, folder)
     console.finish()
     os._exit(exit_code)
@@ -263,8 +253,7 @@ def _defect(error, folder):
 
 
 def _saved(content, folder):
-    """The path of a new file in a folder, or else in the one for temporary files; None
-    where neither can be written."""
+    """Return the path of a new file in a folder, or else a temporary one."""
     for place in (folder, None):
         with contextlib.suppress(OSError):
             descriptor, path = tempfile.mkstemp(".txt", "towers-defect-", place)
@@ -276,9 +265,8 @@ def _saved(content, folder):
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raise a DataError, also of data that are not available, again as itself if
-    TensorFlow has wrapped it, as it does with an error in a function that a graph or
-    `tf.data` calls."""
+    """Raise a DataError again as itself if TensorFlow has wrapped it, as it does in
+    graphs and `tf.data`."""
     try:
         yield
     except TowersError:

@@ -5,6 +5,7 @@ OSErrors.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -34,6 +35,16 @@ def aside(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):
             remove(temporary)
         raise
+
+
+def free_name(stem: str | os.PathLike, suffix: str = "") -> pathlib.Path:
+    """Return the first path of STEM, STEM-2, STEM-3 and so on where nothing stands."""
+    paths = (f"{stem}-{i}{suffix}" for i in itertools.count(2))
+    return next(
+        pathlib.Path(path)
+        for path in itertools.chain([f"{stem}{suffix}"], paths)
+        if not os.path.lexists(path)
+    )
 
 
 def replace(path: pathlib.Path, target: pathlib.Path) -> None:

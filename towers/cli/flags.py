@@ -83,8 +83,7 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
 def refuse_with(
     subject: str, names: Iterable[str], values: flags.FlagValues = flags.FLAGS
 ) -> None:
-    """Raises ConfigError where one of these flags has another value than its default:
-    it has no effect with the flag `subject`."""
+    """Raise ConfigError if one of these flags is set: `subject` ignores them."""
     for name in names:
         if values[name].value != values[name].default:
             what = f"--{name} has no effect with --{subject}"
@@ -97,10 +96,8 @@ def parse(
     *,
     takes_paths: bool = False,
 ) -> Sequence[str]:
-    """Gives flags the values of a command line; returns the program's name, and the
-    paths before, between and after the flags where it takes any. ConfigError where a
-    flag is unknown or its value wrong, OSError where standard output does not take the
-    help."""
+    """Give flags the values of a command line; return the program's name and the paths,
+    if it takes any. ConfigError of a wrong flag, OSError of standard output."""
     values.set_gnu_getopt(takes_paths)
     argv = synonyms.with_our_names(argv, values, lambda name: values[name].boolean)
     try:
@@ -184,8 +181,7 @@ def start(
 
 
 def _keep_closed_streams():
-    """Opens the standard streams that are closed, so that no other file gets their
-    numbers. Writing to them raises OSError."""
+    """Open closed standard streams, so that no other file gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             unwritable = os.open(os.devnull, os.O_RDONLY)

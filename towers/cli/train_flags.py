@@ -67,9 +67,8 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def arguments_of_flags() -> dict[str, Any]:
-    """The keyword arguments of the function that is called: `towers.train`,
-    `cross_validate`, `dry_run` or `lr_range_test`. ConfigError where the flags do not
-    fit each other."""
+    """Return the keyword arguments of `towers.train`, `cross_validate`, `dry_run` or
+    `lr_range_test`. ConfigError if the flags do not fit each other."""
     values = flags.FLAGS
     chosen = [x for x in ("dry_run", "lr_range_test", "folds") if values[x].value]
     if len(chosen) > 1:
@@ -91,8 +90,7 @@ def arguments_of_flags() -> dict[str, Any]:
 
 
 def cluster_of_flags(config: Config | None = None) -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster; without the config Slurm is
-    not read, as its tasks may be runs of their own."""
+    """Return the arguments of `towers.train` on workers, Slurm's with a config."""
     values = flags.FLAGS
     has_workers = config is not None and config.choice_of("strategy").processes
     place = values.cluster, values.task_index
@@ -114,8 +112,7 @@ def config_of_command(**options: Any) -> CommandLine:
 
 
 def command_to_train(learning_rate: float, module: str) -> str:
-    """The command line of this program with a learning rate and without
-    --lr_range_test, for the user to copy; the module defines its flags."""
+    """Return the command line, with a learning rate, without --lr_range_test."""
     own = flags.FLAGS.get_key_flags_for_module(module)
     left_out = "lr_range_test", "learning_rate"
     arguments = [f.serialize() for f in own if f.present and f.name not in left_out]

@@ -48,8 +48,7 @@ def validate_without_validation(config: "Config") -> None:
 
 
 def validate_metric(config: "Config", multi_label: bool) -> None:
-    """Raises ConfigError where `best_by` does not fit one or several labels an
-    image."""
+    """Raise ConfigError if `best_by` does not fit the number of labels an image."""
     if config.best_by == ("balanced_accuracy" if multi_label else "map"):
         reason = "several labels, and the metric is of one"
         if not multi_label:
@@ -176,9 +175,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """Lines about options that compensate twice, or have no effect in this run: the
-    signatures of the targets, which are imported with TensorFlow, do not name them, or
-    they belong to options that are not set."""
+    """Return a line on each option that compensates twice or has no effect: the
+    signature of the target, which is imported with TensorFlow, lacks it, or it needs
+    another one."""
     lines = []
     for option in TABLES:
         choice = getattr(config, option)
@@ -220,8 +219,7 @@ def ignored_options(config: "Config") -> list[str]:
 
 
 def check_environment() -> None:
-    """Refuses settings of Keras under which the networks would not be TensorFlow's, and
-    a machine without a folder for temporary files, as under `ulimit -f 0`."""
+    """Refuse settings of Keras that are not TensorFlow's, and unwritable TMPDIR."""
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         message = f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset it, "

@@ -633,8 +633,7 @@ class Config:
         return choices.find(option, getattr(self, option))
 
     def options_of(self, option: str) -> dict[str, Any]:
-        """Name -> value of the options with `read_by=option`, lists parsed. The target
-        of its choice gets those that its signature names."""
+        """Return name -> value of the options with `read_by=option`, parsed."""
         return {
             name: self.lists.get(name, getattr(self, name))
             for name, field in FIELDS.items()

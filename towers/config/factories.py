@@ -79,8 +79,7 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
 
 
 def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callable:
-    """A function in a Python file of the user, whose errors become ConfigErrors of one
-    line; `option`, with its value, begins their messages."""
+    """Return a function in a user's file, whose errors become ConfigErrors."""
     begin = f"{option}: " if option else ""
     if not os.path.isfile(path):  # also where the name is none of a file
         raise ConfigError(f"{begin}there is no file {path.absolute()}")
@@ -109,8 +108,7 @@ def named_by(
 
 
 def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The keyword arguments that a function's signature names, without those that a
-    row of a table fixes; None where it takes any."""
+    """Return the keyword arguments that a signature leaves open; None for any."""
     parameters = inspect.signature(target).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -163,9 +161,8 @@ def _errors_in_one_line(begin, path):
 
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:
-    """The error as a ConfigError, where it came from a file of the user, whose line is
-    named, or where no memory is left, with the way out `more_memory`; else
-    unchanged."""
+    """Return an error of a user's file, or of memory, as a ConfigError with the way out
+    `more_memory`; another one unchanged."""
     if isinstance(error, TowersError):
         return error
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -44,8 +44,7 @@ _print_once = functools.cache(console.line)
 
 
 def program(name: str) -> str:
-    """A program by the kind of name that the user types: of "train" `run_train.py`, or
-    `towers-train`."""
+    """Return a program as the user types it: `run_train.py`, or `towers-train`."""
     typed = os.path.basename(sys.argv[0]) if sys.argv else ""
     is_installed = IS_WHEEL or typed.startswith("towers-")
     return f"towers-{name}" if is_installed else f"run_{name}.py"
@@ -60,8 +59,7 @@ def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def command_of_program(name: str) -> list[str]:
-    """Arguments of a command that starts a program, see `program`, from the folder of
-    `run_train.py` where the user typed one."""
+    """Return the arguments of a command that starts a program, see `program`."""
     folder, typed = os.path.split(sys.argv[0] if sys.argv else "")
     folder = folder if typed == program("train") else ""
     return command_of(os.path.join(folder, program(name)))

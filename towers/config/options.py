@@ -120,10 +120,8 @@ def _plain(value):
 def bind_arguments(
     function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call in the types that the function's annotations name:
-    scalars of NumPy become Python's, lists and arrays tuples, and paths may be texts.
-    ConfigError where an argument has another type, TypeError where one is missing or
-    unknown."""
+    """Return the arguments of a call in the types of its annotations, from NumPy's and
+    paths. ConfigError for another type, TypeError for a missing or unknown one."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     hints = typing.get_type_hints(function)
     for name, value in bound.arguments.items():
@@ -173,8 +171,7 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
-    """Refuses a text that can be no local path: with a zero character, or one that the
-    encoding of the names of files lacks, a URL, or the home of an unknown user."""
+    """Refuse a text that cannot be a local path, unless it may be a URL."""
     try:
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

@@ -44,8 +44,7 @@ class Preprocessing:
 
 
 def parse_standardization(text: str) -> Moments | None:
-    """Mean and standard deviation, a number or one per channel, of the value of the
-    option standardize; None for auto and data. ConfigError where it is no value."""
+    """Return mean and standard deviation of standardize; None for auto, data."""
     if text in STANDARDIZATIONS:
         return STANDARDIZATIONS[text]
     with contextlib.suppress(ValueError):
@@ -60,8 +59,7 @@ def parse_standardization(text: str) -> Moments | None:
 
 
 def in_pixels(moments: Moments, channels: int) -> Moments:
-    """Mean and standard deviation of each channel, in units of 0..255. ConfigError
-    where there is neither one number nor one per channel."""
+    """Return the moments of each channel in units of 0..255, or a ConfigError."""
     if not all(len(x) in (1, channels) for x in moments):
         counts = f"{len(moments[0])} means and {len(moments[1])} standard deviations"
         why = f"standardize: {counts} for images of {channels} channels"

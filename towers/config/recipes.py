@@ -1,22 +1,17 @@
 """The layers of a run's options: recipes, which are Python files whose `get_config()`
 gives a Config, the run in the run's folder, and flags."""
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from towers.config.choices import CONTAINERS, find
-from towers.config.config import (
-    FIELDS,
-    Config,
-    from_json,
-    from_values,
-    non_defaults,
-)
+from towers.config.config import FIELDS, Config, from_json, from_values, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
@@ -116,9 +111,8 @@ def config_of_flags(
 
 
 def _run_of_data(path, data_dir, stored_config):
-    """Returns the folder of the run of a data folder, and the config of the run that is
-    there, or None: `path`, or the first of path-2, path-3, ... that is its own or free.
-    """
+    """Return the first of the folders path, path-2, ... that is free or whose run has
+    this data folder, and the config of that run, or None."""
     for number in itertools.count(1):
         place = path.with_name(f"{path.name}-{number}") if number > 1 else path
         stored = stored_config(place)
@@ -131,8 +125,7 @@ def _is_same(*data_dirs):
 
 
 def _default_recipe(folder, given, photo_options):
-    """The recipe of a command that names none and continues no run, None for the
-    defaults; and the options for its images. Arguments as of `config_of_flags`."""
+    """Return the recipe of a new run without --config, or None, and options."""
     dataset, data_dir = given.get("dataset"), given.get("data_dir")
     if dataset is None and data_dir is None:
         return DEFAULT_RECIPE, {}
@@ -149,9 +142,8 @@ def _default_recipe(folder, given, photo_options):
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
-    """Returns the recipe of a folder of images: FINETUNE_RECIPE if trained weights are
-    named, on this machine, or published for the network that --model names, else
-    PHOTO_RECIPE. Arguments as of `config_of_flags`."""
+    """Return FINETUNE_RECIPE if trained weights are named, on this machine, or
+    published for the network that --model names, else PHOTO_RECIPE."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
     is_published = row.own_moments or ("model" in given and row.pretrained)
@@ -190,8 +182,7 @@ def _remark(name, folder, given):
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
-    """The Config of a recipe: a name in `folder`, or the path of a Python file, of a
-    JSON or YAML file of options, or of a run folder, unless a recipe has its name."""
+    """Return the Config of a recipe's name, a file, or the folder of a run."""
     path = _options_file(name, folder)
     if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
         read = from_json if path.suffix == ".json" else _from_yaml
@@ -213,30 +204,19 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     return config
 
 
-# The kinds of YAML's values that are no texts.
-_SCALARS = {
-    "null": "null|~|",
-    "bool": "true|false",
-    "int": r"-?(0|[1-9][0-9]*)",
-    "float": r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?",
-}
-
-
 def _from_yaml(content):
-    import yaml  # noqa: TID251, a SafeLoader makes plain values
+    """Return the Config of YAML, in which the type of an option tells how it reads."""
+    import yaml  # noqa: TID251, a BaseLoader makes texts alone
 
-    class Loader(yaml.SafeLoader):
-        """Of YAML 1.2: 1e-3 is a number, and 4:0.5 and 2024-01-01 are texts."""
-
-        yaml_implicit_resolvers = {}  # noqa: RUF012
-
-    for name, pattern in _SCALARS.items():
-        tag = f"tag:yaml.org,2002:{name}"
-        Loader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), None)
     try:
-        values = Loader(content).get_single_data()
-    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"no YAML: {one_line(error, 100)}") from None
+        values = yaml.BaseLoader(content).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"not YAML: {one_line(error, 100)}") from None
+    for name in FIELDS.keys() & (values if isinstance(values, dict) else {}):
+        if FIELDS[name].type is not str:
+            read = float if FIELDS[name].type is float else json.loads
+            with contextlib.suppress(TypeError, ValueError):  # which Config refuses
+                values[name] = read(values[name])
     return from_values(values)
 
 

@@ -137,8 +137,7 @@ def answer(name: str, known: Container[str]) -> str | None:
 def with_our_names(
     arguments: Sequence[str], known: Container[str], is_bool: Callable[[str], bool]
 ) -> list[str]:
-    """Return the arguments of a command line, up to `--`, with our names in place of
-    ALIASES, underscores in place of dashes, and --noNAME in place of --no-NAME."""
+    """Return a command line, up to `--`, with our names in place of others."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     renamed = []
     for argument in arguments[:end]:

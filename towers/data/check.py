@@ -35,7 +35,6 @@ BATCH_SIZE = 100
 # Kinds of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
-
 # Thumbnails of SIDE x SIDE pixels are standardized to a mean of 0 and a standard
 # deviation of UNIT. Images are similar where the root mean square of the difference is
 # at most MOST_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
@@ -47,8 +46,7 @@ MOST_NAMED = 3
 
 
 class Prints(NamedTuple):
-    """Fingerprints of n images: labels [n], -1 where one cannot be read; digests uint64
-    [n] of their pixels; gray thumbnails int8 [n, SIDE**2], 0 of flat images."""
+    """Fingerprints of n images: labels, -1 without; digests; gray thumbnails."""
 
     labels: np.ndarray
     digests: np.ndarray
@@ -57,10 +55,9 @@ class Prints(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of one split: the images of each class that can be read, int64
-    [num_classes]; how often each value stands in each channel, [channels, 256]; the
-    first images of each class, of large ones every second, third, ... pixel; and the
-    fingerprints of all."""
+    """Statistics of one split: images of each class that can be read, int64
+    [num_classes]; counts of each value in each channel, [channels, 256]; the first
+    images of each class, large ones with fewer pixels; and the fingerprints of all."""
 
     labels: np.ndarray
     values: np.ndarray
@@ -76,15 +73,10 @@ def check(
     say: Callable[[str], None] = console.line,
     **options: Any,
 ) -> None:
-    """Reads every image once, says what there is, and draws some into the PNG file
-    `grid_path`, by default named after the data set and its folder. `say` takes the
-    lines; `options` are those of `data.load`.
-
-    Memory is bounded, whatever the number of images, but for a line for each fault, and
-    76 bytes for each image, to detect duplicates. DataError where the data set cannot
-    be loaded, or images cannot be read, ConfigError where the picture cannot be
-    written.
-    """
+    """Read every image once, say what there is, and draw some into the PNG file
+    `grid_path`, by default named after the data set. DataError if images cannot be
+    read, ConfigError if the picture cannot be written. Memory is bounded, but for the
+    faults and 76 bytes for each image. `options` are those of `data.load`."""
     refuse_url("grid", grid_path)
     grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
     is_checked |= name == "image_folder"
@@ -92,16 +84,15 @@ def check(
     grid_path = os.path.abspath(grid_path or _default_path(name, data_dir, subject))
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
     folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
+    fault = ""
     if is_checked and is_inside(folder):
-        raise ConfigError(
-            f"--grid={grid_path}: is among the images of --data_dir; choose another"
-        )
-    if os.path.lexists(grid_path) and not _is_picture(grid_path):
-        raise ConfigError(
-            f"--grid={grid_path}: another program wrote what is there; choose another"
-        )
-    if not os.access(os.path.dirname(grid_path), os.W_OK):
-        raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
+        fault = "is among the images of --data_dir; choose another"
+    elif os.path.lexists(grid_path) and not _is_picture(grid_path):
+        fault = "another program wrote what is there; choose another"
+    elif not os.access(os.path.dirname(grid_path), os.W_OK):
+        fault = "cannot be written to that folder"
+    if fault:
+        raise ConfigError(f"--grid={grid_path}: {fault}")
     survey = Survey()
     # Nothing is kept, so that every image is decoded, and its size counted, once.
     data_set = data.load(name, data_dir, image_cache_mb=0.0, survey=survey, **options)
@@ -127,10 +118,8 @@ def check(
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
     count = len(survey.faults) + len(survey.misplaced)
     if count:
-        raise DataError(
-            f"{count} of {total + len(survey.misplaced)} images of {name} cannot be "
-            "used; each is named above: replace it, or take it away"
-        )
+        subject = f"{count} of {total + len(survey.misplaced)} images of {name}"
+        raise DataError(f"{subject} cannot be used; replace or remove what is named")
 
 
 def read_through(
@@ -138,9 +127,9 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Reads every image of a source once, and calls `count_read` with the number of
-    images of each batch. DataError where one cannot be read, and there is no survey, or
-    has a label outside of the classes."""
+    """Read every image of a source once, and call `count_read` with the size of each
+    batch. DataError for labels outside of the classes, or without a survey a bad
+    image."""
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
@@ -192,8 +181,7 @@ def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
 def duplicates(
     prints: dict[str, Prints], location: Callable[[str, int], str]
 ) -> Iterator[tuple[str, str]]:
-    """(heading, text) on images that are in two splits, or in two classes of one, from
-    the fingerprints of each split and a function (split, index) -> location."""
+    """Yield (heading, text) on images that are in two splits, or classes."""
     names, sizes = list(prints), [len(x.labels) for x in prints.values()]
     begins = np.cumsum([0, *sizes])
     labels, digests, thumbnails = map(
@@ -241,8 +229,7 @@ def _similar(thumbnails):
 def report(
     data_set: DataSet, statistics: dict[str, Statistics], survey: Survey
 ) -> list[str]:
-    """The lines of the report but for the picture's; `statistics` has a name for each
-    split, the first being "training"."""
+    """Return the lines of the report, except for the picture's."""
     train = statistics["training"]
     height, width, channels = data_set.train.image_shape
     images = {n: (x.prints.labels >= 0).sum() for n, x in statistics.items()}
@@ -297,8 +284,7 @@ def _numbers(values) -> str:
 
 
 def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarray:
-    """uint8 [height, width, 3]: a row for each class, small images enlarged and large
-    ones shrunk."""
+    """Return the picture, uint8 [height, width, 3]: a row for each class."""
     step = _pixel_step(image_shape)
     height, width = (-(-pixels // step) for pixels in image_shape[:2])
     factor = -(-CELL_PIXELS // max(height, width))
@@ -320,8 +306,7 @@ def _pixel_step(image_shape):
 
 
 def _default_path(name, data_dir, subject):
-    """Return the first of NAME-FOLDER.png, NAME-FOLDER-2.png and so on that is not the
-    picture of another data set, or of another program."""
+    """Return the first NAME-FOLDER[-2].png that is free or of this data set."""
     parts = name, os.path.basename(data_dir.rstrip("/"))
     stem = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, parts)))
     names = (f"{stem}-{i}.png" if i > 1 else f"{stem}.png" for i in itertools.count(1))
@@ -330,22 +315,20 @@ def _default_path(name, data_dir, subject):
 
 def _write(path, picture, subject):
     content, about = io.BytesIO(), PngImagePlugin.PngInfo()
-    about.add_text("Software", __name__)
-    about.add_text("Source", subject)
+    about.add_text("Source", f"{__name__} {subject}")
     Image.fromarray(picture).save(content, "PNG", pnginfo=about)
     try:
         store.write_aside(path, content.getvalue())
     except OSError as error:
-        raise ConfigError(
-            f"--grid={path}: cannot be written: {error.strerror}"
-        ) from error
+        why = f"cannot be written: {error.strerror}"
+        raise ConfigError(f"--grid={path}: {why}") from error
 
 
-def _is_picture(path, subject=None):
+def _is_picture(path, subject=""):
     """Return whether `_write` wrote a file, if given for this subject."""
     try:
         with Image.open(path, formats=["PNG"]) as picture:
-            is_same = subject in (None, picture.info.get("Source"))
-            return picture.info.get("Software") == __name__ and is_same
+            source = picture.info.get("Source", "")
+            return source.startswith(f"{__name__} {subject}")
     except (OSError, Image.DecompressionBombError):
         return False

@@ -59,8 +59,7 @@ def similar_names(class_names: Sequence[str]) -> list[str]:
 
 
 def images_of_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """int64 [num_classes]: the images of each class, from integers [n] or label sets
-    [n, num_classes]."""
+    """Count the images of each class, of integers [n] or sets [n, classes]."""
     if labels.ndim == 2:
         return labels.sum(0, dtype=np.int64)
     return np.bincount(labels, minlength=num_classes)
@@ -130,22 +129,18 @@ def class_weights(
 def logit_offsets(
     adjustment: float, source: Source, num_classes: int
 ) -> tuple[float, ...]:
-    """Offsets that the training loss adds to the logits, per class (Menon et al. 2020,
-    arXiv:2007.07314, equation 10): the adjustment times the logarithm of the class's
-    share of the images. A class without images counts as one image."""
+    """Return offsets of the logits in the training loss (Menon et al. 2020,
+    arXiv:2007.07314, equation 10); a class without images counts as one."""
     labels = labels_for(source, f"logit_adjustment={adjustment}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())
 
 
 def labels_for(source: Source, option: str) -> np.ndarray:
-    """The labels of all training images, which are read where they are not known, or
-    a ConfigError that names the option."""
+    """Return the labels of all training images, or raise a ConfigError."""
     if not hasattr(source, "labels"):
-        raise ConfigError(
-            f"{option}: the labels of this data set are not known; give its source a "
-            "NumPy array `labels`"
-        )
+        way = "give its source a NumPy array `labels`"
+        raise ConfigError(f"{option}: the labels of this data set are not known; {way}")
     if source.labels is None:
         return source.read_labels(np.arange(source.num_examples))
     return source.labels

@@ -51,8 +51,7 @@ class Inventory:
         first += names[: limit - len(first)]
 
     def lines(self, data_set: "DataSet") -> Iterator[tuple[str, str]]:
-        """Yield (heading, text) of each line: classes, splits, conclusions, and what is
-        not used."""
+        """Yield (heading, text) of each line."""
         yield "classes", _classes(data_set)
         yield from self.splits.items()
         yield from self.inferred.items()

@@ -18,9 +18,9 @@ NUM_READ = 50
 
 
 def validate(data_set: DataSet, is_own: bool = False) -> None:
-    """Raises a DataError for the first problem of the parts of a data set. Of one that
-    code of the user made (`is_own`) also the unit of the moments is checked, and the
-    first and the last image of each source are read."""
+    """Raise a DataError for the first problem of a data set. Of one that code of the
+    user made (`is_own`) also the unit of the moments and two images of each source are
+    checked."""
     for problems in (_problems, _problems_of_own)[: 1 + is_own]:
         for problem in problems(data_set):
             raise DataError(f"{data_set.name}: {problem}")
@@ -50,10 +50,8 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         if labels is None:
             continue
         kind = getattr(getattr(labels, "dtype", None), "kind", "")
-        if kind not in ("i", "u") or labels.shape not in (
-            (count,),
-            (count, len(names)),
-        ):
+        shapes = (count,), (count, len(names))
+        if kind not in ("i", "u") or labels.shape not in shapes:
             yield f"the {split} labels should be a NumPy array of {count} integers"
         ranks.add(labels.ndim)
     if len(ranks) > 1:
@@ -97,8 +95,7 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
 
 
 def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
-    """Refuses labels outside of the classes. Of a source without `labels` those of
-    NUM_SAMPLED examples, at equal distances, are read, unless `known_alone`."""
+    """Refuse labels outside of the classes, of NUM_SAMPLED images if unknown."""
     num_classes = len(data_set.class_names)
     for split, source in data_set.sources.items():
         indices, labels = np.arange(source.num_examples), known_labels(source)

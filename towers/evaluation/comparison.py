@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
 from towers.errors import ConfigError
-from towers.evaluation.report import reported_figure
+from towers.evaluation.report import TITLES, reported_figure
 from towers.evaluation.run_page import metric_series
 from towers.evaluation.run_report import curves_of, result_of_records
 from towers.reporting import charts, page
@@ -26,7 +26,7 @@ _PERIODS = {
     *("checkpoint_every_secs", "checkpoint_every_steps", "keep_checkpoints"),
 }
 
-_SPLITS = "test", "validation"
+_SPLITS, _FIGURES = ("test", "validation"), ("map", "accuracy", "loss")
 
 # Student's t, the 97.5 % quantiles for 1 to 9 degrees of freedom.
 _QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
@@ -81,37 +81,34 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
 
 
 def paired_difference(runs: Sequence[ComparedRun]) -> str:
-    """The mean difference in accuracy of two groups of runs with the same options but
-    for the seed, over pairs of the same seed; empty where there are no such groups."""
-    groups, options = {}, []
+    """Describe the mean difference of two groups of runs with the same seeds."""
     split = next((x for x in _SPLITS if all(x in run.results for run in runs)), None)
     if split is None:
         return ""
     with_map = all(_figure(run, split, "map") for run in runs)
-    name, title = ("map", "mAP") if with_map else ("accuracy", "accuracy")
+    name = "map" if with_map else "accuracy"
+    groups = {}  # options but for the seed -> seed -> run
     for run in runs:
-        same = dict.fromkeys(["seed", *_PERIODS])
-        values = dataclasses.asdict(run.config) | same
-        accuracies = groups.setdefault(tuple(values.items()), {})
-        if not accuracies:
-            options.append(run.config)
-        if run.config.seed in accuracies:
-            return ""
-        accuracies[run.config.seed] = reported_figure(run.results[split], name)
-    if len(groups) != 2:
+        same = dataclasses.asdict(run.config) | dict.fromkeys(["seed", *_PERIODS])
+        groups.setdefault(tuple(same.values()), {})[run.config.seed] = run
+    if len(groups) != 2 or sum(map(len, groups.values())) < len(runs):
         return ""
-    first, second = groups.values()
-    seeds = sorted(first.keys() & second.keys())
+    pair = one_group, other_group = [*groups.values()]
+    seeds = sorted(one_group.keys() & other_group.keys())
     if not seeds:
         return ""
-    names = [name for name in _differing(runs) if name != "seed"]
+    names = [option for option in _differing(runs) if option != "seed"]
     one, other = (
-        " ".join(f"{name}={getattr(config, name)}" for name in names)
-        for config in options
+        " ".join(f"{x}={getattr(group[seeds[0]].config, x)}" for x in names)
+        for group in pair
     )
-    differences = [second[seed] - first[seed] for seed in seeds]
+    first, second = (
+        [reported_figure(group[seed].results[split], name) for seed in seeds]
+        for group in pair
+    )
+    differences = [y - x for x, y in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
-    text = f"{split.capitalize()} {title} with {other} minus {one}: {mean:+.4f}"
+    text = f"{split.capitalize()} {TITLES[name]} with {other} minus {one}: {mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
         interval = t_quantile(len(seeds) - 1) * error
@@ -155,8 +152,7 @@ def _results(folder, records):
 
 
 def t_quantile(freedom: int) -> float:
-    """Student's t at 97.5 %; beyond the table by the first terms of its expansion,
-    Abramowitz and Stegun 26.7.5, to 0.003."""
+    """Return Student's t at 97.5 %, to 0.003 (Abramowitz and Stegun 26.7.5)."""
     if freedom <= len(_QUANTILES):
         return _QUANTILES[freedom - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
@@ -172,15 +168,14 @@ def _differing(runs):
 
 
 def _rows(runs) -> Iterator[list[str]]:
-    """Yield the table of results, with its head: a column for each split and figure, as
-    accuracies on other images cannot be compared."""
+    """Yield the table of results: a column for each split and figure."""
     kinds = [
         (split, name)
         for split in _SPLITS
-        for name in ("map", "accuracy", "loss")
+        for name in _FIGURES
         if any(_figure(run, split, name) for run in runs)
     ]
-    titles = [f"{split} {'mAP' if name == 'map' else name}" for split, name in kinds]
+    titles = [f"{split} {TITLES[name]}" for split, name in kinds]
     yield ["run", *titles, "weights", "step", "images/s"]
     for run in runs:
         result = next((x for x in map(run.results.get, _SPLITS) if x), {})
@@ -241,22 +236,20 @@ def _page(runs):
 def _curves(runs):
     """The section of curves, a color per run."""
     panels = []
-    evaluated = [
-        (f"{split.capitalize()} {title}", (f"{split}_{name}_ema", f"{split}_{name}"))
-        for name, title in (("map", "mAP"), ("accuracy", "accuracy"), ("loss", "loss"))
+    titled = {
+        f"{split.capitalize()} {TITLES[name]}": [
+            f"{split}_{name}_ema",
+            f"{split}_{name}",
+        ]
+        for name in _FIGURES
         for split in _SPLITS
-    ]
-    for title, names in (
-        *evaluated,
-        ("Training loss", ("epoch_loss", "loss")),
-        ("Learning rate", ("learning_rate",)),
-    ):
+    }
+    titled |= {"Training loss": ["epoch_loss", "loss"]}
+    for title, names in (titled | {"Learning rate": ["learning_rate"]}).items():
         series = []
         for color, run in enumerate(runs):
-            for name in names:
-                if found := metric_series(run.curves, name, run.name, color):
-                    series += found
-                    break
+            found = (metric_series(run.curves, x, run.name, color) for x in names)
+            series += next(filter(None, found), [])
         if series:
             is_share = title.endswith(("mAP", "accuracy"))
             panels.append(page.chart(title, charts.curves(title, series, is_share)))

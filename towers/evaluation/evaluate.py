@@ -184,7 +184,6 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
         images=checkpoint.trainer_state["images_seen"],
         stopwatch=progress.stopwatch,
         versions=checkpoint.trainer_state.get("versions", {}),
-        is_training=False,
         run=run,
     )
     console.line(f"report: {page}")
@@ -212,8 +211,7 @@ def follow(
 
 
 def _is_last(result, progress, config, parts):
-    """True if the run ends here: images decide, as the batch size is the
-    evaluation's."""
+    """Return whether the run ends here, by its images: batch sizes differ."""
     if 0 < config.patience <= progress.num_worse:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)

@@ -15,13 +15,7 @@ import numpy as np
 
 from towers.config import choices, factories, parse_json
 from towers.errors import ConfigError, one_line
-from towers.evaluation.predictions import (
-    TOP,
-    LabelSets,
-    Predictions,
-    sigmoid,
-    softmax,
-)
+from towers.evaluation.predictions import TOP, LabelSets, Predictions, sigmoid, softmax
 
 Figures = Mapping[str, Any]  # see `figures`
 
@@ -133,9 +127,8 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 def class_counts(
     labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
 ) -> np.ndarray:
-    """int64 [3, classes]: correct predictions of each class, its images, and its
-    predictions. Labels and classes are integers [n], or of several labels bool [n,
-    classes]."""
+    """Count correct predictions, images and predictions, int64 [3, classes], of labels
+    and classes [n], or bool [n, classes]."""
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
@@ -160,8 +153,7 @@ def balanced_accuracy(predictions: Predictions) -> float:
 def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """The entries of the confusion matrix that are not zero: int64 [m, 3], rows of
-    label, predicted class and number of images, in increasing order."""
+    """Return rows of label, class and number of images that is not 0."""
     pairs, counts = np.unique(labels * num_classes + classes, return_counts=True)
     return np.stack([*np.divmod(pairs, num_classes), counts], 1)
 
@@ -175,9 +167,8 @@ def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
 def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The confusion matrix, int64 [k, k], of the k <= `most` classes with the most
-    mistakes (images of a class, or predictions of it, that are wrong), after these
-    classes in increasing order and before the numbers of their images, int64 [k]."""
+    """Return the classes with the most mistakes, in increasing order, their confusion
+    matrix, and the numbers of their images."""
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)
@@ -200,17 +191,15 @@ def _bins(probabilities):
 
 
 def calibration_error(predictions: Predictions | LabelSets) -> float:
-    """The mean distance between probability and accuracy over the bins, weighted by
-    their images; of label sets by their pairs of an image and a class."""
+    """Return the mean distance of probability and accuracy over the bins."""
     probabilities, is_right = predictions.decisions
     surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
     return float(np.abs(surplus).sum() / len(is_right))
 
 
 def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
-    """The reliability diagram: of each bin of the calibration error its bounds "low"
-    and "high", "images" (of label sets pairs of an image and a class), and where it has
-    any their mean "probability", their "accuracy" and "accuracy_interval"."""
+    """Return the bins of the calibration error: "low", "high" and "images", and if it
+    has any their mean "probability", "accuracy" and "accuracy_interval"."""
     probabilities, is_right = predictions.decisions
     bins, rows = _bins(probabilities), []
     for number in range(NUM_BINS):
@@ -226,8 +215,7 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature, from 1/100 to 100, that minimizes the cross-entropy of logits /
-    temperature (Guo et al. 2017, arXiv:1706.04599); labels as of `class_counts`."""
+    """Return the temperature of the lowest cross-entropy (arXiv:1706.04599)."""
     logits = logits.astype(np.float64)
     multi_label = labels.ndim == 2
     to_probabilities = sigmoid if multi_label else softmax
@@ -348,10 +336,9 @@ class Metric(NamedTuple):
 
 
 def create_metric(name: str) -> Metric:
-    """The metric of `--best_by`: a name in `choices.METRICS` other than auto, or
-    FILE.py:FUNCTION of labels, int64 [n] or bool [n, classes], and probabilities,
-    float64 [n, classes]. ConfigError where there is no such function, it has the name
-    of a figure, or a call gives no number."""
+    """Return the metric of `--best_by`, by name or FILE.py:FUNCTION of labels and
+    probabilities [n, classes]. ConfigError if there is no such function, it has the
+    name of a figure, or gives no number."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         usual = "accuracy", "loss", "map"

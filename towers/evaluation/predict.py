@@ -70,8 +70,7 @@ class Predicted:
         ]
 
     def present(self) -> list[list[str]]:
-        """Names of the classes whose probability reaches the threshold, per image; with
-        single labels the most likely class."""
+        """Return the names of the classes that are predicted for each image."""
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
         return [
@@ -211,8 +210,7 @@ class _Prediction:
         self.failed: dict[str, str] = {}
 
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
-        """Of each batch of n images their paths, labels, -1 where there is none, and
-        the outputs of the network, [n, ...]."""
+        """Yield paths, labels (-1 without) and outputs of each batch."""
         paths, counts = self._paths, self._counts
         label_of = Labels(self.run.class_names, paths)
         is_training_image = _training_images(self.run)
@@ -247,10 +245,8 @@ class _Prediction:
         console.error(f"{shown(path)}: {why}")
 
     def _outputs(self, batch, size):
-        """The outputs of the network for image files.
-
-        A last batch is filled up to the size of the others, as it would be traced anew.
-        """
+        """Return the outputs; a last batch is filled up, so as not to be traced
+        anew."""
         run = self.run
         images = np.zeros((size, *run.image_shape), np.uint8)
         images[: len(batch)] = [file.image for file in batch]
@@ -263,8 +259,7 @@ class _Prediction:
         return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
     def report(self, may_fail: bool = False) -> None:
-        """Prints remarks about training images and labeled ones. DataError where there
-        was no image, or some files cannot be read, unless they may fail."""
+        """Print remarks on the images; DataError if files fail that may not."""
         counts = self._counts
         if counts["trained"]:
             images = f"{counts['trained']} of {counts['read']} images"

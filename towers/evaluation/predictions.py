@@ -170,8 +170,7 @@ def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
 
 
 def worst_mistakes(predictions: Predictions | LabelSets, most: int) -> np.ndarray:
-    """Indices of the images that are predicted wrongly with the largest losses, at most
-    `most`; a loss that is not a number is the largest."""
+    """Return the indices of the wrong predictions with the largest losses."""
     wrong = np.flatnonzero(~predictions.correct)
     losses = np.nan_to_num(predictions.losses[wrong], nan=np.inf)
     return wrong[np.argsort(-losses, kind="stable")[:most]]

@@ -58,9 +58,7 @@ TITLES = {
 
 
 def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
-    """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss",
-    "accuracy_tta" where it uses test-time augmentation, and "predictions"; of label
-    sets also "map" and "macro_f1"."""
+    """Return counts of the trainer's `evaluate` with means and "predictions"."""
     predictions, images = predictions_of_counts(counts), int(counts["images"])
     result = {"correct": int(counts["correct"]), "images": images}
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
@@ -74,9 +72,7 @@ def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
 def record_of(
     evaluation: Evaluation[Figures], split: str, names: Sequence[str] = RECORDED
 ) -> dict[str, Any]:
-    """Results of an evaluation under their names in `metrics.jsonl`, `result.json` and
-    TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
-    averages."""
+    """Return results by their names in `metrics.jsonl`, as "test_loss_ema"."""
     return {
         _name(split, name, weights): figures[name]
         for weights, figures in evaluation.by_weights.items()
@@ -90,10 +86,7 @@ def _name(split, name, weights):
 
 
 def accuracy_line(
-    at: str,
-    evaluation: Evaluation[Figures],
-    split: str,
-    tta: str,
+    at: str, evaluation: Evaluation[Figures], split: str, tta: str
 ) -> str:
     """A line that begins with `at`: the reported accuracy."""
     figures = evaluation.reported
@@ -117,9 +110,7 @@ def epoch_line(
     secs: float,
     is_best: bool,
 ) -> str:
-    """The line of an evaluation during the training: what is reported, the further
-    metrics, the mean training loss of the epoch so far, and the seconds since the last
-    evaluation."""
+    """Return the line of an evaluation during the training."""
     figures = evaluation.reported
     name, title = ("map", "mAP") if "map" in figures else ("accuracy", "accuracy")
     line = f"epoch {epoch:g}: {split} {title} {figures[name]:.4f}"
@@ -214,22 +205,19 @@ def result_of(
 
 
 def reported_figure(result: Mapping[str, Any], name: str) -> Any:
-    """A figure of the weights that a run reports, such as "loss"; None where
-    missing."""
+    """Return a figure of the weights that a run reports, or None."""
     return result.get((result["reported"] or "accuracy").replace("accuracy", name))
 
 
 def headline(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name in a result of the figure that a run reports, such as
-    "test_map_ema", and its metric: of label sets the mean average precision."""
+    """Return the name in a result of the figure that a run reports, and its metric."""
     name = result["reported"]
     with_map = name.replace("accuracy", "map")
     return (with_map, "map") if with_map in result else (name, "accuracy")
 
 
 def to_json(result: Mapping[str, Any]) -> str:
-    """The text of `result.json`, with a line for each row of a table; a figure that is
-    not finite is null, because JSON has no other number for it."""
+    """Return the text of `result.json`; a figure that is not finite is null."""
 
     def finite(value):
         if isinstance(value, Mapping):
@@ -251,9 +239,7 @@ def to_json(result: Mapping[str, Any]) -> str:
 def mistakes_csv(
     predictions: Predictions | LabelSets, source: Source, class_names: Sequence[str]
 ) -> str:
-    """The text of `mistakes.csv`, a row of each image that is predicted wrongly: its
-    number in the source, path or place, label, prediction, and the probability of this
-    (label sets: of the least certain class)."""
+    """Return the text of `mistakes.csv`, a row of each wrong prediction."""
     rows = []
     wrong = np.flatnonzero(~predictions.correct)
     for row in image_rows(predictions, wrong, source, class_names):
@@ -265,8 +251,7 @@ def mistakes_csv(
 
 
 def spreadsheet_csv(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return a table as CSV for spreadsheets: a text that one would take for a formula
-    begins with an apostrophe (OWASP, CSV injection)."""
+    """Return a CSV in which no text is a formula (OWASP, CSV injection)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -283,8 +268,7 @@ def image_rows(
     source: Source,
     class_names: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Some images of a source with their predictions: "index", "path", "label",
-    "prediction", "probability" and "loss" of each."""
+    """Return the rows of some images of a source with their predictions."""
     rows, confidences = [], predictions.confidences.tolist()
     for index in indices.tolist():
         label, prediction = predictions.texts(index, class_names)

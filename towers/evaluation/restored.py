@@ -33,11 +33,7 @@ from towers.parallel.copies import Weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.restore import (
-    checkpointer_of,
-    restore_fitting,
-    validate_architecture,
-)
+from towers.run.restore import checkpointer_of, restore_fitting, validate_architecture
 from towers.run.stored_config import stored_config
 
 
@@ -99,14 +95,12 @@ class RestoredRun:
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
-        """The network with the EMA weights, built when it is first used; None where
-        the run keeps none."""
+        """Return the network with the EMA weights; None if the run keeps none."""
         is_kept = self.config.ema_decay > 0
         return without_noise(self.network(Weights.EMA)) if is_kept else None
 
     def network(self, weights: Weights = Weights.RAW) -> keras.Model:
-        """A new network in training mode: with dropout, and an input of noise for each
-        such layer."""
+        """Return a new network in training mode, with inputs of noise."""
         if self.config.choice_of("model").is_given:
             given.give_stored(self.config.model, RunFolder(self.path).network)
         # GPUs that are not used are hidden.
@@ -142,9 +136,7 @@ class RestoredRun:
 
     @functools.cached_property
     def thresholds(self) -> np.ndarray | None:
-        """float64 [classes]: of a network of several labels an image the probabilities
-        from which classes are predicted, chosen on held-out images (`thresholds.json`),
-        or 1/2; None of other networks."""
+        """Return the thresholds of label sets, of held-out images or 1/2; else None."""
         if not self.dataset_info.multi_label:
             return None
         chosen = read_thresholds(RunFolder(self.path).thresholds, self.class_names)
@@ -192,8 +184,7 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
 def evaluation_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
-    """The devices of an evaluation or a prediction; ConfigError where they are
-    missing."""
+    """Return the devices of an evaluation, or raise a ConfigError."""
     device = _free_device(config.device, folder, log)
     chosen = build_trainer.configure_devices(config, device=device, for_training=False)
     for remark in chosen.remarks:
@@ -219,10 +210,9 @@ def read_run(
     use_ema: bool | None = None,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
-    """The trained network of a run, on devices that were chosen before. ConfigError
-    where a temperature is asked for, and `calibration.json` has none of this step and
-    the weights of `use_ema`. `log` takes a line for each checkpoint that is
-    rejected."""
+    """Return the trained network of a run, on devices that were chosen before.
+    ConfigError if `calibrated` and `calibration.json` is not of this step and these
+    weights."""
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -266,11 +256,8 @@ def read_checkpoint(
 
 
 class RunEvaluator:
-    """Predicts images of the data set of a run with its checkpoints, on all devices.
-
-    `parts` are built for an evaluation of the config, without the training images where
-    `test_only`.
-    """
+    """Predicts images of the data set of a run with its checkpoints, on all devices;
+    with `test_only` the `parts` have no training images."""
 
     def __init__(
         self,
@@ -301,16 +288,14 @@ class RunEvaluator:
 
 
 def training_difference(info: DatasetInfo | None, data: DataSet) -> str:
-    """Describes how training images differ from those of a run; empty without a
-    difference, or if either are not known."""
+    """Describe how training images differ from a run's, if both are known."""
     if info is None or info.num_train is None or data.train is None:
         return ""
     return info.training_difference(DatasetInfo.of(data))
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
-    """The weights that a run reports: the EMA weights, where it keeps them, or the raw
-    ones; with `use_ema` the weights that it asks for."""
+    """Return the weights that `use_ema` asks for, by default EMA if the run has it."""
     if use_ema and not config.ema_decay:
         why = "use_ema, but this run keeps no averages: its ema_decay is 0"
         raise ConfigError(f"{why}; take the parameters with --nouse_ema")

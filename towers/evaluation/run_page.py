@@ -25,8 +25,7 @@ def report_page(
     pixels: Mapping[int, np.ndarray],
     maps: Mapping[int, np.ndarray] = MappingProxyType({}),
 ) -> str:
-    """The page, from the content of `report.json`, the images by index, uint8 [height,
-    width, channels], and those of the mistakes with their activation maps."""
+    """Return the page, from `report.json`, and images and activation maps by index."""
     result = content["result"]
     classes = reported_figure(result, "classes")
     parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
@@ -62,8 +61,7 @@ def report_page(
 
 
 def _of_all(name, count, result):
-    """Return how many mistakes, or classes, there are if the page shows fewer; empty of
-    label sets, whose pictures are of sets of classes."""
+    """Return how many mistakes, or classes, there are if the page shows fewer."""
     split = result["reported"].partition("_")[0]
     number, noun = result[f"{split}_images"] - reported_figure(result, "correct"), ""
     if name == "most_confident":

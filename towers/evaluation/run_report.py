@@ -88,7 +88,6 @@ def write_report(
     images: int,
     stopwatch: Stopwatch,
     versions: Mapping[str, str],
-    is_training: bool,
     run: RestoredRun | None = None,
 ) -> pathlib.Path:
     """Writes `report/index.html` and `report.json` in a run's folder; the path of the
@@ -98,10 +97,9 @@ def write_report(
         records: of `metrics.jsonl`.
         evaluated: the last evaluation; None where there was none.
         step, images: steps taken, and images trained on, until the evaluation.
-        is_training: whether this process trained it: the report then has its command
-            and machine, otherwise the previous report's.
         run: the network that was evaluated, for the activation maps of the worst
-            mistakes, which a report without it lacks.
+            mistakes; without it this process trained, and its command and machine take
+            the place of the previous report's.
     """
     from towers.evaluation.run_page import report_page  # Matplotlib takes a while
 
@@ -124,7 +122,7 @@ def write_report(
         **of_predictions,
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
-        **(_process() if is_training else _process_before(path)),
+        **(_process() if run is None else _process_before(path)),
         "versions": dict(versions),
         "options": {name: getattr(config, name) for name in non_defaults(config)},
     }
@@ -146,8 +144,7 @@ def write_report(
 
 
 def _activation_maps(run, evaluation, indices, pixels):
-    """Index of an image -> the image with its activation map, of the class that is
-    predicted wrongly; none of a network without such maps."""
+    """Return index -> image with its activation map, of the predicted class."""
     predictions = evaluation.reported
     classes = predictions.classes[indices]
     if isinstance(predictions, LabelSets):
@@ -165,10 +162,9 @@ def _activation_maps(run, evaluation, indices, pixels):
 def activation_maps(
     model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
 ) -> np.ndarray | None:
-    """Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
-    arXiv:1610.02391): the activations of the last layer with height and width, weighted
-    by the mean gradients of the logits `classes` [n]. None where no layer before the
-    logits has both."""
+    """Return Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
+    arXiv:1610.02391), of the logits `classes` [n]; None if no layer has height and
+    width."""
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:
         return None
@@ -192,8 +188,7 @@ def _is_spatial(layer):
 
 
 def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
-    """An image in gray with a map in red, uint8 [height, width, 3], from uint8 [height,
-    width, channels] and float32 [h, w] from 0 to 1."""
+    """Return an image in gray with a map in red, uint8 [height, width, 3]."""
     height, width, _ = pixels.shape
     size = width, height
     heat = Image.fromarray(activation_map).resize(size, Image.Resampling.BILINEAR)

@@ -266,8 +266,7 @@ def evaluate_ensemble(
 def mean_predictions(
     workdirs: Sequence[str | os.PathLike], members: Sequence[SplitPredictions]
 ) -> Predictions | LabelSets:
-    """The predictions from the mean probabilities of runs; raises as
-    `evaluate_ensemble`."""
+    """Return the predictions from the mean probabilities of runs."""
     first = members[0]
     multi_label, probabilities = first.labels.ndim == 2, []
     for workdir, member in zip(workdirs, members, strict=True):
@@ -319,9 +318,8 @@ def label_errors(
 def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`label_errors` of label sets, bool [n, classes], each class a question with two
-    answers: indices of images, and of classes that they have and should not, or
-    lack."""
+    """Return the `label_errors` of label sets, bool [n, classes]: indices of images,
+    and of classes that they have and should not, or lack."""
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]
@@ -358,7 +356,7 @@ def average(
         raise ConfigError(f"average={','.join(map(str, workdirs))}: give several runs")
     folders = [RunFolder(x) for x in workdirs]
     checkpoints = [read_checkpoint(folder, step) for folder in folders]
-    first, config = checkpoints[0], stored_config(folders[0], step)
+    configs, first = [stored_config(x, step) for x in folders], checkpoints[0]
     stored = [x.trainer_state["dataset_info"] for x in checkpoints]
     infos = [
         dataclasses.replace(DatasetInfo.from_values(x), num_train=None, checksum=None)
@@ -373,16 +371,11 @@ def average(
         except CheckpointError as error:
             raise ConfigError(f"{both}: {error}") from None
     # Without weights to start from, the seed draws them.
-    stored_configs = [stored_config(folder, step) for folder in folders]
-    starts = {
-        os.path.normpath(x.init_from) if x.init_from else x.seed for x in stored_configs
-    }
-    if len(starts) > 1:
+    if len({os.path.normpath(x.init_from or f"seed/{x.seed}") for x in configs}) > 1:
         raise ConfigError(
             f"average={','.join(map(str, workdirs))}: the runs do not start from the "
-            "same weights, and the mean of their parameters is near chance (0.21 of "
-            "two runs of 0.99); --ensemble takes the mean of their probabilities, or "
-            "fine-tune runs from the same --init_from"
+            "same weights, so the mean of their parameters is near chance; take "
+            "--ensemble, or fine-tune runs from the same --init_from"
         )
     tensors = {}
     for name, value in first.tensors.items():
@@ -399,7 +392,7 @@ def average(
         check = lock.assert_same_folder
         checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
         with Reports(folder, "eval") as reports:
-            reports.file(folder.config, to_json(config))
+            reports.file(folder.config, to_json(configs[0]))
             reports.file(
                 folder.dataset_info, DatasetInfo.from_values(stored[0]).to_json()
             )

@@ -29,13 +29,9 @@ Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 
 @contextlib.contextmanager
 def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[Write]:
-    """The function that writes a line for each image, from logits [n, num_classes], to
-    a file, or to standard output where the path is empty.
-
-    With `top=0` all classes are written in their order, as columns of "csv". "json" has
-    null for a probability that is not a number and, of label sets, "present", the
-    classes that reach their thresholds.
-    """
+    """Yield the function that writes a line for each image, from logits, to a file, or
+    to standard output if the path is empty. With `top=0` all classes are written in
+    their order. "json" has null for NaN and, of label sets, the classes "present"."""
     class_names, thresholds = run.class_names, run.thresholds
     digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
     in_order, top = not top, min(top or len(class_names), len(class_names))
@@ -89,8 +85,7 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
 
 @contextlib.contextmanager
 def _open_output(path):
-    """Standard output, or a file that gets its name, or that which a link leads to, at
-    the end. Names of images need not be text."""
+    """Open standard output, or a file that gets its name at the end."""
     if not path:
         if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
             sys.stdout.reconfigure(errors="surrogateescape")
@@ -106,13 +101,9 @@ def _open_output(path):
 
 @contextlib.contextmanager
 def create_features_file(path: str) -> Iterator[Write]:
-    """The function that adds a row for each image to an `.npz` file with "features",
-    "labels" (int64) and "names", from activations [n, ...].
-
-    It is written at the end; until then a nameless temporary file has the activations.
-    OSError where something else stands there, such as /dev/null, which a rename would
-    replace.
-    """
+    """Yield the function that adds a row for each image to an `.npz` file with
+    "features", "labels" and "names", written at the end. OSError if something else than
+    a file is there, such as /dev/null, which a rename would replace."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "is there and no file")

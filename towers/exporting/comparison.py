@@ -36,9 +36,7 @@ PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
 
 
 def trained_network(run: RestoredRun) -> keras.Model:
-    """`RestoredRun.network` in float32, whatever precision it was trained in, with the
-    moving averages of the parameters where the run keeps them. Layers whose parameters
-    are all frozen are not `trainable`."""
+    """Return the network in float32 with the weights that the run reports."""
     config = dataclasses.replace(run.config, precision="float32")
     in_float32 = dataclasses.replace(run, config=config)
     network = in_float32.network(reported_weights(config))
@@ -51,8 +49,7 @@ def trained_network(run: RestoredRun) -> keras.Model:
 
 
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:
-    """Float32 logits [n, classes] of a `trained_network` for uint8 images
-    [n, *run.image_shape]."""
+    """Return logits, float32 [n, classes], of a `trained_network` for images."""
     # As a graph: TensorFlow warns of functions that layers call with many shapes.
     model = tf.function(without_noise(trained), autograph=False, reduce_retracing=True)
     batches = np.split(images, range(BATCH_SIZE, len(images), BATCH_SIZE))
@@ -63,9 +60,7 @@ def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.
 def predict_in_new_process(
     format: str, path: pathlib.Path, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Logits [n, classes] and names of classes, `printable`, of an export that its own
-    runtime loads in a new process without towers. Images and logits are stored next to
-    it. DoubtfulExport if it cannot be loaded there."""
+    """Return logits and class names of an export in a process without towers."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)
@@ -90,8 +85,7 @@ def predict_in_new_process(
 def predict_with_variables(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Logits of a new network with the variables of a file, and the names of the
-    classes in it, `printable`. DoubtfulExport if a variable is missing."""
+    """Return logits and names of classes of a new network with a file's values."""
     from safetensors import safe_open
 
     network = trained_network(run)
@@ -156,14 +150,10 @@ def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list
 def images_of(
     run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
-    """Return images to compare with, uint8 [n, *run.image_shape], their labels, images
-    to calibrate int8 with, and a description: from image files, or else test and
-    training images of the run's data set, evenly spaced. If the data set cannot be
-    read, or is another one, images are drawn, and there are none to calibrate with.
-
-    DataError if the data set is not in the `data_dir` that is named, or a file is not
-    an image.
-    """
+    """Return images to compare with, their labels, images to calibrate int8 with, and a
+    description: of image files, or else of the run's data set, evenly spaced. If that
+    cannot be read images are drawn, and there are none to calibrate with. DataError if
+    it is not in the `data_dir` that is named, or a file is not an image."""
     count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)

@@ -23,32 +23,29 @@ from towers.exporting.formats import Format
 
 
 def recover(output: pathlib.Path) -> None:
-    """Gives an export its name again where an earlier process was killed while it
-    replaced it, and removes what killed processes left for this output."""
+    """Give an export that was being replaced its name again; remove leftovers."""
     with contextlib.suppress(OSError):  # of a folder that cannot be written
         store.recover(output.parent, glob.escape(output.name))
         store.remove_leftovers(store.leftovers(output), "export", console.line)
 
 
 def validate_output(output: pathlib.Path, format: Format, overwrite: bool) -> None:
-    """Raises a ConfigError where an export may not be written: its name lacks the
-    suffix, or something stands there that may not be replaced."""
-    suffix = format.suffix
-    if suffix and output.suffix != suffix:
-        raise ConfigError(f"output={output}: its name must end with {suffix}")
-    if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
-        why = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
-        raise ConfigError(f"output={output}: {why}; choose another --output")
-    if os.path.isfile(output.parent):
-        why = f"{output.parent} is a file; choose another --output"
-        raise ConfigError(f"output={output}: {why}")
+    """Raise a ConfigError if an export may not be written at a path."""
+    suffix, fault = format.suffix, ""
     is_export = not os.path.islink(output) and _is_export(output, format)
-    if is_export and not overwrite:
-        way = "--overwrite replaces it, --output names another"
-        raise ConfigError(f"{output} exists; {way}")
-    if os.path.lexists(output) and not is_export:
-        way = "move it away or choose another --output"
-        raise ConfigError(f"{output} is no such export; {way}")
+    if suffix and output.suffix != suffix:
+        fault = f"its name must end with {suffix}"
+    elif suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
+        fault = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
+        fault += "; choose another --output"
+    elif os.path.isfile(output.parent):
+        fault = f"{output.parent} is a file; choose another --output"
+    elif is_export and not overwrite:
+        fault = "it exists; --overwrite replaces it, --output names another"
+    elif os.path.lexists(output) and not is_export:
+        fault = "it is no such export; move it away or choose another --output"
+    if fault:
+        raise ConfigError(f"output={output}: {fault}")
 
 
 def _is_export(output, format):
@@ -63,10 +60,9 @@ def _is_export(output, format):
 def staged(
     output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
-    """A temporary path next to the output, which gets its name at the end, if there was
-    no error and it still may. Of a folder that it replaces, what no export wrote stays,
-    and is printed. After a DoubtfulExport it gets a new name in the folder `doubtful`,
-    next to a file with the figures. ExportError where the disk fails."""
+    """Yield a temporary path that gets the output's name at the end; what no export
+    wrote in a folder stays. After a DoubtfulExport it gets a new name in the folder
+    `doubtful`, next to its figures. ExportError if the disk fails."""
     try:
         store.make_folders(output.parent)
     except OSError as error:
@@ -93,11 +89,8 @@ def staged(
 
 def _keep(path, output, figures):
     """Move a doubtful export to a path of its own; return it."""
-    folder, number = output.parent / "doubtful", 1
-    kept = folder / output.name
-    while os.path.lexists(kept):
-        number += 1
-        kept = folder / f"{output.stem}-{number}{output.suffix}"
+    folder = output.parent / "doubtful"
+    kept = store.free_name(folder / output.stem, output.suffix)
     store.make_folders(folder)
     store.replace(path, kept)
     store.write_aside(f"{kept}.json", to_json(figures))

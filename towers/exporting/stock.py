@@ -26,13 +26,10 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
-    """A `RestoredRun.network` in float32, its layers of towers replaced by stock ones,
-    with their names, regularizers, values and `trainable`.
-
-    Dropout draws its own noise, so that images are the only input. Whitening, and the
-    sums of a local response normalization, are convolutions that are not trained.
-    Layers of the user do not change.
-    """
+    """Return a `RestoredRun.network` in float32 whose layers of towers are stock ones
+    with their names, regularizers, values and `trainable`. Dropout draws its own noise;
+    whitening and sums of a local response normalization are convolutions; layers of the
+    user do not change."""
 
     @functools.cache  # a layer may be called several times
     def replacement(layer):
@@ -52,9 +49,9 @@ def stock_network(model: keras.Model) -> keras.Model:
 
 
 def fold_normalizations(network: keras.Model) -> keras.Model:
-    """A `stock_network` for inference alone: a batch normalization becomes part of the
-    kernel and bias of the convolution or dense layer before it, if nothing else reads
-    the output of that layer (Jacob et al. 2018, arXiv:1712.05877, section 3.2)."""
+    """Return a `stock_network` for inference: a batch normalization becomes part of the
+    layer before it, if nothing else reads that (Jacob et al. 2018,
+    arXiv:1712.05877)."""
     calls = calls_of(network)
     num_calls = collections.Counter(id(call.operation) for call in calls)
     read = [x for call in calls for x in call.input_tensors] + network.outputs
@@ -83,8 +80,7 @@ def _is_linear(layer):
 
 
 def _uses_moving_moments(call):
-    """True for a call of a batch normalization of channels, not by the moments of the
-    batch, as with `training=True`."""
+    """Return whether a call normalizes channels by their moving moments."""
     if type(norm := call.operation) is not layers.BatchNormalization:
         return False
     arguments = *call.arguments.args[1:], *call.arguments.kwargs.values()
@@ -162,8 +158,7 @@ def _dropout(layer):
 
 
 def _grouped_convolution(layer):
-    """As many groups as channels are a depthwise convolution, fewer are convolutions
-    side by side: what Keras makes of groups on a CPU, only XLA can execute."""
+    """Return convolutions side by side: Keras' own needs XLA on a CPU."""
     if layer.groups == 1:
         return _of_keras(layer)
     stock, settings = _class_and_settings(layer)
@@ -202,8 +197,7 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Positions are the biases of a dense layer. Its kernel is the class token, where
-    there is one, and its input 1 in its place, else 0. Fixed ones are not trained."""
+    """Return a dense layer: its biases are positions, its kernel the class token."""
     table, has_token = np.array(layer.table), layer.has_class_token
     channels, is_trained = table.shape[-1], layer.trainable and has_token
     settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
@@ -247,9 +241,7 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """A network of stock layers only, from uint8 images [n, *run.image_shape] to
-    logits; the network is one layer of it. ConfigError where a layer, or the
-    preprocessing, is in a file of the user."""
+    """Return stock layers from uint8 images to logits, or raise a ConfigError."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"

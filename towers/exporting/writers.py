@@ -31,9 +31,8 @@ ONNX_OPSET = 18
 def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
 ) -> Callable:
-    """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
-    "probabilities", float32 [n, classes]; of label sets also "present" [n,
-    classes], whether a probability reaches the threshold of held-out images."""
+    """Return the function from uint8 "images" to "logits" and "probabilities", and of
+    label sets "present": those that reach their thresholds."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -63,11 +62,10 @@ def preprocessing_json(run: RestoredRun) -> str:
 def write_saved_model(
     path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
 ):
-    """Writes the folder of a SavedModel with three signatures: "serving_default" takes
-    images as `predict_fn`; "encoded_images" the content of image files, strings [n],
-    whose center crops it resizes, and also gives the name of the likeliest "class";
-    "class_names" takes nothing and gives the names, strings [classes]. The folder also
-    has the file PREPROCESSING_JSON."""
+    """Write a SavedModel with three signatures and PREPROCESSING_JSON:
+    "serving_default" takes images as `predict_fn`; "encoded_images" contents of image
+    files, strings [n], and also gives the likeliest "class"; "class_names" takes
+    nothing."""
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
@@ -100,10 +98,9 @@ def decode_image(
     center_crop: float = 0.0,
     interpolation: str = "auto",
 ) -> tf.Tensor:
-    """The middle of an image, uint8 `image_shape`, resized as by
-    `towers.data.files.image`. The content, a string scalar, is a PNG or JPEG file (for
-    three channels also BMP without a palette, and a GIF's first frame); TensorFlow's
-    decoder does not turn photos as EXIF says."""
+    """Return the middle of an image, resized as by `towers.data.files.image`, from the
+    content of a PNG or JPEG file (of three channels also BMP and GIF); TensorFlow's
+    decoder ignores EXIF."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -125,9 +122,7 @@ def decode_image(
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Writes a .keras file, which Keras loads and goes on training: from uint8 images
-    to logits, of stock layers alone; with two more files in the archive,
-    `class_names.json` and PREPROCESSING_JSON, as Keras has no field for these."""
+    """Write a .keras file from uint8 images to logits, with two more files."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
@@ -141,14 +136,10 @@ def write_tflite(
     precision: str = "float32",
     calibration: np.ndarray | None = None,
 ):
-    """Writes a .tflite file for LiteRT (TensorFlow Lite) with the function of
-    `predict_fn`. "float16" stores parameters in 16 bits; "int8" quantizes the network
-    and its activations, whose ranges it learns from the calibration images, uint8
-    [n, *run.image_shape].
-
-    The names of the classes are `labels.txt`, a line each, in a zip archive at the end
-    of the file, as TFLite Metadata has it, with PREPROCESSING_JSON.
-    """
+    """Write a .tflite file for LiteRT with the function of `predict_fn`. "float16"
+    stores parameters in 16 bits; "int8" quantizes activations by their ranges for
+    calibration images, uint8 [n, *run.image_shape]. LABELS and PREPROCESSING_JSON are
+    in a zip archive at the end, as TFLite Metadata has it."""
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
@@ -173,8 +164,7 @@ def write_tflite(
 
 
 def _quantized(converter, in_float32, calibration):
-    """The network in int8 behind preprocessing in float32: eight bits of an image's
-    variance are 0 for an image of little contrast, which is then divided by that."""
+    """Return int8 content; the preprocessing stays float32, for low contrast."""
     tensors = tf.lite.Interpreter(model_content=in_float32).get_tensor_details()
     names = [tensor["name"] for tensor in tensors if PREPROCESSING in tensor["name"]]
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -190,8 +180,7 @@ def _quantized(converter, in_float32, calibration):
 
 
 def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Writes an .onnx file, for ONNX Runtime and others: the function of `predict_fn`,
-    and in its metadata "class_names" and "preprocessing", in JSON."""
+    """Write an .onnx file of `predict_fn`, its metadata in JSON."""
     import onnx
     import tf2onnx
 
@@ -218,10 +207,8 @@ def _erfc(graph, node, name, args):
 
 
 def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
-    """Writes the variables of a `comparison.trained_network` under timm's names, in
-    float32; the metadata has class names, sides of images, mean and standard deviation
-    in units of 0..1, in JSON. ConfigError where there are no such names for the
-    network."""
+    """Write a `comparison.trained_network` under timm's names, in float32, with class
+    names and preprocessing in JSON. ConfigError if timm has no such network."""
     model = run.config.model
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}

@@ -62,33 +62,25 @@ TAGS = {
     ),
     "staleness_max": ("towers/staleness_max", "The same, the most"),
 }
-_SUFFIXES = {
-    "_tta": ", with test-time augmentation",
-    "": "",
-}
 
 
 def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
-    """Tag and description of a metric; None where the board does not show it. Of an
-    evaluation it also shows metrics that are not in TAGS, which the user has named."""
-    for suffix, about in _SUFFIXES.items():
-        if name.endswith(suffix) and name.removesuffix(suffix) in TAGS:
-            tag, description = TAGS[name.removesuffix(suffix)]
-            return f"{tag}{suffix}", description + about
+    """Return tag and description of a metric; None if the board lacks it."""
+    if name in TAGS:
+        return TAGS[name]
+    if name.endswith("_tta"):
+        tag, description = TAGS[name.removesuffix("_tta")]
+        return f"{tag}_tta", f"{description}, with test-time augmentation"
     if is_evaluation and not name.startswith("epoch"):
         return f"curves/{name}", "Metric of --best_by"
     return None
 
 
 class Board:
-    """A TensorBoard event file of one writer: "train", or "test", "validation" or
-    "eval" for evaluations and "test_ema" for moving averages, so that curves of the
-    same tag share a chart. OSError where an event cannot be written; then nothing of it
-    is.
-
-    Readers drop earlier events of this writer from `first_step` on: a run that is
-    continued writes these steps again.
-    """
+    """A TensorBoard event file of one writer, such as "train", "test" or "test_ema", so
+    that curves of a tag share a chart. OSError if an event cannot be written; then
+    nothing of it is. Readers drop its earlier events from `first_step` on, which are
+    written again."""
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
         self._folder, self._path = folder / kind, None
@@ -96,8 +88,7 @@ class Board:
         self._is_evaluation = kind != "train"
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
-        """A curve per value that has a tag, and per element of a vector:
-        "towers/loss_2"."""
+        """Write a curve per value that has a tag, and per element of a vector."""
         curves = []
         for name, value in values.items():
             if tag := tag_of(name, self._is_evaluation):
@@ -169,8 +160,7 @@ class Board:
 
 
 def _new_path(folder):
-    """Of an event file that is not there yet, also where a process begins two in a
-    second."""
+    """Return the path of a new event file."""
     host = platform.node().replace(".", "-")  # of an address; see `folder`
     names = (
         f"events.out.tfevents.{seconds}.{host}.{os.getpid()}"
@@ -192,8 +182,7 @@ def _as_records(events):
 
 
 def _buckets(values):
-    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite
-    values."""
+    """Return float64 [NUM_BUCKETS, 3]: edges and counts of the finite values."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
@@ -202,18 +191,10 @@ def _buckets(values):
     return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-def mistakes_picture(
-    images: np.ndarray, texts: Sequence[tuple[str, str]]
-) -> np.ndarray:
-    """Images with their labels and predictions, as uint8 [height, width, 3]."""
-    return captioned_images(images, [[label, f"as {other}"] for label, other in texts])
-
-
 def batch_picture(
     images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
-    """The first images of a batch, as the network gets them, with their classes, int
-    [n], or shares of classes [n, classes] of mixed images; uint8 [height, width, 3]."""
+    """Return the first images of a batch with their classes or shares of them."""
     images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
     captions = []
     for label in labels:
@@ -234,9 +215,8 @@ _WIDTH, _GAP, _LINE = 350, 4, 14
 def captioned_images(
     images: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> np.ndarray:
-    """Images [n, height, width, channels] next to each other, each over its caption, as
-    uint8 [height, width, 3]. Floats are stretched to the whole range; of more than
-    three channels the first three are colors, of two the first one is gray."""
+    """Return images over their captions, uint8 [height, width, 3]. Floats are stretched
+    to the whole range; the first three channels are colors."""
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)

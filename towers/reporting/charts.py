@@ -67,8 +67,7 @@ class Series(NamedTuple):
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
-    """Makes an HTML element of the figure and the description that a function
-    returns."""
+    """Make an HTML element of the figure and text that a function returns."""
 
     @functools.wraps(draw)
     def draw_svg(*args, **options):
@@ -94,9 +93,8 @@ def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
 def curves(
     title: str, series: Sequence[Series], is_share: bool = False
 ) -> tuple[Figure, str]:
-    """Curves over the epochs, from zero up. Where a share of 1, such as an accuracy,
-    reaches HIGH_SHARE the axis is logarithmic in the distance from 1, so that 0.98 and
-    0.99 are as far apart as 0 and 0.5."""
+    """Draw curves over the epochs, of a share from HIGH_SHARE on with an axis that is
+    logarithmic in the distance from 1."""
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -131,9 +129,7 @@ def curves(
 def confusion(
     counts: np.ndarray, images: np.ndarray, names: Sequence[str]
 ) -> tuple[Figure, str]:
-    """A confusion matrix, int [n, n] with n at most MOST_CONFUSED, a row per label: the
-    larger the share of the label's images the darker, on the diagonal and off it in two
-    colors."""
+    """Draw a confusion matrix, a row per label, the darker the larger a share."""
     count = len(counts)
     is_counted = count <= MOST_COUNTED
     shares = counts / np.maximum(images[:, np.newaxis], 1)

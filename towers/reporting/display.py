@@ -1,7 +1,6 @@
 """Progress of a training: live on a terminal, else lines at growing intervals."""
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -160,36 +159,27 @@ class LiveDisplay(Display):
         width = min(width - 3, _WIDEST)
         bars = Table.grid(padding=(0, 2, 0, 0))
         bars.width = width
-        bars.add_column(no_wrap=True)
-        bars.add_column(ratio=1)
         # Fixed widths, so that the bars keep theirs whatever the run does.
-        bars.add_column(no_wrap=True, width=4, justify="right")
-        bars.add_column(no_wrap=True)
-        bars.add_column(no_wrap=True, width=18)
+        percent, rest = {"width": 4, "justify": "right"}, {"width": 18}
+        for column in ({}, {"ratio": 1}, percent, {}, rest):
+            bars.add_column(no_wrap=True, **column)
         # Colors of the terminal's own, which fit a light and a dark one.
         colors = {"style": "bright_black", "complete_style": "cyan"}
-        bar = functools.partial(ProgressBar, **colors)
-        bars.add_row(
-            "run",
-            bar(total=status.last_step, completed=step),
-            f"{step / status.last_step:.0%}",
-            f"step {step}/{status.last_step}",
-            self._activity if left is None else f"{duration(left)} left",
-        )
-        bars.add_row(
-            "epoch",
-            bar(total=1.0, completed=in_epoch),
-            f"{in_epoch:.0%}",
-            f"{number + 1} of {status.num_epochs:g}",
-            "" if left is None else self._activity,
-        )
+        done, now = step / status.last_step, self._activity
+        count, after = f"step {step}/{status.last_step}", ""
+        if left is not None:
+            now, after = f"{duration(left)} left", now
+        epochs = f"{number + 1} of {status.num_epochs:g}"
+        for row in (("run", done, count, now), ("epoch", in_epoch, epochs, after)):
+            name, share, *texts = row
+            bar = ProgressBar(total=1.0, completed=share, **colors)
+            bars.add_row(name, bar, f"{share:.0%}", *texts)
         figures = _fitting(_figures(status), width)
         return Group(Text(figures, style="bold", no_wrap=True), bars)
 
 
 def create_display(mode: str, status: Status) -> Display:
-    """The display of a mode; auto is live on a terminal, else plain, which a notebook
-    has in any case. ConfigError where it is none of `console.MODES`."""
+    """Return the display of a mode; ConfigError if `console.MODES` lacks it."""
     if mode not in console.MODES:
         raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
     if mode == "auto" or mode == "live" and console.is_notebook():

@@ -51,8 +51,7 @@ _READ_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A saved state: tensors by canonical names (`params/conv1/kernel`), in a fixed
-    order, and a trainer state that JSON can hold."""
+    """A saved state: tensors by canonical names, in order, and values for JSON."""
 
     step: int
     tensors: Tensors
@@ -61,15 +60,13 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Snapshot):
-    """A verified checkpoint in a folder; `versions` in the trainer state are those that
-    wrote it."""
+    """A verified checkpoint in a folder, with the versions that wrote it."""
 
     path: Path
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes the folder of a checkpoint and reads it back; CheckpointError where its
-    tensors differ."""
+    """Write a checkpoint and read it back; CheckpointError if it differs."""
     tensors = snapshot.tensors
     os.mkdir(path)
     added = {
@@ -127,8 +124,7 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
 
 
 def validate_sizes(path: Path, step: int) -> None:
-    """Raises CheckpointError where a folder lacks files or bytes, or holds another
-    step; the tensors are not read."""
+    """Raise CheckpointError if a folder lacks bytes, or holds another step."""
     if read_trainer_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
     with _damage_named(path):

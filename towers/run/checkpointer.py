@@ -64,9 +64,9 @@ class Checkpointer:
         self._valid: dict[str, list] = {}  # name -> status of the files that were read
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Writes, reads back and commits a checkpoint, then deletes old ones; returns
-        its folder. Whatever has the name of this step is replaced. CheckpointError
-        where that fails twice; earlier checkpoints are intact."""
+        """Write, read back and commit a checkpoint in place of any of its step, and
+        delete old ones. CheckpointError if that fails twice; earlier ones are
+        intact."""
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
         snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
         path = _retry_once(self._log, self._save, snapshot)
@@ -120,8 +120,7 @@ class Checkpointer:
         return self._newest()
 
     def read_new(self) -> Checkpoint | None:
-        """Reads the last valid checkpoint, as `read`; None also where it was read or
-        written here before and its files have not changed."""
+        """Read the last valid checkpoint; None if it is the one read before."""
         return self._newest(known=self._valid)
 
     def _newest(self, known: Mapping[str, list] = {}) -> Checkpoint | None:
@@ -153,8 +152,7 @@ class Checkpointer:
         )
 
     def best_step(self, log: Callable[[str], None] = lambda line: None) -> int | None:
-        """The step of the best evaluation on held-out images, where there is one that
-        has a checkpoint, by the newest valid trainer state; logs a missing one."""
+        """Return the step of the best evaluation that has a checkpoint, or None."""
         best = self.stored("best", lambda value: value or {}, "last") or {}
         step = best.get("step")
         if step is None or step in self.steps():
@@ -178,8 +176,7 @@ class Checkpointer:
         return None
 
     def recover(self) -> None:
-        """Names a checkpoint again that an interrupted save was about to replace; under
-        the lock, before `read`."""
+        """Name a checkpoint again that an interrupted save was replacing."""
         store.recover(self._folder)
 
     def remove_leftovers(self) -> None:
@@ -187,8 +184,7 @@ class Checkpointer:
         store.remove_leftovers(self._folder.glob(".tmp-*"), "save", self._log)
 
     def _remove_old(self, best_step):
-        """Deletes all but the newest, and the best one. One that lacks files or bytes
-        is not counted, so it never displaces a good one."""
+        """Delete all but the newest whole checkpoints, and the best one."""
         num_valid = 0
         for step in reversed(self.steps()):
             path = self._path(step)

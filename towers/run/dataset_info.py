@@ -84,16 +84,14 @@ class DatasetInfo:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def preprocessing_of_run(self, data: DataSet) -> DataSet:
-        """The data set with the moments of the run in place of its own; ConfigError
-        where it has other classes, or images of another shape."""
+        """Return the data set with the moments of the run, or raise a ConfigError."""
         differing = self._difference(DatasetInfo.of(data))
         if differing:
             raise ConfigError(f"not the data set of the run: {differing}")
         return dataclasses.replace(data, mean=self.mean, std=self.std)
 
     def validate_training(self, data: DataSet) -> None:
-        """Raises ConfigError where a run would go on with other images than it was
-        trained on."""
+        """Raise ConfigError if a run would go on with other images."""
         other = DatasetInfo.of(data)
         differing = self._difference(other) or self.training_difference(other)
         moments = np.array([self.mean, self.std])
@@ -110,8 +108,7 @@ class DatasetInfo:
             )
 
     def training_difference(self, other: "DatasetInfo") -> str:
-        """Describes the first difference in number, labels or names of the training
-        images; empty without one."""
+        """Describe the first difference of the training images; empty if none."""
         if self.num_train != other.num_train:
             return (
                 f"it had {self.num_train:,} training images and has "

@@ -97,8 +97,7 @@ class RunFolder:
             raise self._not_writable(error.strerror) from None
 
     def validate(self) -> None:
-        """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
-        writes nothing."""
+        """Raise the ConfigError of `create` or `lock`; write nothing."""
         self._validate_name()
         nearest, code = nearest_existing(self.checkpoints), 0
         if not os.path.isdir(nearest):
@@ -131,20 +130,16 @@ class RunFolder:
         )
 
     def validate_apart(self, teacher: str, dataset: str, data_dir: str) -> None:
-        """Raises ConfigError where the run would be its own teacher, or the folder is,
-        or is in, a folder of classes: it would be a class."""
+        """Raise ConfigError if the run is its teacher, or is among the images."""
         path = pathlib.Path(os.path.realpath(self.path))
         if teacher and os.path.realpath(os.path.expanduser(teacher)) == str(path):
-            raise ConfigError(
-                f"teacher={teacher} is the run itself; choose another --workdir"
-            )
+            why = "is the run itself; choose another --workdir"
+            raise ConfigError(f"teacher={teacher} {why}")
         if dataset == "image_folder" and not is_url(data_dir):
             data_dir = data_folder(data_dir)
             if path.is_relative_to(os.path.realpath(data_dir)):
-                raise ConfigError(
-                    f"workdir={self.path} is in data_dir={data_dir}, where folders are "
-                    "classes; choose another --workdir"
-                )
+                why = f"in data_dir={data_dir}, where folders are classes"
+                raise ConfigError(f"workdir={self.path} is {why}; choose another one")
 
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
@@ -157,13 +152,11 @@ class RunFolder:
         try:
             store.write_aside(self.network, architecture)
         except OSError as error:
-            raise ConfigError(
-                f"{self.network} cannot be written: {error.strerror}"
-            ) from None
+            why = f"cannot be written: {error.strerror}"
+            raise ConfigError(f"{self.network} {why}") from None
 
     def clear(self) -> list[pathlib.Path]:
-        """Removes what earlier runs wrote, and nothing else that is in the folder;
-        returns what was left in the folders of a run, as no run wrote it."""
+        """Remove what earlier runs wrote; return what else is in their folders."""
         profiles = self.tensorboard / "plugins" / "profile"
         written = {self.checkpoints: _CHECKPOINT, self.report: _REPORT}
         written |= dict.fromkeys(self.boards, _EVENTS)
@@ -178,15 +171,12 @@ class RunFolder:
                 else:
                     store.remove(path)
         except OSError as error:
-            raise ConfigError(
-                f"{error.filename} cannot be removed: {error.strerror}; remove it "
-                "yourself or choose another --workdir"
-            ) from None
+            why = f"cannot be removed: {error.strerror}; choose another --workdir"
+            raise ConfigError(f"{error.filename} {why}") from None
         return [path for path in kept if path not in written or not path.is_dir()]
 
     def is_restarted(self) -> bool:
-        """True if this process is a restart of the job that began the run with
-        --overwrite: its launcher repeats the arguments."""
+        """Return whether this process restarts the job that began the run."""
         try:
             begun_by = self._job.read_text().splitlines()
         except (OSError, ValueError):
@@ -231,8 +221,7 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
 
 
 def _clear(folder, pattern):
-    """Removes what matches a pattern in a folder, and the folder if it is empty then;
-    returns the rest."""
+    """Remove what matches in a folder, and the empty folder; return the rest."""
     if not folder.is_dir():
         return []
     kept = []
@@ -252,13 +241,10 @@ def _is_folder(path):
 
 
 class Lock:
-    """Holds the lock of a folder until it is closed; a context manager.
-
-    The operating system releases the lock when the process ends, however it ends.
-    ConfigError where another process holds it, but WorkerLostError after a wait:
-    perhaps its machine is lost, and a network file system keeps the lock for longer. A
-    folder that is new is removed again where nothing is written to it.
-    """
+    """Holds the lock of a folder until it is closed, or the process ends; a context
+    manager. ConfigError if another process holds it, WorkerLostError after a wait: a
+    file system may keep a lost machine's. It removes a new folder to which nothing is
+    written."""
 
     def __init__(self, folder: pathlib.Path, wait_secs: float, is_new: bool):
         self._path, self._is_new = folder / _LOCK, is_new
@@ -267,10 +253,8 @@ class Lock:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(self._path, flags, 0o666)
         except OSError as error:
-            raise ConfigError(
-                f"the lock {self._path} cannot be opened: {error.strerror}; remove it "
-                "or choose another --workdir"
-            ) from None
+            why = f"{error.strerror}; remove it or choose another --workdir"
+            raise ConfigError(f"the lock {self._path} cannot be made: {why}") from None
         self._file = open(descriptor, "r+b", buffering=0)
         try:
             self._take(wait_secs)
@@ -314,8 +298,7 @@ class Lock:
         return False
 
     def describe(self, **more: str) -> None:
-        """Adds to the description of this process, see `holder`. It only informs: a
-        full disk is no error."""
+        """Add to the description of this process, if the disk takes it."""
         self._about |= more
         try:
             self._file.seek(0)
@@ -325,9 +308,8 @@ class Lock:
             pass
 
     def assert_same_folder(self) -> None:
-        """Raises RunFolderError where the folder is no longer the one that was locked:
-        it was removed, moved or replaced, and perhaps another process trains there.
-        Other errors of the disk are ignored: a save fails with its own error."""
+        """Raise RunFolderError if the folder that was locked was removed, moved or
+        replaced. Other errors of the disk are ignored: a save has its own."""
         try:
             own = os.fstat(self._file.fileno())
             is_in_place = os.path.samestat(os.stat(self._path), own)
@@ -335,9 +317,8 @@ class Lock:
             is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
-                f"{self._path.parent} is no longer the folder that this run locked: it "
-                "was removed, moved or replaced; put it back, and the same command "
-                "continues"
+                f"{self._path.parent} is no longer the folder that this run locked; "
+                "put it back, and the same command continues"
             )
 
     def __enter__(self) -> "Lock":

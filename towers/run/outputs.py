@@ -57,8 +57,8 @@ class Outputs:
         take_snapshot: Callable[[], Snapshot | None],
         saving: Callable[[], contextlib.AbstractContextManager],
     ) -> None:
-        """Writes a checkpoint in the background, unless the snapshot is None; `saving`
-        is entered while the previous one is waited for, whose error this raises."""
+        """Write a checkpoint, unless None, in the background; raise an earlier
+        error."""
         self.lock.assert_same_folder()
         snapshot = take_snapshot()
         if snapshot is None:
@@ -102,8 +102,7 @@ def is_between_steps(trainer: Trainer) -> bool:
 
 
 def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
-    """The state between two steps: a call that was abandoned waiting for data may take
-    its last step at this very moment, which is waited for."""
+    """Return the state between two steps, after one that ends at this moment."""
     while True:
         before = trainer.progress()
         state = trainer.state()
@@ -113,8 +112,7 @@ def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def validate_finite(tensors: Tensors, step: int) -> None:
-    """Raises NumericError where a value is not finite: a loss and gradients that are
-    finite may give an update that is not."""
+    """Raise NumericError if a value is not finite, as an update may make it."""
     for name, array in tensors.items():
         is_float = array.dtype.kind not in "biu"
         if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():

@@ -74,18 +74,16 @@ WAITING = "waiting for the other workers"
 def cluster_of(
     config: Config, cluster: Cluster | None, allow_public_address: bool
 ) -> Cluster | None:
-    """The cluster of a run, as the command or else the environment gives it; None where
-    it has a single worker. ConfigError where it is wrong, or the strategy has no
-    workers."""
+    """Return the cluster of a run, by the command or else the environment; None if it
+    has one worker. ConfigError if it is wrong."""
     has_workers = config.choice_of("strategy").processes
     cluster = cluster or find_cluster(reads_slurm=has_workers)
     if cluster is None or cluster.size == 1:
         return None
     if not has_workers:
         raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, but "
-            f"strategy={config.strategy} trains in one process; set "
-            "--strategy=multi_worker"
+            f"{cluster.origin} names {cluster.size} workers, and strategy="
+            f"{config.strategy} trains in one process; set --strategy=multi_worker"
         )
     if config.device_order:
         raise ConfigError(
@@ -96,9 +94,15 @@ def cluster_of(
     return cluster
 
 
+def refuse_workers(cluster: Cluster | None, option: str) -> None:
+    """Raise ConfigError if there are several workers where an option takes one."""
+    if cluster is not None and cluster.size > 1:
+        why = f"{cluster.origin} names {cluster.size} workers, and {option} takes one "
+        raise ConfigError(f"{why}process: call it without them")
+
+
 def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
-    """Starts the server of this worker and waits for the others. ConfigError where it
-    cannot start, or options or versions differ, WorkerLostError where not all came."""
+    """Start the server of this worker and wait for the others, which must be alike."""
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
@@ -151,14 +155,10 @@ def connect(
     wait_secs: float,
     heartbeat_secs: float = HEARTBEAT_SECS,
 ) -> Workers:
-    """Waits for all workers and starts TensorFlow's server, before TensorFlow first
-    computes, after its devices were configured.
-
-    `num_gpus` are those of each worker whose tensors are added up, 0 for the host.
-    ConfigError where this worker cannot listen, or another program, or another worker,
-    listens at the address of a worker; WorkerLostError where not all workers came, or
-    the server did not start.
-    """
+    """Wait for all workers and start TensorFlow's server, after its devices were
+    configured and before it computes; `num_gpus` 0 adds up on the host. ConfigError if
+    this worker cannot listen, or another program does at an address; WorkerLostError if
+    not all came."""
     wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.
     os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
@@ -191,10 +191,8 @@ def connect(
             "train with several workers from a process of its own"
         ) from None
     except tf.errors.OpError as error:
-        raise WorkerLostError(
-            f"the server of worker {index} did not start: "
-            f"{one_line(error.message, 250)}"
-        ) from None
+        why = one_line(error.message, 250)
+        raise WorkerLostError(f"worker {index}'s server did not start: {why}") from None
     finally:
         faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread() and handler:
@@ -204,7 +202,7 @@ def connect(
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
     """Waits until every worker listens at its address; errors are as in `connect`."""
-    begun, told, unresolved_since = time.monotonic(), set(), None
+    begun, told = time.monotonic(), set()
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
         while True:
@@ -212,19 +210,16 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
             missing = [i for i in missing if not found[i]]
             if not missing:
                 return
-            now = time.monotonic()
+            waited, limit, hint = time.monotonic() - begun, wait_secs, ""
             unresolved = [i for i in missing if found[i] is None]
-            unresolved_since = (unresolved_since or now) if unresolved else None
-            waited, limit, patience, hint = now - begun, wait_secs, _ANNOUNCE_SECS, ""
             if unresolved:
-                waited, limit = now - unresolved_since, min(wait_secs, NAME_SECS)
-                patience = 0.0
+                limit = min(wait_secs, NAME_SECS)
                 hint = ": the host name does not resolve; correct it, or the network's"
             named = [f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]]
             named = f"worker {', '.join(named)}"
             if waited > limit:
                 raise WorkerLostError(f"{named} did not come within {limit:g} s{hint}")
-            if waited >= patience and hint not in told:
+            if (hint or waited >= _ANNOUNCE_SECS) and hint not in told:
                 console.line(f"waiting for {named}, up to {limit:g} s{hint}")
                 told.add(hint)
             time.sleep(0.1)
@@ -241,8 +236,7 @@ def _split(address):
 
 @contextlib.contextmanager
 def _answering(port, greeting):
-    """Greets those who probe a port, in a thread: two workers that probe each other
-    must not wait for each other."""
+    """Greet those who probe a port, in a thread, as two may probe each other."""
     dual, stop = socket.has_dualstack_ipv6(), threading.Event()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -271,8 +265,7 @@ def _answering(port, greeting):
 
 
 def _is_there(index, address):
-    """True if a worker waits, or its TensorFlow has started; None if its host name does
-    not resolve. ConfigError where it is another worker, or none."""
+    """Return whether a worker waits or has started; None without its host name."""
     try:
         with socket.create_connection(_split(address), 1) as probe:
             if probe.getsockname() == probe.getpeername():
@@ -349,7 +342,5 @@ def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:
     """Raises NumericError where a worker has other bits than the chief."""
     own = {k: zlib.crc32(np.ascontiguousarray(array)) for k, array in state.items()}
     for worker, differing in _unlike_chief(workers, own):
-        raise NumericError(
-            f"{next(iter(differing))} of {worker} differs from the chief's; "
-            "the last checkpoint is whole"
-        )
+        name = f"{next(iter(differing))} of {worker}"
+        raise NumericError(f"{name} differs from the chief's; the last save is whole")

@@ -13,8 +13,7 @@ from fractions import Fraction
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """The periods of a run, whose last step is logged and evaluated; a period of 0 is
-    never due."""
+    """The periods of a run; 0 is never due, and the last step is evaluated."""
 
     total_steps: int
     images_per_step: int

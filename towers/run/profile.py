@@ -17,15 +17,12 @@ _PICOSECONDS = 1e12
 
 
 class Profile:
-    """Traces the steps between two numbers of steps, if any are given, into a
-    TensorBoard's `--logdir`."""
+    """Traces the steps between two numbers of steps, if any, for TensorBoard."""
 
     def __init__(self, steps: Sequence[int], folder: pathlib.Path):
         if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):
-            raise ConfigError(
-                f"profile_steps={','.join(map(str, steps))}: give two numbers of "
-                "steps, the smaller one first, such as 100,110"
-            )
+            way = "give two numbers of steps, the smaller one first, such as 100,110"
+            raise ConfigError(f"profile_steps={','.join(map(str, steps))}: {way}")
         self._steps, self._folder = tuple(steps), folder
         self._is_tracing = self._is_done = False
 
@@ -58,8 +55,7 @@ class Profile:
 
 
 def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
-    """The kinds of operations that take most time in the newest trace of a folder, on
-    the GPUs where there are any, else on the CPU."""
+    """Return the operations that take most time in the newest trace of a folder."""
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
     if not files:
         return [f"there is no trace in {folder}"]
@@ -81,8 +77,7 @@ def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
 
 
 def _kind(plane, event):
-    """The kind of operation that an event computes, or None: its event on the CPU is
-    called NAME:KIND; a kernel on a GPU has the operation in its statistics."""
+    """Return the kind of operation of an event, by name or statistics, or None."""
     name = plane.event_metadata[event.metadata_id].name
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":

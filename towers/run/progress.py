@@ -32,11 +32,8 @@ class _Total:
 
 @dataclasses.dataclass
 class Stopwatch:
-    """Time spent in training steps, over every start of the run.
-
-    The first call of each start, and of each phase, does not count for the speed: it
-    compiles the step, in `start_secs`.
-    """
+    """Time spent in training steps, over every start of the run; the first call of a
+    start or phase compiles the step, and counts as `start_secs`."""
 
     train_secs: float = 0.0
     timed_steps: int = 0
@@ -67,8 +64,7 @@ class Stopwatch:
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
-        """Adds the time from the end of a call of `num_steps` to the next call;
-        evaluations in it are counted apart."""
+        """Add the time between two calls, without evaluations."""
         self._pauses.add(num_steps, secs - self._evaluation_secs_since_add)
 
     def add_evaluation(self, secs: float) -> None:
@@ -77,9 +73,7 @@ class Stopwatch:
         self._evaluation_secs_since_add += secs
 
     def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
-        """Estimated seconds of the remaining steps, what is written between them, and
-        evaluations, once there was one; None until the speed of this start and phase is
-        known."""
+        """Return the estimated seconds of the rest of the run, if known."""
         if not self._phase.secs:
             return None
         secs_per_step = self._phase.mean() + self._pauses.mean()
@@ -106,8 +100,7 @@ class Stopwatch:
         return Lap(lap.count / lap.secs, 100 * waited)
 
     def steps_in(self, secs: float) -> int:
-        """The number of steps that take `secs`, at least 1; 1 until the speed of this
-        start and phase is known."""
+        """Return the number of steps that take `secs`, if known, or else 1."""
         if not (self._phase.secs and self._is_warm):
             return 1
         return max(1, int(secs * self._phase.count / self._phase.secs))
@@ -115,8 +108,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class RunningMean:
-    """Sums of the loss and correct predictions over the steps of an epoch, those with a
-    finite loss; of asynchronous towers also parts of steps."""
+    """Sums over the steps of an epoch that have a finite loss."""
 
     epoch: int = 0
     num_steps: float = 0.0
@@ -124,8 +116,7 @@ class RunningMean:
     correct_sum: float = 0.0
 
     def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
-        """Adds the sums of losses and of correct predictions, and the number, of steps;
-        a new epoch starts from zero."""
+        """Add sums of losses and hits, and the number of steps, of an epoch."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0.0
             self.loss_sum = self.correct_sum = 0.0
@@ -179,13 +170,9 @@ class Progress:
         best_by: str = "accuracy",
         min_delta: float = 0.0,
     ) -> bool:
-        """Adds an evaluation on held-out images; returns whether it is the best so far,
-        by the score of the metric `best_by`, see `is_better`.
-
-        Where that was another metric before, accuracy and loss are compared with the
-        best evaluation's, and of other metrics this evaluation is the first. An
-        improvement of more than `min_delta` begins `num_worse` anew.
-        """
+        """Add an evaluation on held-out images; return whether it is the best so far.
+        After another `best_by` only accuracy and loss compare with the former best. An
+        improvement of more than `min_delta` begins `num_worse` anew."""
         loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
         figures = {"accuracy": accuracy, "loss": loss, "score": score}
         evaluation = {"step": self.step, **figures, "best_by": best_by}
@@ -221,8 +208,7 @@ class Progress:
 
 
 def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
-    """True if an evaluation is better than the best one so far: by "score", of equal
-    ones "loss", then "accuracy"; None stands for one that is not finite."""
+    """Return whether an evaluation is the best: by score, loss, accuracy."""
 
     def key(x):
         score = -math.inf if x["score"] is None else x["score"]

@@ -6,7 +6,6 @@ says so; the next report is tried again.
 """
 
 import functools
-import itertools
 import json
 import math
 import os
@@ -49,8 +48,7 @@ class Reports:
         self.metrics: MetricsFile | None = None
 
     def open_metrics(self, resume_step: int, step: int) -> None:
-        """Continues `metrics.jsonl`, see `MetricsFile`, and the curves of a run at a
-        step; one that is evaluated once more has its training curves already."""
+        """Continue `metrics.jsonl`, see `MetricsFile`, and the curves at a step."""
         self._first_step = lambda writer: (
             1 + (step if writer == self._writer else resume_step)
         )
@@ -65,8 +63,7 @@ class Reports:
     def scalars(
         self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
     ) -> None:
-        """Curves, see `Board`. Metrics of moving averages, with names that end in _ema,
-        have a writer of their own, so that they share the charts of the others."""
+        """Draw curves, see `Board`; metrics in _ema have a writer of their own."""
         writer, raw, ema = writer or self._writer, {}, {}
         for name, value in values.items():
             kind = ema if name.endswith("_ema") else raw
@@ -108,8 +105,7 @@ class Reports:
     def attempt(
         self, name: str, write: Callable[[], None], errors: type[Exception] = OSError
     ) -> bool:
-        """Calls `write`, which raises one of `errors` where it fails; says where that
-        begins to fail, and to succeed again. Returns whether it succeeded."""
+        """Call `write`; say when it begins to fail or succeed; return if it did."""
         is_queued = name == _METRICS
         try:
             self._check()
@@ -151,12 +147,9 @@ class NoReports(Reports):
 
 
 class MetricsFile:
-    """The file of a run that trains, which takes the steps after `resume_step` again:
-    their lines, and an incomplete last one, are dropped.
-
-    Records that cannot be written wait in a queue, and are written with the next ones.
-    One thread may append while another one syncs.
-    """
+    """The file of a run that trains, without the steps after `resume_step`, which are
+    taken again. Records that cannot be written wait in a queue for the next ones. One
+    thread may append while another one syncs."""
 
     def __init__(self, path: pathlib.Path, resume_step: int):
         self._path, self._lock = path, threading.RLock()
@@ -181,16 +174,12 @@ class MetricsFile:
             self.queue, self._is_new = [], False
 
     def sync(self) -> None:
-        """Flushes the queue and the file to the disk; OSError as in `flush`. Others may
-        append meanwhile: a slow disk does not hold them up."""
+        """Flush the queue and the file to the disk; others may append meanwhile."""
         self.flush()
         store.sync(self._path)
 
     def _move_aside(self):
-        suffixes = itertools.chain([""], (f"-{i}" for i in itertools.count(2)))
-        names = (f"{self._path.name}.damaged{suffix}" for suffix in suffixes)
-        paths = map(self._path.with_name, names)
-        aside = next(path for path in paths if not os.path.lexists(path))
+        aside = store.free_name(f"{self._path}.damaged")
         os.rename(self._path, aside)
         self._is_damaged = False
         console.warn(
@@ -208,8 +197,7 @@ class MetricsFile:
 def read_metrics(
     path: pathlib.Path, last_step: float = math.inf
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The records of a file up to a step, and whether it is damaged: whether it has any
-    other lines than an incomplete last one, as a kill leaves it, or cannot be read."""
+    """Return the records of a file up to a step, and whether it is damaged."""
     records, is_damaged = [], False
     try:
         with open(path, "rb") as file:

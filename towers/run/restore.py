@@ -46,8 +46,7 @@ def checkpointer_of(
 
 
 def validate_trainer_state(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError where a run cannot be continued with what a checkpoint
-    stores besides the tensors."""
+    """Raise CheckpointError if a run cannot go on with a trainer state."""
     state = checkpoint.trainer_state
     try:
         from_values(state["config"])
@@ -65,8 +64,7 @@ def validate_changes(
     checkpoint: Checkpoint | None,
     allow_change: tuple[str, ...],
 ) -> None:
-    """Raises ConfigError where options, other than those in `allow_change`, would make
-    a run another one; the checkpoint's own config decides, not config.json."""
+    """Raise ConfigError if options differ from the checkpoint's and may not."""
     check_names(
         allow_change, "--allow_change takes names of options, with commas between, and "
     )
@@ -95,8 +93,7 @@ def validate_changes(
 def validate_dataset(
     data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError if a run is to be continued with other classes; or with
-    another data set, unless "dataset" or "data_dir" may change."""
+    """Raise ConfigError for other classes, or data that may not change."""
     if checkpoint is None:
         return
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -114,8 +111,7 @@ def validate_dataset(
 
 
 def validate_architecture(model: Tensors, saved: Tensors) -> None:
-    """Raises CheckpointError naming the first tensor in which a model differs from a
-    checkpoint. The order matters: it distinguishes two layers of the same shape."""
+    """Raise CheckpointError for the first tensor that differs, in order."""
     model, saved = (
         {name: f"{np.dtype(x.dtype).name} {list(x.shape)}" for name, x in each.items()}
         for each in (model, saved)
@@ -137,13 +133,8 @@ def validate_architecture(model: Tensors, saved: Tensors) -> None:
 
 
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint as the state of a trainer; CheckpointError where they
-    are of another model.
-
-    They may have been written with other options: the scale of the loss, which only
-    float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
-    the trainer's where they lack them.
-    """
+    """Return the tensors of a checkpoint as a trainer's state; CheckpointError if they
+    are of another model. The loss scale and counts of skipped steps may be missing."""
     optional = "loss_scale/", "skipped/"
     validate_architecture(
         *(
@@ -160,8 +151,7 @@ def load_trainer(
     checkpoint: Checkpoint | None,
     class_names: Sequence[str] = (),
 ) -> set[str]:
-    """Continues from a checkpoint; without one, starts from the parameters that
-    `init_from` names, if any. Returns the variables that have no value there."""
+    """Load a checkpoint, or initial parameters; return variables without values."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
@@ -171,7 +161,6 @@ def load_trainer(
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
-    """Sets a trainer's factor on the rate after `num_plateaus`, where evaluations lower
-    it."""
+    """Set a trainer's factor on the rate after `num_plateaus`."""
     if config.choice_of("schedule").by_accuracy:
         trainer.scale_rate(config.decay_factor**num_plateaus)

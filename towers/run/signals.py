@@ -79,8 +79,7 @@ def exit_on_signals(
 
 @contextlib.contextmanager
 def preemptible() -> Iterator[None]:
-    """Inside, a signal raises KeyboardInterrupt in the main thread, so that what was
-    begun is cleared away, then Preempted; those that follow are ignored until then."""
+    """Clear away what was begun inside after a signal, then raise Preempted."""
     names = []
 
     def interrupt(number, frame):

@@ -28,9 +28,8 @@ from towers.run.stored_config import (
 
 
 def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
-    """The config with the interpolation and center_crop of the weights that a run
-    starts from, or of the checkpoint from which it goes on, where it leaves them open
-    and the run reads image files."""
+    """Return the config with the interpolation and center_crop of the weights, or the
+    checkpoint, where it leaves them open."""
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:

@@ -23,12 +23,9 @@ PREDICTION_BATCH_SIZE = 64
 
 
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
-    """The Config of the run in a folder; ConfigError where there is none.
-
-    The checkpoint of the step, or else the newest one, decides about all options that
-    change the mathematics, as they may have been allowed to change since; config.json,
-    where there is one, about the others.
-    """
+    """Return the Config of the run in a folder, or raise a ConfigError. The checkpoint
+    of the step, or else the newest, decides about options that change the mathematics,
+    config.json about the others."""
     trained = _stored(folder, "config", from_values, step)
     config = trained or _config_of_file(folder)
     if trained is not None:
@@ -49,9 +46,8 @@ def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
 def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
-    """Classes and preprocessing of a run's data set, from the checkpoint of a step, or
-    else the newest one that has them, or else from dataset_info.json; None without any,
-    and ConfigError where the file is damaged."""
+    """Return classes and preprocessing of a run's data set, of the checkpoint of a
+    step, a newer one or the file; None without, ConfigError if it is damaged."""
     with quiet_imports():  # of TensorFlow
         from towers.run.dataset_info import DatasetInfo
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
@@ -116,8 +112,7 @@ def config_to_continue(
 def evaluation_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
-    """The stored Config, with the device, the towers and the batch of an evaluation in
-    place of the training's, and further changes."""
+    """Return the stored Config with the settings of an evaluation, and changes."""
     settings = {
         "device": "auto",
         "device_order": "",
@@ -137,7 +132,6 @@ def evaluation_config(
 def prediction_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
-    """As `evaluation_config`, for predictions: every device has the whole network,
-    whatever the strategy of the training."""
+    """Return `evaluation_config` for predictions, a whole network per device."""
     settings = {"group_size": 1, "batch_size": PREDICTION_BATCH_SIZE}
     return evaluation_config(folder, step, **settings | changes)

@@ -41,11 +41,8 @@ _local = threading.local()  # in a worker thread, `worker`
 
 
 class AwakeClock:
-    """Reads the seconds in which this process ran, for ticks that are near together.
-
-    While it is stopped, as by Ctrl-Z, SIGSTOP or `docker pause`, nothing can make
-    progress, so a longer time between two readings counts as `_LONGEST_TICK_SECS`.
-    """
+    """Reads the seconds in which this process ran, for ticks that are near together: a
+    stop, as by Ctrl-Z or `docker pause`, counts as `_LONGEST_TICK_SECS`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -123,24 +120,16 @@ class Watchdog:
         return _local.worker.doing("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
-        """Something else that may be abandoned, such as "evaluating", goes on inside;
-        the value is a function to call whenever there is progress."""
+        """Name an activity that may be abandoned; yield a call for its progress."""
         return _local.worker.doing(name)
 
     # Called by the main thread.
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function(*args)` in a worker thread; returns its result, or raises its
-        error.
-
-        After a signal the trainer is asked to stop, and `stop_requested` asks the
-        function to return. A step that computes, a save, and what the worker does
-        outside of activities, such as to write reports, are finished first.
-
-        Preempted where it was abandoned in an interruptible activity, after which its
-        thread ends silently; StuckError where it made no progress for
-        `stuck_after_secs`.
-        """
+        """Call a function in a worker thread; return its result, or raise its error.
+        After a signal the trainer is asked to stop; a step that computes, a save, and
+        what is outside of activities are finished first. Preempted if it was abandoned
+        in an activity, StuckError if it made no progress for `stuck_after_secs`."""
         thread = self._threads.pop() if self._threads else JobThread("worker")
         worker = _Worker()
         future = thread.submit(worker.call, function, *args)
@@ -187,8 +176,7 @@ class Watchdog:
                 is_patient = False
 
     def _work_of(self, worker):
-        """(steps taken, what is to be finished, the activity, whether that may be
-        abandoned)"""
+        """Return steps taken, unfinished work, activity, and if it may be left."""
         steps, activity = self._trainer.progress()
         if not worker.is_busy:
             work = f"the report after step {steps}" if steps else "the preparation"
@@ -216,12 +204,8 @@ class _Abandoned(BaseException):
 
 
 class _Worker:
-    """A function that another thread calls.
-
-    An activity is not entered or left while the worker is abandoned: both take `lock`.
-    An abandoned worker raises `_Abandoned` when it next enters or leaves an activity,
-    or reports progress, which `beats` counts.
-    """
+    """A function that another thread calls. Once abandoned it raises `_Abandoned` when
+    it enters or leaves an activity, for which both take `lock`, or reports progress."""
 
     def __init__(self):
         self.lock = threading.RLock()

@@ -28,8 +28,7 @@ def print_banner(
     trainer: Trainer,
     origins: Mapping[str, str],
 ) -> None:
-    """Prints the versions, once in a process, and the start banner; for `origins` see
-    `train`."""
+    """Print the versions, once in a process, and the start banner."""
     print_versions()
     data, (height, width, channels) = parts.data, parts.augment.image_shape
     split, held_out = parts.eval_split

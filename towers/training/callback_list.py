@@ -11,8 +11,7 @@ from towers.run.outputs import Outputs
 
 
 class CallbackError(BaseException):
-    """Carries an exception of any type that a callback of the user has raised, its
-    `__cause__`, past the handlers of errors of the run itself."""
+    """Carries an error of a user's callback past the handlers of the run's own."""
 
 
 class CallbackList:
@@ -23,8 +22,7 @@ class CallbackList:
         self.is_calling = False
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls a method of all callbacks. CallbackError where one raises, other than a
-        tracker that has begun: it is a report that cannot be written."""
+        """Call a method of all callbacks; CallbackError, unless a tracker fails."""
         self.is_calling = True
         try:
             for callback in self._callbacks:

@@ -20,6 +20,7 @@ from towers.errors import ConfigError
 from towers.evaluation.figures import figures
 from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
+from towers.run.peers import refuse_workers
 from towers.training.train import train
 
 # The figures in the table.
@@ -60,18 +61,12 @@ def cross_validate(
     if folds < 2:
         raise ConfigError(f"folds={folds}: must be at least 2")
     if config.validation_fraction or config.validation_fold:
-        raise ConfigError(
-            f"folds={folds} holds out images of its own; leave out validation_fraction "
-            "and validation_fold"
-        )
+        way = "leave out validation_fraction and validation_fold"
+        raise ConfigError(f"folds={folds} holds out images of its own; {way}")
     # Their server would hold its port after the first fold.
     reads_slurm = config.choice_of("strategy").processes
     cluster = options.get("cluster") or find_cluster(reads_slurm=reads_slurm)
-    if cluster is not None and cluster.size > 1:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and folds={folds} takes "
-            "one process: call it without them"
-        )
+    refuse_workers(cluster, f"folds={folds}")
     folder, rows = pathlib.Path(os.path.expanduser(workdir)), []
     values: dict[str, list[float]] = {}
     store.make_folders(folder)

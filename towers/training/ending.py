@@ -43,8 +43,7 @@ def callbacks_at_the_end(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
-    """Saves after the steps that a run takes inside, also after a signal, where it
-    raises Preempted, or an error."""
+    """Save after the steps inside, also after a signal or an error."""
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
@@ -61,10 +60,8 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         clock = time.strftime("%H:%M:%S", time.localtime(watchdog.progress_at))
         is_saved = run.outputs.saved_step == step
         place = f", and is saved in {run.folder.path}" if is_saved else ""
-        raise WorkerLostError(
-            f"{error}; step {step} was the last, at {clock}{place}; the same command "
-            "continues"
-        ) from None
+        last = f"step {step} was the last, at {clock}{place}"
+        raise WorkerLostError(f"{error}; {last}; the same command continues") from None
     except BaseException as error:
         if is_between_steps(run.trainer):
             try:
@@ -85,8 +82,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 
 
 def report_run(run: Run) -> None:
-    """Writes the report of a run, with its last evaluation: nothing is computed again.
-    Called inside of `Watchdog.call`; after a signal it is abandoned."""
+    """Write the report of a run with its last evaluation, until a signal."""
     evaluated, step, names = None, run.step, run.parts.data.class_names
     with run.watchdog.activity("writing the report"):
         if run.evaluated is not None:
@@ -105,7 +101,6 @@ def report_run(run: Run) -> None:
             images=step * run.config.images_per_step,
             stopwatch=run.progress.stopwatch,
             versions=versions(),
-            is_training=True,
         )
     run.outputs.say(f"report: {page}")
 
@@ -124,8 +119,7 @@ def progress_text(run: Run) -> str:
 def how_to_continue(
     config: Config, step: int, total_steps: int, is_early: bool = False
 ) -> str:
-    """The options with which a finished run goes on, in a sentence; `is_early` if its
-    patience has ended it."""
+    """Return the options with which a finished run goes on, in a sentence."""
     if is_early:
         return "To continue raise --patience, or set it to 0"
     if step < total_steps:

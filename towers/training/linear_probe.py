@@ -48,12 +48,9 @@ def fit_head(
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
-    """Sets a head without trained values to the linear probe of the other layers, and
-    says how long the run takes.
-
-    `new` are the variables of `trainer.state()` without trained values, `activity` is a
-    `Watchdog`'s. ConfigError where the last layer is not a Dense layer with a bias.
-    """
+    """Set a head without trained values (`new`) to the linear probe of the other
+    layers, and say how long the run takes; `activity` is a `Watchdog`'s. ConfigError if
+    the last layer is not a Dense layer with a bias."""
     if not new:
         return
     kernel, bias = names = _head_names(parts.model)
@@ -114,8 +111,7 @@ def probe_secs(
 
 
 def run_secs(parts: build.Parts, secs_per_image: float, num_weights: int) -> float:
-    """Seconds of a run from the start, with its probe, steps and evaluations of raw and
-    averaged weights; `secs_per_image` are of an inference."""
+    """Return the seconds of a run; `secs_per_image` are of an inference."""
     count = parts.periods.num_evaluations(0, parts.last_step)
     count *= parts.eval_split[1].num_examples * num_weights
     trained = PASSES * parts.last_step * parts.periods.images_per_step
@@ -126,10 +122,8 @@ def _head_names(model):
     """The names of the kernel and bias of the last layer in `Trainer.state`."""
     head = last_operation(model.outputs[0])
     if not isinstance(head, keras.layers.Dense) or not head.use_bias:
-        raise ConfigError(
-            f"linear_probe: the last layer, {head.name!r}, is no Dense layer with a "
-            "bias; set --linear_probe=false"
-        )
+        why = f"the last layer, {head.name!r}, is not a Dense layer with a bias"
+        raise ConfigError(f"linear_probe: {why}; set --linear_probe=false")
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 
@@ -173,14 +167,11 @@ def logistic_regression(
     num_classes: int,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Fits a logistic regression with an L2 penalty on the kernel, by Nesterov's
-    accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982).
-
-    Features are float32 [n, f]; labels are classes [n], or label sets, 0 and 1 [n,
-    num_classes], with a regression per class. Returns the kernel, float32 [f,
-    num_classes], the bias, and the fraction of correct predictions. An upper bound of
-    the curvature (Boehning 1992) scales the steps, so that scales do not matter.
-    """
+    """Fit a logistic regression with an L2 penalty on the kernel, by Nesterov's
+    accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982),
+    its steps scaled by an upper bound of the curvature (Boehning 1992). Features are
+    float32 [n, f]; labels classes [n] or sets [n, num_classes]. Returns kernel, bias
+    and accuracy."""
     if features.shape[1] > len(features):  # the kernel is a sum of features
         basis, rotated = np.linalg.qr(features.T)
         fitted = logistic_regression(rotated.T, labels, num_classes, heartbeat)

@@ -22,12 +22,7 @@ from towers.errors import (
 )
 from towers.evaluation.figures import create_metric, thresholds_json
 from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import (
-    RECORDED,
-    epoch_line,
-    figures_of_counts,
-    record_of,
-)
+from towers.evaluation.report import RECORDED, epoch_line, figures_of_counts, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, Feed
@@ -36,12 +31,7 @@ from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.outputs import (
-    Outputs,
-    is_between_steps,
-    settled_state,
-    validate_finite,
-)
+from towers.run.outputs import Outputs, is_between_steps, settled_state, validate_finite
 from towers.run.peers import WAITING, validate_copies
 from towers.run.progress import Progress, as_lists
 from towers.run.restore import scale_rate
@@ -181,8 +171,7 @@ class Run:
             self.evaluate_and_save()
 
     def train(self, num_steps: int) -> dict[str, Any]:
-        """Takes up to `num_steps` steps; the metrics of the last one, empty where none
-        was taken."""
+        """Take up to `num_steps` steps; return the metrics of the last, if any."""
         config, parts, progress = self.config, self.parts, self.progress
         before, started = self.step, time.monotonic()
         with self.watchdog.training():
@@ -230,8 +219,7 @@ class Run:
         }
 
     def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
-        """Writes the metrics of a step, and a summary, where due by the step, or both
-        where a summary is due by the clock (`summary_due`)."""
+        """Write metrics, and a summary, where due by the step or the clock."""
         step = self.step
         if self._summaries.is_pending:
             self._summaries.write_update(step)
@@ -251,8 +239,7 @@ class Run:
     # Evaluations and checkpoints.
 
     def evaluate_and_save(self, save_due: bool = False) -> None:
-        """Evaluates where due, writes the record of the step, and saves where due: by
-        the clock (`save_due`), the step, or as a new best; see `saved_at_the_end`."""
+        """Evaluate, write the record of the step, and save, each where due."""
         is_best = self._periods.evaluates(self.step) and self.evaluate()
         record = self.progress.open_record
         if is_of_interest := record.keys() - {"step", "epoch"}:
@@ -342,8 +329,7 @@ class Run:
         return result | {metric.name: metric.function(result["predictions"])}
 
     def _epoch_of_evaluation(self):
-        """The epoch that an evaluation is named by: a multiple of their period, even if
-        some images of the last batch are of the next epoch; else the exact one."""
+        """Return the epoch of an evaluation, without a last batch's spill-over."""
         config, epoch = self.config, self.progress.open_record["epoch"]
         every = config.eval_every_epochs
         multiple = math.floor(epoch / every + 1e-9) * every
@@ -352,9 +338,7 @@ class Run:
         return round(min(epoch, config.num_epochs), 3)
 
     def save(self) -> None:
-        """Saves a snapshot in the background, unless the last checkpoint holds it; the
-        chief does that for all workers. CheckpointError where the previous one could
-        not be written, NumericError where a parameter is not finite."""
+        """Save a snapshot in the background, unless the last checkpoint holds it."""
         self.outputs.save(self._take_snapshot, self.watchdog.saving)
         self._saved_at = time.monotonic()
 
@@ -385,8 +369,7 @@ class Run:
             self.outputs.wait()
 
     def try_to_save(self, because: BaseException) -> None:
-        """Saves before a run ends because of an error; says why where that fails for
-        another reason."""
+        """Save before a run ends with an error; say why if that fails."""
         try:
             self.save_and_wait()
         except (CheckpointError, NumericError, RunFolderError) as error:

@@ -1,44 +1,36 @@
-"""The parts of a run and its trainer, and trials of them that write nothing."""
+"""The parts of a run, its trainer, and its teacher."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer
-from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
 from towers.data.sets import arrays
-from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
+from towers.errors import ConfigError, TowersError
 from towers.evaluation.figures import create_metric
 from towers.evaluation.restored import read_run
 from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
-from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
-from towers.run.folder import RunFolder
-from towers.run.peers import cluster_of, validate_data
+from towers.run.peers import validate_data
 from towers.run.restore import validate_dataset
-from towers.run.watchdog import Watchdog
-
-T = TypeVar("T")
 
 
 def with_given(
     config: Config, model: Any, data: Any, class_names: Sequence[str]
 ) -> tuple[Config, str]:
-    """The Config of a run whose network, or data, a Python program gives, see
-    `towers.train`; and the architecture of the network in JSON, or nothing."""
+    """Return the Config of what a program gives, and its network in JSON."""
     architecture = ""
     if model is not None:
         name, architecture = given.give(model)
@@ -57,9 +49,7 @@ def build_run(
     allow_change: tuple[str, ...] = (),
     schedule_fn: Callable[[Config, int], Schedule] | None = None,
 ) -> tuple[build.Parts, Trainer]:
-    """The parts of a run, and its trainer with the initial parameters. ConfigError
-    where the options do not fit the data set, the devices, or the checkpoint from which
-    the run goes on, except for those in `allow_change`."""
+    """Return the parts of a run and its trainer, or raise a ConfigError."""
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
@@ -90,104 +80,37 @@ def build_run(
     if checkpoint is not None and "teacher" not in allow_change:
         trained = checkpoint.trainer_state.get("teacher")
         if trainer.teacher and trained not in (None, trainer.teacher.checksum):
-            raise ConfigError(
-                f"teacher={config.teacher}: its parameters are not those that the run "
-                "has followed; give the former ones, or --allow_change=teacher"
-            )
+            why = "its parameters are not those that the run has followed"
+            way = "give the former ones, or --allow_change=teacher"
+            raise ConfigError(f"teacher={config.teacher}: {why}; {way}")
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer
 
 
 def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
-    """The network of the run `teacher`, with the parameters that it reports.
-    ConfigError where it was trained for other classes or images, or there is none."""
+    """Return the network of the run `teacher`, with the parameters that it reports.
+
+    Raises:
+        TowersError: such as a ConfigError if it was trained on other inputs.
+    """
+    shape, begin = parts.data.test.image_shape, f"teacher={config.teacher}: "
     with tf.device(parallel_devices.HOST):  # the towers copy it
         try:
-            run, problem = read_run(config.teacher), ""
+            run = read_run(config.teacher)
         except TowersError as error:
-            error.args = (f"teacher={config.teacher}: {error}",)
+            error.args = (f"{begin}{error}",)
             raise
-        shapes = run.image_shape, run.input_shape
-        expected = tuple(parts.data.test.image_shape), parts.augment.image_shape
-        if run.class_names != tuple(parts.data.class_names):
-            problem = "for other classes"
-        elif shapes != expected:
-            problem = "for images of {} and inputs of {}, not {} and {}".format(
-                *("x".join(map(str, shape)) for shape in (*shapes, *expected))
-            )
-        else:
-            images = np.random.default_rng(0).integers(
-                0, 256, (2, *expected[0]), np.uint8
-            )
+        alike = run.class_names == tuple(parts.data.class_names)
+        alike &= run.image_shape == tuple(shape)
+        alike &= run.input_shape == parts.augment.image_shape
+        if alike:
+            images = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
             inputs = parts.augment.evaluate(tf.constant(images))
-            if not np.allclose(run.preprocess(images), inputs, atol=1e-5):
-                problem = "for images that are standardized in another way"
-        if problem:
+            alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
+        if not alike:
             raise ConfigError(
-                f"teacher={config.teacher}: it was trained {problem}; choose a run "
-                "with the same data set, sizes and kind of --augment"
+                f"{begin}it was trained on other classes, sizes or inputs; choose a "
+                "run with the same data set, sizes and kind of --augment"
             )
         return run.model if run.model_ema is None else run.model_ema
-
-
-# Trials.
-
-
-def folder_of_trial(
-    flag: str,
-    workdir: str | os.PathLike,
-    config: Config,
-    cluster: Cluster | None,
-    allow_public_address: bool,
-) -> RunFolder:
-    """The folder of a run that `flag` tries, in this process alone; ConfigError where
-    there are several workers, or the folder is none for this run."""
-    cluster = cluster_of(config, cluster, allow_public_address)
-    if cluster is not None:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and --{flag} takes one "
-            "process: call it without them, with the --batch_size of one worker"
-        )
-    folder = RunFolder(workdir)
-    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
-    folder.validate()
-    return folder
-
-
-def watched(
-    function: Callable[[Callable[[], None]], T],
-    trainer: Trainer,
-    config: Config,
-    tick: Callable[[int, str], None] = lambda step, activity: None,
-) -> T:
-    """The result of a function of a trial, under a `Watchdog` whose signals abandon it
-    anywhere; it gets a function to call whenever there is progress."""
-    watchdog = Watchdog(
-        trainer,
-        ACTIVITIES,
-        stuck_after_secs=config.stuck_after_secs,
-        tick=tick,
-    )
-
-    def call():
-        with watchdog.training() as heartbeat:
-            return function(heartbeat)
-
-    try:
-        with watchdog, data_errors_of_tensorflow():
-            result = watchdog.call(call)
-            if watchdog.stop_requested:
-                raise Preempted
-            return result
-    except Preempted:
-        signal = watchdog.stopped_by
-        raise Preempted(f"stopped by {signal}; nothing was written") from None
-
-
-def take_steps(trainer: Trainer, num_steps: int) -> dict[str, Any]:
-    """`Trainer.train` inside of `watched`."""
-    metrics = trainer.train(num_steps)
-    if not metrics:
-        raise Preempted
-    return metrics

@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers.build import Parts
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.parallel.trainer import Trainer
-from towers.reporting.board import MOST_IMAGES, batch_picture, mistakes_picture
+from towers.reporting.board import MOST_IMAGES, batch_picture, captioned_images
 from towers.run.reports import Reports
 from towers.run.watchdog import Watchdog
 
@@ -19,11 +19,7 @@ class Summaries:
     """The summaries of a run; `written_at` is the time of the last one."""
 
     def __init__(
-        self,
-        parts: Parts,
-        trainer: Trainer,
-        reports: Reports,
-        watchdog: Watchdog,
+        self, parts: Parts, trainer: Trainer, reports: Reports, watchdog: Watchdog
     ):
         self._parts, self._trainer = parts, trainer
         self._reports, self._watchdog = reports, watchdog
@@ -83,11 +79,11 @@ class Summaries:
 
         def write(board):
             images, _ = source.read(tf.constant(worst, tf.int64))
-            texts = [predictions.texts(index, names) for index in worst]
-            pixels = mistakes_picture(images.numpy(), texts)
-            board.picture(
-                step, "mistakes", pixels, "The mistakes with the largest loss"
-            )
+            texts = (predictions.texts(index, names) for index in worst)
+            captions = [[label, f"as {other}"] for label, other in texts]
+            pixels = captioned_images(images.numpy(), captions)
+            about = "The mistakes with the largest loss"
+            board.picture(step, "mistakes", pixels, about)
 
         if len(worst):
             self._reports.on_board(write, split)

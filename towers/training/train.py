@@ -176,8 +176,7 @@ def open_run(
     overwrite: bool,
     allow_change: tuple[str, ...],
 ) -> tuple[Outputs, Checkpoint | None, bool]:
-    """Locks the folder of a run until `stack` ends, and reads its last checkpoint, None
-    without one or with `overwrite`. Returns `overwrite`, False in a restarted job."""
+    """Lock a run's folder and read its checkpoint; a restart does not overwrite."""
     folder.validate_apart(config.teacher, config.dataset, config.data_dir)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
@@ -199,8 +198,7 @@ def open_run(
 def restore(
     run: Run, checkpoint: Checkpoint | None, overwrite: bool, architecture: str
 ) -> None:
-    """Loads the checkpoint, or the initial values, and writes what describes the run,
-    with the architecture of a network that a Python program gives."""
+    """Load the checkpoint, or initial values, and write what describes the run."""
     config, folder, reports = run.config, run.folder, run.reports
     names = run.parts.data.class_names
     new = load_trainer(run.trainer, config, checkpoint, names)
@@ -225,8 +223,7 @@ def restore(
 
 
 def loop(run: Run, profile: Profile) -> None:
-    """Trains, writes, evaluates and saves, from the step that a run has reached to its
-    last, or until a signal."""
+    """Train, write, evaluate and save, to the last step or a signal."""
     run.begin()
     while not run.is_at_end:
         run.outputs.raise_error()
@@ -246,8 +243,7 @@ def loop(run: Run, profile: Profile) -> None:
 
 
 def run_steps(run: Run, profile: Profile, overwrite: bool) -> None:
-    """`loop` in another thread, which this one watches. The run is saved and the
-    callbacks are notified, however it ends."""
+    """Run `loop` in another thread; save and notify callbacks at any end."""
     config, reports, split = run.config, run.reports, run.parts.eval_split[0]
     hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
     options = dataclasses.asdict(config)

@@ -1,43 +1,50 @@
-"""Dry runs: what a run would do and need, tried without writing anything."""
+"""Trials of a run in this process: dry runs, which write nothing, and range tests."""
 
 import collections
+import dataclasses
 import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from towers import build_trainer, console
+from towers import build_trainer, console, store
 from towers.build import Parts
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sets.arrays import Data
 from towers.data.sources import num_bytes
-from towers.errors import NumericError
+from towers.errors import (
+    ConfigError,
+    NumericError,
+    Preempted,
+    data_errors_of_tensorflow,
+)
 from towers.evaluation.restored import evaluated_weights
 from towers.models.summary import activation_bytes, flops_per_image
 from towers.optim.phases import image_size, phase_at
+from towers.optim.schedules import Schedule
+from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import duration
+from towers.reporting.display import Status, create_display, duration
+from towers.run.checkpoint import Checkpoint
+from towers.run.folder import RunFolder
+from towers.run.peers import cluster_of, refuse_workers
 from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
+from towers.run.watchdog import Watchdog
+from towers.training import lr_range
 from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
-from towers.training.linear_probe import probe_secs
-from towers.training.setup import (
-    build_run,
-    folder_of_trial,
-    take_steps,
-    watched,
-    with_given,
-)
+from towers.training.linear_probe import fit_head, probe_secs
+from towers.training.setup import build_run, with_given
 
 # The steps of a phase are timed for so long, in calls of so long.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
@@ -53,47 +60,192 @@ def dry_run(
     workdir: str | os.PathLike,
     config: Config,
     *,
-    model: Any = None,
-    data: Data | None = None,
-    class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
-    cluster: Cluster | None = None,
-    allow_public_address: bool = False,
-    origins: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
 ) -> None:
-    """Prints what `train`, with the same arguments, would do and need, and tries some
+    """Print what `train`, with the same arguments, would do and need, and try some
     steps. A run in the folder is continued in this process alone: nothing is written.
+
+    Args:
+        workdir, config, overwrite, allow_change: as of `train`.
+        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
+            and `origins`, as of `train`.
 
     Raises:
         TowersError: as `train`, for errors that are known before a run.
     """
-    config, _ = with_given(config, model, data, class_names)
-    folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
-    checkpointer = checkpointer_of(folder)
-    checkpoint = checkpointer.read() if not overwrite else None
-    validate_changes(config, folder, checkpoint, allow_change)
-    config = with_resize_of_weights(config, checkpoint)
-    devices = build_trainer.configure_devices(config)
-    parts, trainer = build_run(
-        config, devices, checkpoint=checkpoint, allow_change=allow_change
-    )
-    print_banner(config, folder, devices, parts, trainer, origins)
-    new = load_trainer(trainer, config, checkpoint, parts.data.class_names)
-    if checkpoint is not None:
-        print_entry("continues", f"from step {trainer.step}")
-    elif steps := checkpointer.steps():
+    options |= {"continues": not overwrite, "allow_change": allow_change}
+    trial = _begin("dry_run", workdir, config, **options)
+    if trial.checkpoint is not None:
+        print_entry("continues", f"from step {trial.trainer.step}")
+    elif steps := checkpointer_of(trial.folder).steps():
         print_entry("overwrites", f"a run at step {steps[-1]}")
-    num_worse = checkpoint.trainer_state["num_worse"] if checkpoint else 0
-    is_early = 0 < config.patience <= num_worse
-    is_early &= trainer.step < parts.last_step
-    run = functools.partial(_try, config, parts, trainer, new, is_early)
-    watched(run, trainer, config)
+    trial.watched(functools.partial(_try, trial))
     console.line("dry run: all is in order, and nothing was written")
 
 
-def _try(config, parts, trainer, new, is_early, heartbeat):
-    """Describes the run, and takes steps until its time is known."""
+def lr_range_test(
+    workdir: str | os.PathLike,
+    config: Config,
+    *,
+    progress: str = "auto",
+    **options: Any,
+) -> lr_range.LrRange:
+    """Take the first steps of a run with a learning rate that grows until the loss
+    diverges, and suggest one. The run itself is not begun, nor one in the folder
+    touched: `lr_range_test.png` is written there.
+
+    Args:
+        workdir, config, progress: as of `train`.
+        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
+            and `origins`, as of `train`.
+
+    Returns:
+        `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
+        where the loss does not fall.
+
+    Raises:
+        TowersError: such as a ConfigError where the folder cannot be written.
+    """
+    # A step that is not finite is the end of the test, and no error.
+    config = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
+    trial = _begin(
+        lr_range.NAME, workdir, config, schedule_fn=lr_range.growing_rate, **options
+    )
+    config, parts, trainer = trial.config, trial.parts, trial.trainer
+    if config.linear_probe:
+        fit_head(trainer, parts, config.batch_size, trial.new)
+    count = lr_range.num_steps(config, parts.num_examples)
+    per_step = config.images_per_step / parts.num_examples
+    status = Status(count, count * per_step, epochs_per_step=per_step)
+    console.line(
+        f"learning rates from {trainer.learning_rate(0):g} to {lr_range.HIGHEST:g} in "
+        f"{count} steps"
+    )
+    with create_display(progress, status) as display:
+
+        def test(heartbeat):
+            return lr_range.range_test(_steps(trial, display))
+
+        result = trial.watched(test, display.tick)
+    lowest = result.smoothed.argmin()
+    console.line(
+        f"{len(result.rates)} steps, to {result.rates[-1]:.2g}; the smoothed loss is "
+        f"lowest, {result.smoothed[lowest]:.3f}, at {result.rates[lowest]:.2g}"
+    )
+    trial.folder.create()
+    picture = trial.folder.path / f"{lr_range.NAME}.png"
+    try:
+        store.write_aside(picture, lr_range.draw(result))
+    except OSError as error:
+        raise ConfigError(f"{picture} cannot be written: {error.strerror}") from None
+    console.line(f"picture: {picture}")
+    if result.suggestion is None:
+        console.line("the loss does not fall, so no learning rate is suggested")
+    return result
+
+
+def _steps(trial, display):
+    """Yield learning rate and loss of each step; NaN where it is not finite."""
+    status, started = display.status, time.monotonic()
+    for step in range(1, status.last_step + 1):
+        metrics = trial.take_steps(1)
+        rate, loss = float(metrics["learning_rate"]), float(metrics["loss"])
+        secs_per_step = (time.monotonic() - started) / step
+        display.update(
+            step=step,
+            epoch=step * status.epochs_per_step,
+            loss=loss,
+            accuracy=metrics["accuracy"],
+            learning_rate=rate,
+            secs_left=(status.last_step - step) * secs_per_step,
+        )
+        yield rate, math.nan if metrics["skipped_steps"] else loss
+
+
+# What both begin with.
+
+
+class Trial(NamedTuple):
+    """The parts of a run that is tried, and its trainer with the first parameters."""
+
+    config: Config
+    folder: RunFolder
+    parts: Parts
+    trainer: Trainer
+    checkpoint: Checkpoint | None  # from which the run would go on
+    new: set[str]  # the variables of the trainer without trained values
+
+    def watched(
+        self,
+        function: Callable[[Callable[[], None]], Any],
+        tick: Callable[[int, str], None] = lambda step, activity: None,
+    ) -> Any:
+        """Call a function, which gets a heartbeat, until a signal abandons it."""
+        secs = self.config.stuck_after_secs
+        watchdog = Watchdog(self.trainer, ACTIVITIES, stuck_after_secs=secs, tick=tick)
+
+        def call():
+            with watchdog.training() as heartbeat:
+                return function(heartbeat)
+
+        try:
+            with watchdog, data_errors_of_tensorflow():
+                result = watchdog.call(call)
+                if watchdog.stop_requested:
+                    raise Preempted
+                return result
+        except Preempted:
+            signal = watchdog.stopped_by
+            raise Preempted(f"stopped by {signal}; nothing was written") from None
+
+    def take_steps(self, num_steps: int) -> dict[str, Any]:
+        """Call `Trainer.train`, inside of `watched`."""
+        metrics = self.trainer.train(num_steps)
+        if not metrics:
+            raise Preempted
+        return metrics
+
+
+def _begin(
+    flag: str,
+    workdir: str | os.PathLike,
+    config: Config,
+    *,
+    model: Any = None,
+    data: Data | None = None,
+    class_names: Sequence[str | int] = (),
+    continues: bool = False,
+    allow_change: tuple[str, ...] = (),
+    cluster: Cluster | None = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    schedule_fn: Callable[[Config, int], Schedule] | None = None,
+) -> Trial:
+    """Build what `flag` tries, as `train` does, and print the start banner."""
+    config, _ = with_given(config, model, data, class_names)
+    refuse_workers(cluster_of(config, cluster, allow_public_address), f"--{flag}")
+    folder = RunFolder(workdir)
+    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
+    folder.validate()
+    checkpoint = checkpointer_of(folder).read() if continues else None
+    validate_changes(config, folder, checkpoint, allow_change)
+    config = with_resize_of_weights(config, checkpoint)
+    devices = build_trainer.configure_devices(config)
+    options = {"allow_change": allow_change, "schedule_fn": schedule_fn}
+    parts, trainer = build_run(config, devices, checkpoint=checkpoint, **options)
+    print_banner(config, folder, devices, parts, trainer, origins)
+    new = load_trainer(trainer, config, checkpoint, parts.data.class_names)
+    return Trial(config, folder, parts, trainer, checkpoint, new)
+
+
+# What a dry run prints.
+
+
+def _try(trial, heartbeat):
+    """Describe the run, and take steps until its time is known."""
+    config, parts, trainer = trial.config, trial.parts, trial.trainer
     started = time.monotonic()
     batch = parts.train_batches(tf.constant(trainer.step, tf.int64))
     images = batch["images"].numpy()
@@ -107,14 +259,14 @@ def _try(config, parts, trainer, new, is_early, heartbeat):
     heartbeat()
     _print_operations(config, trainer)
     _print_memory(trainer)
-    if trainer.step < parts.last_step and not is_early:
-        head_secs = 0.0
-        if config.linear_probe:
-            head_secs = probe_secs(trainer, parts, config.batch_size, new, heartbeat)
-        _time(config, parts, trainer, head_secs, heartbeat)
-    else:
+    saved = trial.checkpoint
+    num_worse = saved.trainer_state["num_worse"] if saved else 0
+    is_early = 0 < config.patience <= num_worse and trainer.step < parts.last_step
+    if is_early or trainer.step >= parts.last_step:
         hint = how_to_continue(config, trainer.step, parts.total_steps, is_early)
         print_entry("finished", f"the run takes no step. {hint}")
+    else:
+        _time(trial, heartbeat)
 
 
 def _print_operations(config, trainer):
@@ -152,9 +304,12 @@ def _print_memory(trainer):
         print_entry("memory", f"{device} {total:,.2f} MB: {', '.join(listed)}")
 
 
-def _time(config, parts, trainer, head_secs, heartbeat):
-    """The speed in each phase that is left, and the time of the run, which begins with
-    a linear probe of `head_secs`, or 0."""
+def _time(trial, heartbeat):
+    """Print the speed in each phase that is left, and the time of the run."""
+    config, parts, trainer = trial.config, trial.parts, trial.trainer
+    head_secs = 0.0
+    if config.linear_probe:
+        head_secs = probe_secs(trainer, parts, config.batch_size, trial.new, heartbeat)
     begin, last_step = trainer.step, parts.last_step
     first = begin
     train_secs = start_secs = input_secs = 0.0
@@ -166,7 +321,7 @@ def _time(config, parts, trainer, head_secs, heartbeat):
         trainer.load(trainer.state() | {"step": np.array(first, np.int64)})
         height, width = image_size(phase.model)
         try:
-            stopwatch = _time_steps(trainer, first, end)
+            stopwatch = _time_steps(trial, first, end)
         except NumericError as error:
             if first == begin:
                 raise
@@ -194,7 +349,7 @@ def _time(config, parts, trainer, head_secs, heartbeat):
     secs = {"linear probe": head_secs, "compiling": start_secs}
     secs |= {"input": input_secs, "steps": train_secs - input_secs, "evaluations": 0.0}
     if num_evaluations:
-        once = evaluation_secs(config, parts, trainer, heartbeat)
+        once = _evaluation_secs(config, parts, trainer, heartbeat)
         secs["evaluations"] = num_evaluations * once
     started = time.monotonic()
     trainer.state()
@@ -238,13 +393,13 @@ def _ways_out(config, trainer, parts):
     }
 
 
-def _time_steps(trainer, first, end):
-    """The times of a step, which is compiled, and of those that follow."""
+def _time_steps(trial, first, end):
+    """Return the times of a step, which is compiled, and of those that follow."""
     stopwatch, step = Stopwatch(), first
     while step < end and stopwatch.timed_secs < TIMED_SECS:
         started = time.monotonic()
         num_steps = min(stopwatch.steps_in(CALL_SECS), end - step)
-        metrics = take_steps(trainer, num_steps)
+        metrics = trial.take_steps(num_steps)
         secs = time.monotonic() - started
         stopwatch.add(metrics["step"] - step, secs, metrics["input_wait_secs"])
         if not stopwatch.timed_steps:
@@ -258,11 +413,8 @@ def _time_steps(trainer, first, end):
     return stopwatch
 
 
-def evaluation_secs(
-    config: Config, parts: Parts, trainer: Trainer, heartbeat: Callable[[], None]
-) -> float:
-    """Return the seconds of an evaluation during training, from TIMED_BATCHES of its
-    batches."""
+def _evaluation_secs(config, parts, trainer, heartbeat):
+    """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = build_trainer.create_eval_feed(batches, trainer)
