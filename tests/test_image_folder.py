@@ -370,6 +370,35 @@ def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
 
 
 @pytest.mark.row(60)
+@pytest.mark.parametrize(
+    "counts, words",
+    [
+        # With a folder of annotations, as in COCO.
+        ({"train2017": 2, "val2017": 2, "annotations": 0}, "no class folders inside"),
+        ({"cars_train": 2, "cars_test": 2, "more": 2}, "no class folders inside"),
+        ({f"{x}/day": 1 for x in ("train_station", "test_center")}, "--class_level=1"),
+    ],
+)
+def test_row_60_splits_next_to_other_folders_are_no_classes(tmp_path, counts, words):
+    write_folder(tmp_path, ".", counts)
+    if "annotations" in counts:
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / "annotations/instances.json").touch()
+    else:
+        write_folder(tmp_path, ".", {"mall": 2})
+    assert words in message(tmp_path)
+
+
+@pytest.mark.row(60)
+def test_row_60_images_below_the_folders_of_classes_are_counted(tmp_path):
+    counts = {"a/abbey": 3, "a/apt/indoor": 2, "a/apt/outdoor": 2, "b/bar": 3}
+    write_folder(tmp_path, ".", counts)
+    data_set = load(tmp_path)
+    assert data_set.class_names == ("a/abbey", "a/apt", "b/bar")
+    assert "4 images in folders" in data_set.inventory.inferred["folders"]
+
+
+@pytest.mark.row(60)
 def test_row_60_what_is_next_to_the_training_images_is_named(tmp_path):
     """The layout of Tiny ImageNet, and a test folder for Keras."""
     write_folder(tmp_path, "train", {"n01/images": 8, "n02/images": 8})
