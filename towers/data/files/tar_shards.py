@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import mmap
 import os
@@ -12,19 +13,16 @@ import numpy as np
 
 from towers.data.files import containers, reading
 from towers.data.files.class_folders import is_split, split_of
-from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
 from towers.data.files.paths import is_image_name, shown
-from towers.data.sources import DataSet, Trained
 from towers.errors import one_line
 
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512
-MAX_LINKS = 40  # to links
-_REGULAR, _LINKS = (b"0", b"\0", b"7"), (b"1", b"2")
+_REGULAR, _LINKS = {b"0", b"\0", b"7"}, {b"1", b"2"}
 # Kinds of members without content: links, devices, folders and FIFOs.
-_EMPTY = (*_LINKS, b"3", b"4", b"5", b"6")
+_EMPTY = {*_LINKS, b"3", b"4", b"5", b"6"}
 # How files begin that gzip, bzip2, xz and zstd wrote.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 # What names of one example share: up to a dot, with the folder or without; and what
@@ -34,18 +32,6 @@ _RULES = (
     (str.rpartition, True, "are paired up to their last dot"),
     (str.partition, False, "are paired in any folder"),
 )
-
-
-def load(
-    data_dir: str = "",
-    columns: str = "",
-    image_options: ImageOptions | None = None,
-    trained: Trained | None = None,
-) -> DataSet:
-    """Load tar files with images; arguments and errors as of `containers.load`."""
-    return containers.load(
-        "webdataset", ROLES, _read_files, data_dir, columns, image_options, trained
-    )
 
 
 def _read_files(paths, columns, inventory):
@@ -88,6 +74,10 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     inferred.append(("columns", "members " + ", ".join(f".{x}" for x in sorted(used))))
     unused = [("kinds of members", f".{x}") for x in sorted(unused)]
     return Shard(spans[:, 0], spans[:, 1], labels, images, inferred, unused)
+
+
+# Loads tar files with images.
+load = functools.partial(containers.load, "webdataset", ROLES, _read_files)
 
 
 @contextlib.contextmanager
@@ -140,28 +130,27 @@ def _members(read_at, size):
         text = name.decode("utf-8", "surrogateescape")
         if offset > size:
             raise ValueError(f"breaks off in {shown(text, 60)}")
-        if kind in _REGULAR and not extended.get(b"sparse"):
-            if not name.endswith(b"/"):
-                yield text, begin, length, None
-        elif kind in _LINKS:
+        if kind in b"LKxg":
+            content = read_at(begin, length)
+            if kind == b"x":  # long names and others, of pax
+                extended |= _pax_records(content)
+            elif kind != b"g":  # long names, of GNU tar
+                key = b"path" if kind == b"L" else b"linkpath"
+                extended[key] = content.partition(b"\0")[0]
+            continue
+        if kind in _LINKS:
             target = extended.get(b"linkpath", header[157:257].partition(b"\0")[0])
             folder = b"" if kind == b"1" else os.path.dirname(name)
             target = os.path.normpath(os.path.join(folder, target))
             yield text, 0, 0, os.fsdecode(target)
-        elif kind in (b"L", b"K"):  # long names, of GNU tar
-            key = b"path" if kind == b"L" else b"linkpath"
-            extended[key] = read_at(begin, length).partition(b"\0")[0]
-            continue
-        elif kind == b"x":  # long names and others, of pax
-            extended |= _pax_records(read_at(begin, length))
-            continue
-        elif kind != b"g" and kind not in _EMPTY:
-            raise ValueError(
-                f"{shown(text, 60)} is sparse, or of another kind that is not read; "
-                "pack the files without --sparse"
-            )
-        if extended and kind != b"g":
-            extended = {}
+        elif kind not in _EMPTY and not name.endswith(b"/"):
+            if kind not in _REGULAR or b"sparse" in extended:
+                raise ValueError(
+                    f"{shown(text, 60)} is sparse, or of another kind that is not "
+                    "read; pack the files without --sparse"
+                )
+            yield text, begin, length, None
+        extended = {}
     raise ValueError("breaks off: the end of the archive is missing")
 
 
@@ -211,14 +200,12 @@ def _resolved(members):
         if target is not None:
             targets[name] = target
     for name, target in targets.items():
-        for _ in range(MAX_LINKS):
-            target = targets.get(target, target)
         if target in spans and target not in targets:
             spans[name] = spans[target]
         elif os.path.splitext(name)[1]:
             raise ValueError(
-                f"{shown(name, 60)} is a link to {shown(target, 60)}, which is not a "
-                "file in the archive; tar --dereference packs the files themselves"
+                f"{shown(name, 60)} is a link to {shown(target, 60)}, not to a file in "
+                "the archive; tar --dereference packs the files themselves"
             )
         else:  # to a folder
             spans.pop(name)
