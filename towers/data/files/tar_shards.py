@@ -110,7 +110,8 @@ def _members(read_at, size):
         header = read_at(offset, _BLOCK)
         if not header[0] and header.count(0) == _BLOCK:
             return
-        if not _has_checksum(header):
+        adler_32 = zlib.adler32(header) & 0xFFFF
+        if len(header) < _BLOCK or adler_32 != _adler_32(header[148:156]):
             if header.startswith(_COMPRESSED) and not offset:
                 raise ValueError("is compressed; unpack it, such as with gunzip")
             if not offset and header[257:262] != b"ustar":
@@ -154,17 +155,17 @@ def _members(read_at, size):
     raise ValueError("breaks off: the end of the archive is missing")
 
 
-def _has_checksum(header):
-    """Return whether the bytes of a header, spaces for the checksum, add up to it.
-    Adler-32 has one more than their sum, modulo 65521, in its lower half."""
-    field = header[148:156]
+@functools.lru_cache
+def _adler_32(field):
+    """Return the lower half of Adler-32, one more than the sum of bytes modulo 65521,
+    of a header with this checksum; it was computed with spaces in its place."""
     try:
-        expected = 1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")
+        return (1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")) % 65521
     except ValueError:
-        return False
-    return zlib.adler32(header) & 0xFFFF == expected % 65521 and len(header) == _BLOCK
+        return None
 
 
+@functools.lru_cache
 def _number(field):
     if field[0] & 0x80:  # binary, of more than 8 GiB
         return int.from_bytes(field[1:]) if field[0] == 0x80 else -1
@@ -246,33 +247,27 @@ def _paired(names, wanted, label_endings):
 
 
 def _pairs(names, wanted, label_endings, cut, with_folder):
-    examples, endings = {}, set()
+    members, images = {}, {}  # (stem, ending) -> name, and stem -> ending
     for name in names:
         folder, _, base = name.rpartition("/")
         stem, _, ending = cut(base, ".")
-        if not stem or not ending or base[0] == ".":
-            continue
-        ending = ending.lower()
-        endings.add(ending)
-        example = examples.setdefault((folder if with_folder else "", stem), {})
-        if (other := example.setdefault(ending, name)) is not name:
-            raise ValueError(f"{shown(name, 60)} and {shown(other, 60)} are one member")
+        if stem and ending and base[0] != ".":
+            place = f"{folder}/{stem}" if with_folder else stem, ending.lower()
+            if (other := members.setdefault(place, name)) is not name:
+                both = f"{shown(name, 60)} and {shown(other, 60)}"
+                raise ValueError(f"{both} are one member")
+    endings = {ending for _, ending in members}
     is_image = {x: x == wanted if wanted else is_image_name(f"x.{x}") for x in endings}
-    images, labels, used = [], [], set()
-    for example in examples.values():
-        found = [ending for ending in example if is_image[ending]]
-        if found[1:]:
+    for (stem, ending), name in members.items():
+        if is_image[ending] and (other := images.setdefault(stem, ending)) != ending:
             raise ValueError(
-                f"{example[found[0]]} has two images, {' and '.join(found[:2])}; "
-                f"--columns=image:{found[0]} names one"
+                f"{name} has two images, {other} and {ending}; --columns=image:{other} "
+                "names one"
             )
-        if found:
-            label = next((x for x in label_endings if x in example), None)
-            images.append(example[found[0]])
-            labels.append(example.get(label))
-            used.update((found[0], label))
-    used.discard(None)
-    return images, labels, used, endings - used
+    labels = [next((x for x in label_endings if (y, x) in members), 0) for y in images]
+    label_names = [members.get(x) for x in zip(images, labels, strict=True)]
+    used = {*images.values(), *labels} - {0}
+    return [members[x] for x in images.items()], label_names, used, endings - used
 
 
 def _folders(names):
@@ -297,7 +292,7 @@ def _label(name, key, content):
     """Return the text of a label; None for an empty one."""
     try:
         if not name.lower().endswith(".json"):
-            return label_text(content.decode())
+            return _text(content)
         values = json.loads(content)
         keys = values if isinstance(values, dict) else ()
         if key not in keys:
@@ -310,3 +305,8 @@ def _label(name, key, content):
         raise ValueError(f"{shown(name, 60)} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{shown(name, 60)}: {one_line(error, 200)}") from error
+
+
+@functools.lru_cache
+def _text(content):
+    return label_text(content.decode())
