@@ -399,7 +399,7 @@ def metadata(text):
         ("tar", lambda path: path.write_bytes(b"x" * 9000), "is not a tar file"),
         ("tar", lambda path: path.write_bytes(b""), "the file is empty"),
         ("tar", without_label, "b.png has no label in cls or json or txt"),
-        ("tar", two_images, "a.jpg has two images, jpg and mask.png; --columns=image:"),
+        ("tar", two_images, "has two images, jpg and mask.png; --columns=image:"),
         ("TFRecord", cut, "record 0 or one of the next"),
         ("TFRecord", flip, "corrupted record"),
         ("TFRecord", two_labels, "record 1 (counted from 0) has several labels; one"),

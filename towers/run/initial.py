@@ -62,17 +62,14 @@ def start_from(
             tuple(normalize("NFC", x) for x in names)
             for names in (class_names, weights.class_names)
         )
-        head = [name for name in state if name.startswith("params/")][-1]
-        head = head.rpartition("/")[0]
-        taken, missing, drawn = _match(
-            state,
-            weights,
-            lambda name, stored: (
-                _by_class(stored, state[name], theirs, ours)
-                if name.rpartition("/")[0] == head
-                else stored
-            ),
-        )
+        last = [name for name in state if name.startswith("params/")][-1]
+        head = last.rpartition("/")[0]
+
+        def by_class(name, stored):
+            is_head = name.rpartition("/")[0] == head
+            return _by_class(stored, state[name], theirs, ours) if is_head else stored
+
+        taken, missing, drawn = _match(state, weights, by_class)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x for x in weights.all() if x.name not in used]
         if problem := _misfit(state, taken, drawn, not_used, weights, head):
@@ -128,86 +125,79 @@ def _by_class(stored, value, theirs, ours):
 
 
 def _about_head(theirs, ours, new):
-    """Describes which outputs of a source are taken; empty if all are."""
+    """Return which outputs of a source are taken; empty if all are."""
     if new:
-        more = f" and {len(new) - 5} more" if new[5:] else ""
-        listed = ", ".join(shown(x, 40) for x in new[:5]) + more
-        known = len(ours) - len(new)
-        return f"{known} of {len(ours)} classes are there; new: {listed}"
+        listed = shown(", ".join(new), 100)
+        return f"{len(ours) - len(new)} of {len(ours)} classes are there; new: {listed}"
     if not theirs and ours:
         return f"no class names there; output 1 is taken for {shown(ours[0], 40)}, ..."
     return "the outputs there follow the class names here" if theirs != ours else ""
 
 
 def _misfit(state, taken, drawn, not_used, weights, head):
-    """Describes why weights are of another network; empty where they fit."""
+    """Return why weights are of another network; empty if they fit."""
     trunk = {
         name: value.size
         for name, value in state.items()
         if name.startswith("params/") and name.rpartition("/")[0] != head
     }
-    count = sum(size for name, size in trunk.items() if name in taken)
-    if not taken or count < MIN_TAKEN * sum(trunk.values()):
-        number = len(trunk.keys() & taken.keys())
-        share = count / max(1, sum(trunk.values()))
+    total = sum(trunk.values())
+    count = sum(trunk[name] for name in trunk.keys() & taken.keys())
+    if not taken or count < MIN_TAKEN * total:
         return (
-            f"it has {number} of the {len(trunk)} parameters outside of "
-            f"{head.partition('/')[2]}, {share:.0%} of their numbers"
+            f"it has {len(trunk.keys() & taken.keys())} of the {len(trunk)} parameters "
+            f"outside of {head.partition('/')[2]}, {count / max(1, total):.0%} of "
+            "their numbers"
         )
     if not weights.of_torch:
         return ""
     for name, stored in drawn:
-        ours, theirs = (list(x.shape) for x in (state[name], stored))
+        ours, theirs = state[name].shape, stored.shape
         # Images may have other channels.
         if name in trunk and (ours[:-2], ours[-1:]) != (theirs[:-2], theirs[-1:]):
-            return f"{name} is {ours} here and {theirs} there"
+            return f"{name} is {list(ours)} here and {list(theirs)} there"
     blocks = {_block(x.name) for x in taken.values()}
-    within = [
-        x for x in not_used if math.prod(x.shape) > 1 and _block(x.name) in blocks
-    ]
-    rest = sum(math.prod(x.shape) for x in not_used)
-    if within or count < MIN_TAKEN * (count + rest):
-        x = (within or not_used)[0]
-        return f"it also has {x.name} {list(x.shape)}"
-    return ""
+    more = [x for x in not_used if math.prod(x.shape) > 1 and _block(x.name) in blocks]
+    if count < MIN_TAKEN * (count + sum(math.prod(x.shape) for x in not_used)):
+        more += not_used
+    return f"it also has {more[0].name} {list(more[0].shape)}" if more else ""
 
 
 def _block(name):
-    """layer1.0.conv1.weight -> layer1.0; the name where it has no number."""
+    """Return layer1.0 of layer1.0.conv1.weight; the name if it has no number."""
     match = re.match(r".*?\d+(\.\d+)*(?=\.)", name)
     return match[0] if match else name
 
 
 def _nearest_networks(weights, model):
-    """Names the three networks of which weights have most, by names and shapes; files
-    of PyTorch are of large images, others of those of `model`."""
+    """Return a sentence with the three networks that have most of the weights, by names
+    and shapes; files of PyTorch are of large images, others of those of `model`."""
     shape = (SIDE, SIDE, 3) if weights.of_torch else model.inputs[0].shape[1:]
     arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
-    total = sum(math.prod(x.shape) for x in arrays)
-    models = [name for name, row in MODELS.items() if row.num_params]
-    models.sort(key=lambda name: abs(math.log(MODELS[name].num_params / max(1, total))))
+    total = max(1, sum(math.prod(x.shape) for x in arrays))
+    sizes = {name: row.num_params for name, row in MODELS.items() if row.num_params}
+    names = sorted(sizes, key=lambda name: abs(math.log(sizes[name] / total)))
     scores = []
-    for model in models[:NUM_NEAR]:
-        named = weights
-        try:
-            network = create_model(model, image_shape=shape, num_classes=2)
+    for name in names[:NUM_NEAR]:
+        with contextlib.suppress(CheckpointError, ConfigError):
+            network = create_model(name, image_shape=shape, num_classes=2)
+            named = weights
             if weights.of_torch:
-                named = _with_our_names(weights, model, network)
-        except (CheckpointError, ConfigError):
-            continue
-        state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
-        state |= {f"state/{x.path}": x.numpy() for x in network.non_trainable_variables}
-        count = sum(state[name].size for name in _match(state, named)[0])
-        scores.append((count / max(total, sum(x.size for x in state.values())), model))
+                named = _with_our_names(weights, name, network)
+            state = {f"params/{x.path}": x for x in network.trainable_variables}
+            state |= {f"state/{x.path}": x for x in network.non_trainable_variables}
+            counts = {k: math.prod(x.shape) for k, x in state.items()}
+            count = sum(counts[k] for k in _match(state, named)[0])
+            scores.append((count / max(total, sum(counts.values())), name))
     nearest = [f"{name} ({x:.0%})" for x, name in sorted(scores)[:-4:-1] if x > 0.01]
-    if not nearest:
-        names = one_line(", ".join(x.name for x in arrays), 200)
-        nearest = [name for name, row in MODELS.items() if row.pretrained]
-        return f"It has {names}. Files of these networks are read: {', '.join(nearest)}"
-    return (
-        f"Nearest networks by names and shapes: {', '.join(nearest)}; give others as "
-        "--model=FILE.py:FUNCTION, with TORCH_NAMES"
-    )
+    if nearest:
+        return (
+            f"Nearest networks by names and shapes: {', '.join(nearest)}; give others "
+            "as --model=FILE.py:FUNCTION, with TORCH_NAMES"
+        )
+    names = one_line(", ".join(x.name for x in arrays), 200)
+    nearest = [name for name, row in MODELS.items() if row.pretrained]
+    return f"It has {names}. Files of these networks are read: {', '.join(nearest)}"
 
 
 def read_variables(

@@ -26,7 +26,7 @@ from towers.config.pretrained import OF_PYTORCH
 from towers.errors import CheckpointError, one_line
 from towers.run import torch_files
 
-WEIGHTS_IN_KERAS = "model.weights.h5"
+WEIGHTS_IN_KERAS, NAMES_IN_KERAS = "model.weights.h5", "class_names.json"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 MAX_NAMES_BYTES = 2**24
@@ -127,8 +127,7 @@ def open_weights(path: str) -> Iterator[StoredWeights | None]:
         if prefix := _checkpoint_prefix(path):
             yield _read_checkpoint(path, prefix)
         elif path.endswith(".keras") and os.path.isfile(path):
-            with _unzipped(path) as file, h5py.File(file, "r") as content:
-                names = _class_names(path)
+            with _unzipped(path) as (file, names), h5py.File(file, "r") as content:
                 yield dataclasses.replace(_read_hdf5(path, content), class_names=names)
         elif path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
             with h5py.File(path, "r") as content:
@@ -160,16 +159,6 @@ def _read_torch(path, content):
     named = {name: Stored(name, *tensor) for name, tensor in tensors.items()}
     place = f"{path} ({entry})" if entry else path
     return StoredWeights(place, named, of_torch=named)
-
-
-def _class_names(path):
-    """Returns the names that an export writes into a .keras file."""
-    with zipfile.ZipFile(path) as archive, contextlib.suppress(KeyError):
-        member = archive.getinfo("class_names.json")
-        # A compressed one could be of any size.
-        if member.file_size < MAX_NAMES_BYTES:
-            return _parse_names(archive.read(member))
-    return ()
 
 
 def _parse_names(text):
@@ -219,16 +208,20 @@ def _read_checkpoint(path, prefix):
 
 @contextlib.contextmanager
 def _unzipped(path):
-    """The weights of a .keras file, in a temporary file."""
+    """Yield the weights of a .keras file, in a temporary file, and the names of classes
+    that an export writes there."""
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile() as file:
-        member = archive.getinfo(WEIGHTS_IN_KERAS)
+        member, names = archive.getinfo(WEIGHTS_IN_KERAS), ()
         # A compressed one could be of any size.
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member.filename} is compressed, which Keras does not")
         with archive.open(member) as content:
             shutil.copyfileobj(content, file)
         file.seek(0)
-        yield file
+        with contextlib.suppress(KeyError):
+            if archive.getinfo(NAMES_IN_KERAS).file_size < MAX_NAMES_BYTES:
+                names = _parse_names(archive.read(NAMES_IN_KERAS))
+        yield file, names
 
 
 def _read_hdf5(path, content):

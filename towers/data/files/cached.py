@@ -409,8 +409,8 @@ def _warn_of_flat_images(num_flat, count, options, files):
             value = greatest_of_16_bits(files.read(index)[0], options.max_image_pixels)
             greatest = max(greatest, value)
     text = (
-        f"; 16-bit files, of which the upper 8 bits are read, have values up to "
-        f"{greatest:,} of 65,535: scale them to 65,535, or to 8 bits"
+        f"; 16-bit files have values up to {greatest:,} of 65,535: scale them to "
+        "65,535, or to 8 bits"
     )
     console.warn(
         f"{num_flat:,} of {count:,} training images are constant or nearly so, their "

@@ -141,8 +141,8 @@ def read(
     of `datasets` name, or that have a usual name. DataError where a file is no Parquet
     file, or has other columns than the first.
     """
-    groups, numbers, group_numbers, group_rows, rows, labels = [], [], [], [], [], []
-    first, label_numbers, versions = None, {}, []
+    groups, num_rows, labels, label_numbers, versions = [], [], [], {}, []
+    first = None
     for file_number, path in enumerate(paths):
         try:
             versions.append(reading.current_version(path))
@@ -162,32 +162,33 @@ def read(
                     labels.append(_label_numbers(values, first, label_numbers))
         except (OSError, ValueError) as error:
             raise data_error(path, error) from error
-        for number, (num_rows, num_bytes) in enumerate(sizes):
-            group_numbers.append(np.full(num_rows, len(groups)))
-            group_rows.append(np.arange(num_rows))
-            groups.append((file_number, number, num_bytes))
-        rows.append(np.arange(sum(num_rows for num_rows, _ in sizes)))
-        numbers.append(np.full(len(rows[-1]), file_number, np.int32))
-    numbers = np.concatenate(numbers)
-    if not len(numbers):
+        groups += [(file_number, i, size) for i, (_, size) in enumerate(sizes)]
+        num_rows += [rows for rows, _ in sizes]
+    if not sum(num_rows):
         raise DataError(f"{shown(paths[0])}: has no rows")
-    if first.class_names:
-        classes = {"labels": np.concatenate(labels), "class_names": first.class_names}
-    else:
-        labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
+    group_numbers = np.repeat(np.arange(len(groups)), num_rows)
+    numbers = np.array([x[0] for x in groups], np.int32)[group_numbers]
+    labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
+    classes = {"labels": labels, "class_names": first.class_names}
+    if not first.class_names:
         classes = settle_classes(labels, label_numbers)
     return ParquetIndex(
         paths,
         numbers,
         **classes,
-        offsets=np.concatenate(group_numbers),
-        lengths=np.concatenate(group_rows),
-        rows=np.concatenate(rows),
+        offsets=group_numbers,
+        lengths=_positions(group_numbers),
+        rows=_positions(numbers),
         groups=groups,
         column=first.image,
         cache=cache,
         versions=versions,
     )
+
+
+def _positions(numbers):
+    """Return the position of each number among those of its value; they ascend."""
+    return np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
 
 
 class _Columns(NamedTuple):
@@ -243,9 +244,8 @@ def _describe(schema, columns, inventory):
     if "columns" not in inventory.unused:  # of another split
         used = columns.image[0], columns.label
         inventory.leave_out("columns", *(x for x in schema.names if x not in used))
-    if schema.metadata and "metadata" not in inventory.unused:
-        names = [] if _features(schema) else map(bytes.decode, schema.metadata)
-        inventory.leave_out("metadata", *names)
+    if b"huggingface" in (schema.metadata or {}) and not _features(schema):
+        inventory.leave_out("metadata", "huggingface")
 
 
 def _features(schema):
@@ -260,17 +260,11 @@ def _features(schema):
 
 
 def _group_sizes(metadata, image):
-    """(rows, uncompressed bytes of the images) of each row group."""
-    path = ".".join(image)
-    sizes = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        chunks = map(group.column, range(group.num_columns))
-        num_bytes = sum(
-            x.total_uncompressed_size for x in chunks if x.path_in_schema == path
-        )
-        sizes.append((group.num_rows, num_bytes))
-    return sizes
+    """Return (rows, uncompressed bytes of the images) of each row group."""
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    column = names.index(".".join(image))
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [(x.num_rows, x.column(column).total_uncompressed_size) for x in groups]
 
 
 def _label_numbers(values, columns, numbers):
@@ -278,21 +272,18 @@ def _label_numbers(values, columns, numbers):
     kind = values.type
     if types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
-    kinds = [types.is_integer, types.is_string, types.is_large_string]
-    if not columns.class_names:
-        kinds += [types.is_boolean, types.is_floating]
-    if not any(is_kind(kind) for is_kind in kinds):
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_other = types.is_boolean(kind) or types.is_floating(kind)
+    if not (types.is_integer(kind) or is_text or is_other and not columns.class_names):
         raise ValueError(
             f"the column {columns.label} is {kind}, and not of integers or texts"
         )
     if columns.class_names:
         labels = values.fill_null(-1).to_numpy().astype(np.int64)
-        for row in np.flatnonzero((labels < -1) | (labels >= len(columns.class_names)))[
-            :1
-        ]:
+        most = len(columns.class_names) - 1
+        for row in np.flatnonzero((labels < -1) | (labels > most))[:1]:
             raise ValueError(
-                f"row {row} has the label {labels[row]}, expected 0 to "
-                f"{len(columns.class_names) - 1}"
+                f"row {row} has the label {labels[row]}, expected 0 to {most}"
             )
         return labels.astype(np.int32)
     encoded = values.combine_chunks().dictionary_encode()

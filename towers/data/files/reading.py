@@ -128,14 +128,11 @@ def read_range(
         content = _retry(path, _pread, offset, length, version)
     else:
         version = version or known_version(path)
-        pieces, end = [], min(offset + length, version.size)
-        while offset < end:
-            begin = offset - offset % BLOCK_BYTES
-            most = min(begin + BLOCK_BYTES, version.size)
-            span = offset - begin, min(most, end) - offset
-            pieces.append(_read_cached(path, version, begin, most, *span))
-            offset += span[1]
-        content = b"".join(pieces)
+        end = min(offset + length, version.size)
+        blocks = range(offset - offset % BLOCK_BYTES, end, BLOCK_BYTES)
+        content = b"".join(
+            _read_block(path, version, begin, offset, end) for begin in blocks
+        )
     if len(content) < length:
         raise ValueError(f"the file ends {length - len(content):,} bytes too early")
     return content
@@ -162,13 +159,11 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)
-    file = _retry(path, open_data_file)
-    try:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_retry(path, open_data_file))
         if version is not None:
             version.require(path, Version.of(os.fstat(file.fileno())))
-    except DataError:
-        file.close()
-        raise
+        stack.pop_all()
     return file
 
 
@@ -337,16 +332,13 @@ def _fetch(path, version, begin, end):
     else:
         is_whole = (begin, end) == (0, version.size)
         ranges = {} if is_whole else {"Range": f"bytes={begin}-{end - 1}"}
-        with _open_url(path, headers=ranges) as response:
-            if ranges and response.status != 206:
+        with _open_url(path, headers=ranges) as answer:
+            if ranges and answer.status != 206:
                 raise DataError(
                     f"{printable(path)}: the server gives no ranges of files"
                 )
-            found = _version_in(response, [version.tag.partition(" ")[0]])
-            # What an answer does not tell is taken for the same.
-            size = version.size if found.size < 0 else found.size
-            version.require(path, Version(size, found.tag or version.tag))
-            content = response.read()
+            version.require(path, _version_in(answer, version))
+            content = answer.read()
     if len(content) != end - begin:
         raise OSError(errno.EIO, f"{len(content)} of {end - begin} bytes came", path)
     return content
@@ -358,41 +350,42 @@ def _version_now(path):
     if not is_web(path):
         about = _bucket(path).info(path, refresh=True)
         return Version(int(about["size"]), str(about))  # as in fsspec's `ukey`
-    version = Version(-1, "")
     try:
-        with _open_url(path, method="HEAD") as response:
-            version = _version_in(response)
+        with _open_url(path, method="HEAD") as answer:
+            version = _version_in(answer)
+        if version.size >= 0:
+            return version
     except urllib.error.HTTPError as error:
         if error.code not in (400, 403, 405, 501):  # a URL may be signed for GET alone
             raise
-    if version.size < 0:
-        with _open_url(path, headers={"Range": "bytes=0-0"}) as response:
-            version = _version_in(response)
-            if version.size < 0:
-                version = version._replace(size=len(response.read()))
+    with _open_url(path, headers={"Range": "bytes=0-0"}) as answer:
+        version = _version_in(answer)
+        if version.size < 0:
+            version = version._replace(size=len(answer.read()))
     return version
 
 
-def _version_in(response, names=("ETag", "Last-Modified")):
-    """Return the version in an answer: with size -1 if it does not tell the size, with
-    the first header of these names as the tag."""
-    is_part = response.status == 206
-    size = response.headers.get("Content-Range" if is_part else "Content-Length", "")
-    size = size.rpartition("/")[2]
-    name = next((name for name in names if response.headers.get(name)), "")
-    tag = f"{name} {response.headers[name].removeprefix('W/')}" if name else ""
-    return Version(int(size) if size.isdigit() else -1, tag)
+def _version_in(answer, expected=None):
+    """Return the version in an answer of a web server. What the answer does not tell is
+    taken from the expected version."""
+    known, names = Version(-1, ""), ("ETag", "Last-Modified")
+    if expected is not None:
+        known, names = expected, (expected.tag.partition(" ")[0],)
+    header = "Content-Range" if answer.status == 206 else "Content-Length"
+    size = answer.headers.get(header, "").rpartition("/")[2]
+    name = next((name for name in names if answer.headers.get(name)), None)
+    tag = f"{name} {answer.headers[name].removeprefix('W/')}" if name else known.tag
+    return Version(int(size) if size.isdigit() else known.size, tag)
 
 
 def _open_url(path, **options):
     parts = urllib.parse.urlsplit(path)
-    host = parts.netloc.rpartition("@")[2]
+    account, _, host = parts.netloc.rpartition("@")
     # Spaces and letters that are not ASCII are encoded.
     url = urllib.parse.quote(parts._replace(netloc=host).geturl(), string.punctuation)
     request = urllib.request.Request(url, **options)  # noqa: S310, http or https
-    if parts.username is not None:
-        names = f"{parts.username}:{parts.password or ''}"
-        text = base64.b64encode(urllib.parse.unquote(names).encode()).decode()
+    if account:
+        text = base64.b64encode(urllib.parse.unquote_to_bytes(account)).decode()
         request.add_unredirected_header("Authorization", f"Basic {text}")
     return urllib.request.urlopen(request, timeout=TIMEOUT_SECS)  # noqa: S310
 
@@ -449,16 +442,18 @@ def _cache_bytes():
 _fetching = [threading.Lock() for _ in range(256)]
 _guard = threading.Lock()
 # Name in the cache without the checksum -> path, and what changes if it is written to.
-_checked: dict[str, tuple[str, tuple[int, ...]]] = {}
+_checked: dict[str, tuple[str, int, int, int]] = {}
 
 
-def _read_cached(path, version, begin, end, offset, length):
-    """Return some of the bytes from `begin` to `end` of a remote file."""
+def _read_block(path, version, begin, first, last):
+    """Return the bytes from `first` to `last`, as far as they are in a block."""
+    end = min(begin + BLOCK_BYTES, version.size)
+    first, last = max(first, begin), min(last, end)
     for _ in range(5):
         place = _cached(path, version, begin, end)
         with contextlib.suppress(FileNotFoundError):  # deleted by another process
-            content = _retry(place, _pread, offset, length)
-            if len(content) == length:
+            content = _retry(place, _pread, first - begin, last - first)
+            if len(content) == last - first:
                 return content
     raise UnavailableDataError(
         f"{cache_folder()}: files are deleted before they are read"
@@ -506,31 +501,30 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
 def _intact(prefix, num_bytes):
     """Return the path of a file in the cache with its length and checksum, or None. The
     checksum is computed again only if the file was changed since."""
-    found = _checked.get(prefix)
-    paths = [found[0]] if found else glob.glob(f"{glob.escape(prefix)}-*")
-    for path in paths:
+    known = _checked.get(prefix)
+    for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
         with contextlib.suppress(OSError):
             status = os.stat(path)
-            about = status.st_ino, status.st_size, status.st_mtime_ns
-            if found is None or found[1] != about:
-                _checked.pop(prefix, None)
-                if status.st_size != num_bytes or not _has_checksum(path, prefix):
-                    os.remove(path)
-                    continue
-                _checked[prefix] = path, about
-            with contextlib.suppress(OSError):  # it was used now
-                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
-            return path
+            about = path, status.st_ino, status.st_size, status.st_mtime_ns
+            if known == about or _has_checksum(path, prefix, num_bytes):
+                _checked[prefix] = about
+                with contextlib.suppress(OSError):  # it was used now
+                    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+                return path
+            os.remove(path)
     _checked.pop(prefix, None)
     return None
 
 
-def _has_checksum(path, prefix):
+def _has_checksum(path, prefix, num_bytes):
     checksum = 0
     with open_data_file(path) as file:
         while content := file.read(BLOCK_BYTES):
-            checksum = zlib.crc32(content, checksum)
-    return path.startswith(f"{prefix}-{checksum:08x}")
+            checksum, num_bytes = (
+                zlib.crc32(content, checksum),
+                num_bytes - len(content),
+            )
+    return not num_bytes and path.startswith(f"{prefix}-{checksum:08x}")
 
 
 _written = [float("inf")]  # bytes since the folder was last measured

@@ -13,10 +13,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from towers.data.files import containers, reading
-from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, Shard, label_text, read_shards
 from towers.data.files.paths import shown
-from towers.data.sources import DataSet, Trained
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
 
@@ -29,20 +27,6 @@ _KEYS = {
 # checksum of the content.
 _BEFORE, _AFTER = 12, 4
 _BATCH = 256
-
-
-def load(
-    data_dir: str = "",
-    columns: str = "",
-    image_options: ImageOptions | None = None,
-    trained: Trained | None = None,
-) -> DataSet:
-    """Load TFRecord files with images; arguments and errors as of
-    `containers.load`."""
-    read_files = functools.partial(read_shards, read=read)
-    return containers.load(
-        "tfrecord", _KEYS, read_files, data_dir, columns, image_options, trained
-    )
 
 
 def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Shard:
@@ -95,10 +79,16 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
                 text += f"; {_hint(features)}"
             raise ValueError(text) from error
     used = [keys[x] for x in ("image", "text", "label") if keys[x] in features]
-    others = [key for key in features if key not in used]
-    unused = [("features", f"{key} ({features[key]})") for key in others]
+    others = features.keys() - used
+    unused = [("features", f"{key} ({features[key]})") for key in sorted(others)]
     spans = np.array(offsets, np.int64), np.array(lengths, np.int64)
     return Shard(*spans, labels, None, [("columns", ", ".join(used))], unused)
+
+
+# Loads TFRecord files with images.
+load = functools.partial(
+    containers.load, "tfrecord", _KEYS, functools.partial(read_shards, read=read)
+)
 
 
 @contextlib.contextmanager
@@ -123,8 +113,8 @@ def _features(record):
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         return {}
-    kinds = {key: x.WhichOneof("kind") or "empty" for key, x in features.items()}
-    return {key: kinds[key].partition("_")[0] for key in sorted(kinds)}
+    kinds = {key: features[key].WhichOneof("kind") for key in sorted(features)}
+    return {key: (kind or "empty").partition("_")[0] for key, kind in kinds.items()}
 
 
 def _hint(features):
@@ -138,17 +128,18 @@ def _hint(features):
 
 
 def _label(text, number, where):
-    given = [[x for x in values if x not in (b"", b"-1")] for values in (text, number)]
-    for values in given:
-        if len(values) == 1:
+    """Return the text, or else the number, as a label; None without both."""
+    for values in (text, number):
+        values = [x for x in values if x not in (b"", b"-1")]
+        if values[1:]:
+            raise ValueError(
+                f"{where} has several labels; one is read, or several from a table"
+            )
+        if values:
             try:
                 return label_text(values[0].decode())
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
-    if any(given):
-        raise ValueError(
-            f"{where} has several labels; one is read, or several from a table"
-        )
     return None
 
 
