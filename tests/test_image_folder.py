@@ -128,7 +128,7 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
     counts = {"a": 20, "b": 9, "c": 1}
     write_folder(tmp_path, "train", counts)
     data_set = load(tmp_path)
-    assert data_set.inventory.splits["test"].startswith("10% of each class of train/")
+    assert data_set.inventory.splits["test"].startswith("10% of each class of these")
     (train_images, train_labels), (images, labels) = map(
         all_of, (data_set.train, data_set.test)
     )

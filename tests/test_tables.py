@@ -154,7 +154,7 @@ def test_weights_are_factors_on_the_losses(root):
         ({"path": FILES, "label": LABELS, "weight": ["1"] * 11 + ["-1"]},
          "row 13: the weight '-1' is not 0"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 8 + ["test"] * 4},
-         "dog/00008.png: has the class dog, and there is no such class in split tr"),
+         "dog/00008.png: has the class dog, and there is no such class in labels.csv"),
         ({"path": [], "label": []}, "has no rows"),
         ({}, "the file is empty"),
     ],

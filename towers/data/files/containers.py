@@ -44,8 +44,21 @@ def load(
     read = functools.partial(read, columns=columns, inventory=inventory)
     location, paths = find_files(data_dir, container, inventory)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
+    names = {split: _described(files, location) for split, files in paths.items()}
     options = image_options or ImageOptions()
-    return data_set(container, location, openers, options, trained, inventory)
+    return data_set(container, location, openers, options, trained, inventory, names)
+
+
+def _described(files, location):
+    """Return the names of the files of a split, from a folder, in few words."""
+    below = f"{location.rstrip('/')}/"
+    names = [
+        path.removeprefix(below) if path.startswith(below) else os.path.basename(path)
+        for path in files
+    ]
+    if not names[1:]:
+        return shown(names[0], 60)
+    return f"{len(names):,} files, {shown(names[0], 60)} to {shown(names[-1], 60)}"
 
 
 def data_set(
@@ -55,14 +68,17 @@ def data_set(
     options: ImageOptions,
     trained: Trained | None,
     inventory: Inventory | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> DataSet:
-    """The data set of `openers`, split -> function that gives its Index; errors as of
-    `splits.data_set`."""
+    """Return the data set of `openers`, split -> function that gives its Index; errors
+    as of `splits.data_set`. `names` say where the images of a split are."""
     options, inventory = options.with_survey(), inventory or Inventory()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
+    if "train" in openers and trained is None:
+        openers["train"]()  # its errors come first
     unlabeled = [
         split
-        for split in openers.keys() & {"validation", "test"}
+        for split in ("validation", "test")
         if openers.keys() > {split} and (openers[split]().labels < 0).all()
     ]
     if "train" not in openers and (trained is None or unlabeled):
@@ -78,7 +94,7 @@ def data_set(
         },
         options,
         trained,
-        names={split: f"split {split}" for split in openers},
+        names=names or {split: f"split {split}" for split in openers},
         inventory=inventory,
     )
 

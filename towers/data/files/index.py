@@ -262,8 +262,8 @@ def settle_label_sets(
     return {"labels": sets[labels], "class_names": classes}
 
 
-# Texts that programs write for a missing value.
-_MISSING = ("nan", "NaN", "NA", "N/A", "<NA>", "None", "null", "NULL")
+# Texts that programs write for a missing value, in lower case.
+_MISSING = ("nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null")
 
 
 def label_text(value: Any) -> str | None:
@@ -277,7 +277,12 @@ def label_text(value: Any) -> str | None:
         raise ValueError(
             f"{shown(text, 40)} is not a label: expected a name or an integer"
         )
-    if text in _MISSING:
+    if text[:1] == "[" and text[-1:] == "]":
+        raise ValueError(
+            f"{shown(text, 40)} is a list written as a text; write its names with ; "
+            "between them"
+        )
+    if text.lower() in _MISSING:
         raise ValueError(
             f"is {text} a missing label, or a class? Leave the image out, or rename "
             "the class"

@@ -101,10 +101,9 @@ def data_set(
         per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))
         train, test = split_off_test(train, labels, location)
-        whole = names.get("train", "all images")
         inventory.splits |= {
-            "training": whole,
-            "test": f"{TEST_FRACTION:.0%}{per_class} of {whole}, held out at random",
+            "training": names.get("train", "all images"),
+            "test": f"{TEST_FRACTION:.0%}{per_class} of these, held out at random",
         }
     train, validation, test = leave_out_bad_images(
         (train, validation, test), options, inventory

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -70,7 +71,9 @@ def load(
     inventory.leave_out("columns", *reader.unused)
     indexes = reader.indexes(getattr(trained, "multi_label", False))
     openers = {x: lambda index=index: index for x, index in indexes.items()}
-    return containers.data_set("table", location, openers, options, trained, inventory)
+    return containers.data_set(
+        "table", location, openers, options, trained, inventory, reader.names
+    )
 
 
 class Table(NamedTuple):
@@ -122,6 +125,7 @@ class TableReader:
         first: the first table; others use its columns.
         rows: those of all tables.
         unused: names of columns without a role.
+        names: split -> the table, and the column, that it is in.
     """
 
     columns: Mapping[str, str]
@@ -133,6 +137,7 @@ class TableReader:
     first: Table | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     unused: dict[str, None] = dataclasses.field(default_factory=dict)
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, path: str, split: str) -> int:
         """Read a table of a split, and return its number of rows; a column may divide
@@ -216,6 +221,9 @@ class TableReader:
             if not rows:
                 continue
             table, settle = rows[0].table, settle_classes
+            column = table.roles.get("split")
+            self.names[split] = shown(os.path.basename(table.path), 60)
+            self.names[split] += f", column {column}" if column else ""
             if any(row.table.split != table.split for row in rows):
                 raise DataError(
                     f"{shown(rows[-1].table.path)}: images of the split {split} are in "
