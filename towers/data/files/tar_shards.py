@@ -13,8 +13,10 @@ import numpy as np
 
 from towers.data.files import containers, reading
 from towers.data.files.class_folders import is_split, split_of
+from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
 from towers.data.files.paths import is_image_name, shown
+from towers.data.sources import DataSet, Trained
 from towers.errors import one_line
 
 ROLES = ("image", "label")
@@ -76,8 +78,16 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     return Shard(spans[:, 0], spans[:, 1], labels, images, inferred, unused)
 
 
-# Loads tar files with images.
-load = functools.partial(containers.load, "webdataset", ROLES, _read_files)
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Load tar files with images; arguments and errors as of `containers.load`."""
+    return containers.load(
+        "webdataset", ROLES, _read_files, data_dir, columns, image_options, trained
+    )
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from towers.data.files import containers, reading
+from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, Shard, label_text, read_shards
 from towers.data.files.paths import shown
+from towers.data.sources import DataSet, Trained
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
 
@@ -85,10 +87,22 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     return Shard(*spans, labels, None, [("columns", ", ".join(used))], unused)
 
 
-# Loads TFRecord files with images.
-load = functools.partial(
-    containers.load, "tfrecord", _KEYS, functools.partial(read_shards, read=read)
-)
+def load(
+    data_dir: str = "",
+    columns: str = "",
+    image_options: ImageOptions | None = None,
+    trained: Trained | None = None,
+) -> DataSet:
+    """Load TFRecord files with images; arguments and errors as of `containers.load`."""
+    return containers.load(
+        "tfrecord",
+        _KEYS,
+        functools.partial(read_shards, read=read),
+        data_dir,
+        columns,
+        image_options,
+        trained,
+    )
 
 
 @contextlib.contextmanager
