@@ -390,6 +390,8 @@ def test_row_60_a_table_of_the_images_in_class_folders_is_a_rival(root):
     write(root, {"path": FILES, "label": LABELS[::-1]})
     text = message(photo_options, str(root))
     assert "--dataset=image_folder" in text and "--dataset=table" in text
+    # The first hint, followed.
+    assert photo_options(str(root), is_named=True)["dataset"] == "image_folder"
     write(root, {"id": range(3), "class": ["ant", "cat", "dog"]})
     assert photo_options(str(root))["dataset"] == "image_folder"
 

@@ -106,9 +106,13 @@ def config_of_command(**options: Any) -> CommandLine:
     stored = functools.partial(
         config_to_continue, overwrite=values.overwrite, **options
     )
-    photos = functools.partial(photo_options, class_level=values.class_level)
-    given = given_flags(), values.workdir, stored, photos
-    return config_of_flags(values.config, RECIPES, *given)
+    given = given_flags()
+    photos = functools.partial(
+        photo_options, class_level=values.class_level, is_named="dataset" in given
+    )
+    return config_of_flags(
+        values.config, RECIPES, given, values.workdir, stored, photos
+    )
 
 
 def command_to_train(learning_rate: float, module: str) -> str:

@@ -34,14 +34,19 @@ FINE_TUNING = 15_000, 5, 30
 
 
 def photo_options(
-    data_dir: str, fine_tuning: bool = False, class_level: int = 0
+    data_dir: str,
+    fine_tuning: bool = False,
+    class_level: int = 0,
+    is_named: bool = False,
 ) -> dict[str, Any]:
     """Options for what is in a folder: the data set, and of images in class folders
     their size and the number of epochs, for a training from trained weights or from
     scratch.
 
     DataError where there is no data set of a known kind; says what there is, and the
-    nearest folder with class folders. ConfigError where there are several data sets.
+    nearest folder with class folders. DataError if a table names the images in class
+    folders, unless the user named the data set (`is_named`). ConfigError where there
+    are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
         for container, row in CONTAINERS.items():
@@ -65,7 +70,8 @@ def photo_options(
                 f"--dataset={names[0]}"
             ) from None
         return {"dataset": names[0]}
-    _refuse_tables_of(paths, root)
+    if not is_named:
+        _refuse_tables_of(paths, root)
     if fine_tuning:
         image_size, (images, least, most) = FINE_TUNED_SIZE, FINE_TUNING
     else:
