@@ -86,7 +86,9 @@ def find_folders(
         folders[split] = os.path.join(root, name)
         while inside(folders[split]) == ([name], []):  # test/test/, as in archives
             folders[split] = os.path.join(folders[split], name)
-    for split in folders.keys() & {"validation", "test"} if "train" in folders else ():
+    for split in ("validation", "test"):
+        if not folders.keys() >= {"train", split}:
+            continue
         # None of its folders names a class: there is none, or images/ or unknown/.
         names, files = inside(folders[split])
         known = map(class_name, inside(folders["train"])[0])

@@ -103,7 +103,7 @@ def _with_classes(opener, location, inventory, class_names, where) -> Index:
     index = opener()
     for unlabeled in (index.labels < 0).nonzero()[0][:1]:
         text = f"{shown(index.location(unlabeled))}: has no label"
-        for kind in inventory.names.keys() & {"columns", "features"}:
+        for kind in (x for x in ("columns", "features") if x in inventory.names):
             names = shown(", ".join(inventory.names[kind]), 100)
             text += f"; not used are the {kind} {names}: --columns=label:NAME names one"
             text += ", text:NAME a text" if kind == "features" else ""

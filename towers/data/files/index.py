@@ -129,14 +129,6 @@ class Index:
             self, **{k: x[indices] for k, x in values.items() if x is not None}
         )
 
-    def without_empty_classes(self) -> Self:
-        """The same images, without classes that have none; label sets keep all
-        classes."""
-        if self.labels.ndim == 2:
-            return self
-        labels = np.unique(self.labels[self.labels >= 0])
-        return self.with_classes(tuple(self.class_names[x] for x in labels), "")
-
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """The labels in the order of these classes; DataError where an image is of
         another class."""

@@ -93,9 +93,8 @@ def data_set(
         if "validation" in splits and train is not None:
             validation = test if testing == "validation" else opened("validation")
         used = {"training": "train", "validation": "validation", "test": testing}
-        used = {"test": testing} if train is None else used
         for split, source in used.items():
-            if source in splits:
+            if source in splits and (split == "test" or train is not None):
                 inventory.splits[split] = names.get(source, "all images")
     else:
         per_class = " of each class" if hasattr(files, "labels") else ""
