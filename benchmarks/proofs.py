@@ -238,7 +238,7 @@ def prove_equality(setting: Setting, must_repeat: bool = False) -> bool:
         trainer.load(before)
         _, again = trained(trainer, STEPS)
         unequal = [n for n, x in after.items() if not np.array_equal(x, again[n])]
-        if unequal and must_repeat or not max(found.values()) <= EQUAL_WITHIN:
+        if (unequal and must_repeat) or not max(found.values()) <= EQUAL_WITHIN:
             amiss.append(fields)
         cells = [f"{found[kind]:.1e}" if kind in found else "" for kind in KINDS]
         return *cells, f"no: {', '.join(unequal[:3])}" if unequal else "yes"
@@ -514,7 +514,7 @@ def prove_padding(setting: Setting) -> bool:
 
 # Smoke: does it train, and what does the GPU do meanwhile.
 
-SMOKE_STEPS, PROFILED_STEPS, MOST_KERNELS = 60, 5, 15
+SMOKE_STEPS, PROFILED_STEPS, MAX_KERNELS = 60, 5, 15
 
 
 def prove_smoke(setting: Setting) -> bool:
@@ -564,7 +564,7 @@ def profiled(trainer: Trainer, steps: int) -> Iterator[str]:
                 spans.append((begin, begin + event.duration_ps))
     yield measure.table_head("kernel | ms a step | calls a step | share")
     total = sum(secs.values())
-    for name, value in secs.most_common(MOST_KERNELS):
+    for name, value in secs.most_common(MAX_KERNELS):
         ms, count = 1e3 * value / steps, calls[name] / steps
         yield measure.table_row(name, f"{ms:.3f}", f"{count:g}", f"{value / total:.3f}")
     busy, gaps, end = 0, [], None

@@ -13,13 +13,13 @@ from scenes import SCENES, photograph
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
 
-from towers.config.choices import POLICIES  # noqa: E402
-from towers.data.augment.augmentation import create_augment  # noqa: E402
-from towers.data.augment.distortions import extend  # noqa: E402
-from towers.data.augment.mixing import create_mix  # noqa: E402
-from towers.data.augment.operations import MOST_BLUR, OPERATIONS, apply  # noqa: E402
-from towers.data.augment.policies import TRIVIAL  # noqa: E402
-from towers.data.randomness import Draw  # noqa: E402
+from towers.config.choices import POLICIES
+from towers.data.augment.augmentation import create_augment
+from towers.data.augment.distortions import extend
+from towers.data.augment.mixing import create_mix
+from towers.data.augment.operations import MAX_BLUR, OPERATIONS, apply
+from towers.data.augment.policies import TRIVIAL
+from towers.data.randomness import Draw
 
 SIDE, GAP, CAPTION, COUNT = 72, 3, 152, 8
 SHAPE, MOMENTS = (SIDE, SIDE, 3), ((0.0,) * 3, (1.0,) * 3)
@@ -79,7 +79,7 @@ def operations() -> dict[str, np.ndarray]:
     found = {}
     for number, name in enumerate(OPERATIONS):
         value = TRIVIAL.value(name, middle, 1, SIDE, SIDE)
-        value = MOST_BLUR if name == "blur" else value
+        value = MAX_BLUR if name == "blur" else value
         number, value = (
             tf.constant([number], tf.int64),
             tf.constant([value], tf.float64),

@@ -78,7 +78,7 @@ def several_vectors(monkeypatch):
     networks are."""
     from towers.optim import vector
 
-    monkeypatch.setattr(vector, "LEAST_ALONE", 300)
+    monkeypatch.setattr(vector, "MIN_ALONE", 300)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
         update = build.build(config).update
         layout = Layout({"kernel": one})
         vectors = layout.pack([one])
-        slots = {name: vectors for name in update.optimizer.slots}
+        slots = dict.fromkeys(update.optimizer.slots, vectors)
         update = dataclasses.replace(update, decays=(), rate_fns=())
         arguments = layout, number, vectors, slots, vectors, tf.norm(one)
         made, _ = update(*arguments, update.squares(*arguments))

@@ -69,7 +69,7 @@ def test_every_class_that_has_images_is_equally_likely():
     shares = np.bincount(LABELS[epochs].reshape(-1), minlength=4) / epochs.size
     np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 0, 1 / 3], atol=0.01)
     for label in (0, 1, 3):  # and in a class every image
-        counts = np.bincount(epochs.reshape(-1), minlength=200)[LABELS == label]
+        counts = np.bincount(epochs.reshape(-1), minlength=200)[label == LABELS]
         expected = epochs.size / 3 / len(counts)
         assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected))
     assert len(np.unique(epochs, axis=0)) == 200

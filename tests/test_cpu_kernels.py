@@ -12,7 +12,7 @@ from convolved import ours_and_theirs, random
 from marks import slow
 from test_layers import random_images, value_and_gradient
 
-from towers.models.layers.core import LEAST_CHANNELS, LEAST_FILTERS
+from towers.models.layers.core import MIN_CHANNELS, MIN_FILTERS
 from towers.models.layers.cpu_convolutions import (
     conv2d_cpu,
     transforms,
@@ -52,11 +52,11 @@ def test_the_matrices_of_a_line_convolve_it(size, num_images):
 
 
 @pytest.mark.parametrize(
-    "length,channels", [*((n, LEAST_CHANNELS) for n in (4, 6, 7, 14)), (4, 512)]
+    "length,channels", [*((n, MIN_CHANNELS) for n in (4, 6, 7, 14)), (4, 512)]
 )
 @pytest.mark.parametrize("size,bound", [(3, 1e-5), (5, 5e-5)])
 def test_in_float32_few_digits_are_lost(length, channels, size, bound):
-    sizes, filters = (length, length), LEAST_FILTERS[size]
+    sizes, filters = (length, length), MIN_FILTERS[size]
     for actual, theirs in ours_and_theirs(
         winograd_conv2d, sizes, sizes, channels, filters, tf.float32, size
     ):

@@ -24,7 +24,7 @@ from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageOptions
 from towers.errors import TowersError, data_errors_of_tensorflow
 
-MOST_PIXELS = 100_000
+MAX_PIXELS = 100_000
 
 few_and_many = pytest.mark.parametrize("num_examples", [20, slow(1000)])
 
@@ -86,14 +86,14 @@ def image_files():
 @few_and_many
 @pytest.mark.row(40)
 def test_any_image_file(num_examples):
-    options = ImageOptions(image_size=8, max_image_pixels=MOST_PIXELS, image_cache_mb=0)
+    options = ImageOptions(image_size=8, max_image_pixels=MAX_PIXELS, image_cache_mb=0)
 
     def read(content):
         source = CachedSource(Files([content]), (8, 8, 3), options)
         images, labels = source.read(tf.constant([0], tf.int64))
         assert images.shape == (1, 8, 8, 3) and labels == [0]
-        height, width = upright_size(content, MOST_PIXELS)
-        assert height * width <= MOST_PIXELS
+        height, width = upright_size(content, MAX_PIXELS)
+        assert height * width <= MAX_PIXELS
         assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 
     fuzz(num_examples, changed(image_files()), read)

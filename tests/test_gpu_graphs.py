@@ -22,7 +22,7 @@ CONVOLUTIONS = (
     "DepthwiseConv2dNativeBackpropInput",
     "DepthwiseConv2dNativeBackpropFilter",
 )
-LEAST_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
+MIN_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
 # They launch no kernel.
 FREE = ("Const", "Placeholder", "Identity", "Reshape", "AssignVariableOp")
 
@@ -106,7 +106,7 @@ def test_channels_are_multiples_of_eight(network):
 
 def test_fused_batch_normalization_is_what_cudnn_takes(network):
     for op in network.of_types("FusedBatchNormV3", "FusedBatchNormGradV3"):
-        assert op.get_attr("epsilon") >= LEAST_EPSILON
+        assert op.get_attr("epsilon") >= MIN_EPSILON
         assert op.get_attr("U") == tf.float32
         assert op.get_attr("T") in (tf.float32, tf.bfloat16, tf.float16)
         assert op.get_attr("data_format") == b"NHWC"

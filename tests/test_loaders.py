@@ -210,7 +210,7 @@ def test_a_data_set_is_what_was_written(made, name):
         images, labels = all_of(source)
         assert images.shape == (source.num_examples, *data_set.image_shape)
         assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
-        assert 0 <= labels.min() and labels.max() < len(data_set.class_names)
+        assert labels.min() >= 0 and labels.max() < len(data_set.class_names)
         if splits is None:
             continue
         actual, expected = ([images, labels], list(splits[place]))
@@ -249,7 +249,7 @@ def test_row_21_a_damaged_file_is_named(tmp_path, name, damage):
     assert text.startswith(str(tmp_path)) and "\n" not in text
     file = path.name.removesuffix(".gz")
     # An empty file of TFDS is a split without examples.
-    if "array_record" in file or "tfrecord" in file and damage == "empty":
+    if "array_record" in file or ("tfrecord" in file and damage == "empty"):
         file = "split 'test'"
     assert file in text
 

@@ -103,7 +103,7 @@ def test_shares_are_distributed_as_those_of_numpy(alpha):
     rng = np.random.default_rng(1)
     numbers = tf.constant(rng.random(n, np.float32))
     found = at_quantiles(beta_quantiles(alpha), numbers).numpy()
-    assert 0 <= found.min() and found.max() <= 1
+    assert found.min() >= 0 and found.max() <= 1
     assert np.var(found) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
     # The largest distance between the two samples' distribution functions; 1.95 is the
     # Kolmogorov-Smirnov bound at one in a thousand. Beyond seven digits float32 does

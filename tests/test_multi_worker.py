@@ -98,7 +98,7 @@ def test_what_is_sent_first_is_computed_first(monkeypatch):
             self.sent, self.options = tensors[0], options
             return [list(x) for x in tensors]
 
-    monkeypatch.setattr(vector, "LEAST_ALONE", 100)
+    monkeypatch.setattr(vector, "MIN_ALONE", 100)
     workers, network = Recorded(addresses=["a:1", "b:1"]), networks.residual_network()
     batches = networks.random_batches(1, 8)
     trainer = create_trainer(

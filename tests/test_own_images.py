@@ -25,7 +25,7 @@ CLASSES = ("boat", "house", "sun", "tree")
 
 # Chance is 0.25 of the 24 test images. With 16 of them correct the interval of 95 %
 # still begins at 0.47.
-LEAST_CORRECT = 16
+MIN_CORRECT = 16
 
 # Pillow, with which towers resizes, rounds between rows and columns, TensorFlow in an
 # export does not, and large JPEG files are decoded at a reduced scale: about 1 of 255,
@@ -94,7 +94,7 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     result = json.loads((tmp_path / "runs" / "photos" / "result.json").read_text())
     assert result["test_images"] == 24
     correct = result["test_correct_ema"]
-    assert correct >= LEAST_CORRECT
+    assert correct >= MIN_CORRECT
     # The file is named where there is something in it.
     assert ("mistakes.csv" in evaluated) == (correct < 24)
 

@@ -15,7 +15,7 @@ from towers.config import Config, choices
 from towers.errors import ConfigError
 
 # Of the slow cases.
-CASES_AT_ONCE, MOST_CASES = 10, 180
+CASES_AT_ONCE, MAX_CASES = 10, 180
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
 
@@ -160,7 +160,7 @@ def test_every_operation_on_a_gpu_has_a_kernel(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, MOST_CASES, CASES_AT_ONCE))
+@pytest.mark.parametrize("first", range(0, MAX_CASES, CASES_AT_ONCE))
 def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
     """In other processes: TensorFlow 2.21 does not free a graph that has a loop, so
     that all of them would take 11 GB."""
@@ -174,7 +174,7 @@ def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
 
 def check_cases(first):
     cases = pairwise(AXES, is_possible=is_possible, apart=APART)
-    assert len(cases) < MOST_CASES
+    assert len(cases) < MAX_CASES
     for case in cases[first : first + CASES_AT_ONCE]:
         print(case, file=sys.stderr)
         assert_every_kernel(fields_of(case))

@@ -56,18 +56,16 @@ def test_an_error_is_raised_by_the_next_call_and_once(call):
 
 
 def test_an_error_at_the_end_does_not_hide_why_it_ends(capsys):
-    with pytest.raises(KeyError, match="the reason"):
-        with Background() as background:
-            background.submit(fail)
-            raise KeyError("the reason")
+    with pytest.raises(KeyError, match="the reason"), Background() as background:
+        background.submit(fail)
+        raise KeyError("the reason")
     assert capsys.readouterr().out == "the disk is full\n"
 
 
 def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):
     monkeypatch.setattr("towers.threads._LATE_SECS", 0.05)
     released = threading.Event()
-    with pytest.raises(KeyError, match="the reason"):
-        with Background() as background:
-            background.submit(released.wait)
-            raise KeyError("the reason")
+    with pytest.raises(KeyError, match="the reason"), Background() as background:
+        background.submit(released.wait)
+        raise KeyError("the reason")
     released.set()

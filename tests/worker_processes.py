@@ -157,7 +157,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     evaluator.CALL_SECS = 0.0 if index else 1000.0  # as if they differed in speed
-    vector.LEAST_ALONE = 300  # the larger parameters are vectors of their own
+    vector.MIN_ALONE = 300  # the larger parameters are vectors of their own
     devices.configure("cpu", num_devices)
     signals = []
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))

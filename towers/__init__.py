@@ -78,7 +78,8 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 def _public(function):
     """The function, which checks the environment and the types of its arguments, and
-    collects garbage."""
+    collects garbage.
+    """
     from towers.config.checks import check_environment
     from towers.config.options import bind_arguments
 
@@ -103,7 +104,8 @@ def quiet_imports():
     process filters, so that the last line of an import that aborts is shown.
 
     Garbage is not collected inside: a sixth of the time would pass in the search, and
-    imports leave little."""
+    imports leave little.
+    """
     with _ONE_FILTER, contextlib.ExitStack() as stack:
         if gc.isenabled():
             stack.callback(gc.enable)

@@ -246,7 +246,8 @@ def load_data_set(
 ) -> DataSet:
     """The data set, with the moments of the run that is evaluated, or its own; with
     `test_only` without training images, where it can do without. DataError where it is
-    missing or invalid."""
+    missing or invalid.
+    """
     weights = published_weights(config.model, config.init_from)
     data_set = data.load(
         config.dataset,
@@ -319,7 +320,8 @@ def create_update(
     schedule_fn: Callable[[Config, int], schedules.Schedule],
 ) -> Update:
     """Return the optimizer with its schedules, if there are training images; the model
-    loses the regularizers that it applies itself."""
+    loses the regularizers that it applies itself.
+    """
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         config.lists["optimizer_options"],

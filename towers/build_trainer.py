@@ -31,7 +31,7 @@ from towers.threads import num_cores
 # and needs 15 to 50 s to compile.
 XLA_STEPS = 5_000
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
-MOST_RESIDENT_BYTES = 2**30
+MAX_RESIDENT_BYTES = 2**30
 
 
 def configure_devices(
@@ -39,7 +39,8 @@ def configure_devices(
 ) -> Devices:
     """Return the devices of the towers; ConfigError if the machine lacks them. If no
     tower has moments of its own, a tower for each of a few cores trains the same
-    network: 1.2 times as fast with EfficientNet-Lite0 on two cores."""
+    network: 1.2 times as fast with EfficientNet-Lite0 on two cores.
+    """
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
     cores = num_cores()
@@ -75,7 +76,8 @@ def create_trainer(
 ) -> Trainer:
     """Return a trainer with the config's strategy; of an evaluation, it takes no steps.
     `feed` replaces the batches of the parts; with `teacher`, a trained network, the
-    loss includes distillation. ConfigError if options do not fit the devices."""
+    loss includes distillation. ConfigError if options do not fit the devices.
+    """
     share_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -248,7 +250,7 @@ def runs_on(
 def fits_on_gpus(source: Source) -> bool:
     """True if `input=auto` keeps the images on GPUs."""
     size = num_bytes(source)
-    return size is not None and size <= MOST_RESIDENT_BYTES
+    return size is not None and size <= MAX_RESIDENT_BYTES
 
 
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:

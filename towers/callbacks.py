@@ -46,21 +46,25 @@ class Callback:
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
         """Called some time after a checkpoint was committed; it may be removed by now.
-        Not for the last one of a run that is stopped or ends with an error."""
+        Not for the last one of a run that is stopped or ends with an error.
+        """
 
     def on_end(self, step: int) -> None:
         """Called after the last step; not if `on_exception` is called, unless another
-        callback raises here."""
+        callback raises here.
+        """
 
     def on_exception(self, step: int, error: BaseException) -> None:
         """Called when the run is stopped, with `Preempted`, or ends with another error,
         after it was saved; perhaps before `on_start`. Errors of this method become
-        warnings. Not called if a callback hangs."""
+        warnings. Not called if a callback hangs.
+        """
 
 
 class Tracker(Callback):
     """The base of callbacks that write a run elsewhere: like a report that cannot be
-    written, what they raise after `on_start` is a warning, and the run goes on."""
+    written, what they raise after `on_start` is a warning, and the run goes on.
+    """
 
 
 if TYPE_CHECKING:

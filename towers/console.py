@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # How long the first of the lines that nobody reads waits.
 _PATIENCE_SECS = 1.0
-_MOST_KEPT = 1000
+_MAX_KEPT = 1000
 
 # How long lines are waited for where a process ends at once.
 END_SECS = 2.0
@@ -185,7 +185,8 @@ def finish() -> None:
 
 def printable(text: str) -> str:
     """Return the text in one line, with what would change a terminal as escapes, such
-    as \\n, and without the passwords of URLs."""
+    as \\n, and without the passwords of URLs.
+    """
     if "@" in text:
         text = re.sub(r"(://[^\s/:@]*):[^\s/@]*@", r"\1:***@", text)
     if text.isprintable():
@@ -200,7 +201,7 @@ class _Stream:
     """A stream of `sys`, also for rich, and the newest lines that it has not taken."""
 
     def __init__(self, name):
-        self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)
+        self._name, self._kept = name, collections.deque(maxlen=_MAX_KEPT)
         self.lost = ""  # why a line could not be printed
         self._lock = threading.Lock()
 

@@ -137,7 +137,8 @@ class Preempted(TowersError):
 
 def one_line(error: object, most: int | None = None) -> str:
     """Return the message of an error in a line of at most `most` printable characters;
-    of a longer one the middle is left out, as its end says what to do."""
+    of a longer one the middle is left out, as its end says what to do.
+    """
     if most is None:
         most = MAX_CHARACTERS if isinstance(error, TowersError) else MAX_FOREIGN
     try:
@@ -207,7 +208,8 @@ def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
     """Print an error, a line for a mistake and three for a defect, whose traceback is
-    saved in a folder; return the exit code."""
+    saved in a folder; return the exit code.
+    """
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
         most = MAX_CHARACTERS - len(f"{program}: ")
@@ -223,7 +225,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
     """End the process as `report` says, without its threads, once its lines are read or
-    `console.END_SECS` are over."""
+    `console.END_SECS` are over.
+    """
     exit_code = report(program, error, folder)
     console.finish()
     os._exit(exit_code)
@@ -266,7 +269,8 @@ def _saved(content, folder):
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
     """Raise a DataError again as itself if TensorFlow has wrapped it, as it does in
-    graphs and `tf.data`."""
+    graphs and `tf.data`.
+    """
     try:
         yield
     except TowersError:

@@ -1,5 +1,6 @@
 """Private parts of Keras 3.15, each in one function; `tests/test_internals.py` names
-those that another version lacks."""
+those that another version lacks.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +22,15 @@ def run_through_graph(
     network: keras.Model, inputs: Any, replace: Callable[[keras.Operation], Callable]
 ) -> Any:
     """The outputs of a functional network, by the traversal that runs it; `replace`
-    gives what is called in place of an operation."""
+    gives what is called in place of an operation.
+    """
     return network._run_through_graph(inputs, operation_fn=replace)
 
 
 def calls_of(network: keras.Model) -> list[Any]:
     """The calls of operations of a functional network, in the order in which it makes
-    them; each has `operation`, `input_tensors` and `outputs`."""
+    them; each has `operation`, `input_tensors` and `outputs`.
+    """
     depths = network._nodes_by_depth
     return [
         call
@@ -73,7 +76,8 @@ def rename(variable: keras.Variable, path: str) -> None:
 
 def initialize(variable: keras.Variable, replace: Callable[[Callable], Callable]):
     """Gives a variable of a `keras.StatelessScope` its first value, if it has none yet;
-    `replace` gives the initializer that is used in place of its own."""
+    `replace` gives the initializer that is used in place of its own.
+    """
     if variable._initializer is not None:
         variable._initializer = replace(variable._initializer)
         variable._deferred_initialize()

@@ -75,7 +75,8 @@ def launch(
 ) -> int:
     """Runs a command as every worker of a cluster, in the main thread; returns the exit
     code, see `towers.launch.supervisor.worst`. All are restarted also where a node is
-    lost; WorkerLostError where the cluster of Ray is."""
+    lost; WorkerLostError where the cluster of Ray is.
+    """
     try:
         with quiet_imports():
             import ray

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 def write_aside(path: str | os.PathLike, content: bytes | str) -> None:
     """Replaces a file: a reader sees the old or the new one, whole. Texts are written
-    as UTF-8."""
+    as UTF-8.
+    """
     with aside(path) as temporary:
         is_text = isinstance(content, str)
         temporary.write_bytes(content.encode() if is_text else content)
@@ -24,7 +25,8 @@ def write_aside(path: str | os.PathLike, content: bytes | str) -> None:
 @contextlib.contextmanager
 def aside(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """A temporary path `.tmp-PID-NAME` for a file or a folder, next to its place. What
-    was written there gets its name at the end, and is removed after an error."""
+    was written there gets its name at the end, and is removed after an error.
+    """
     path = pathlib.Path(path)
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     remove(temporary)  # of a killed process with the same id
@@ -49,7 +51,8 @@ def free_name(stem: str | os.PathLike, suffix: str = "") -> pathlib.Path:
 
 def replace(path: pathlib.Path, target: pathlib.Path) -> None:
     """Flushes a file or folder and gives it its final name. What had that name is
-    removed, but stays where this fails."""
+    removed, but stays where this fails.
+    """
     for part in [*path.rglob("*"), path]:
         # Files of the user, see `keep_others`, may be unreadable, or anything.
         if not part.is_symlink() and (part.is_file() or part.is_dir()):
@@ -74,7 +77,8 @@ def replace(path: pathlib.Path, target: pathlib.Path) -> None:
 
 def recover(folder: pathlib.Path, name: str = "*") -> None:
     """Gives folders, by default all in a folder, their names again where a `replace`
-    was killed when what it replaced had lost its name, and the new one had none yet."""
+    was killed when what it replaced had lost its name, and the new one had none yet.
+    """
     for before in folder.glob(f".tmp-replaced-{name}"):
         target = folder / before.name.removeprefix(".tmp-replaced-")
         if not os.path.lexists(target):
@@ -83,7 +87,8 @@ def recover(folder: pathlib.Path, name: str = "*") -> None:
 
 def keep_others(folder: pathlib.Path, new: pathlib.Path) -> list[pathlib.Path]:
     """Links what a folder has and a new version of it lacks into the new one, or copies
-    it where the disk takes no links; returns the paths in the folder."""
+    it where the disk takes no links; returns the paths in the folder.
+    """
     kept = []
     for path in sorted(folder.iterdir()):
         target = new / path.name
@@ -108,7 +113,8 @@ def _link(path, target):
 
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
     """Files that killed processes of this machine left for a path: see `aside` and
-    `replace`, and temporary folders whose names continue with a hyphen."""
+    `replace`, and temporary folders whose names continue with a hyphen.
+    """
     name = re.escape(path.name)
     pattern = re.compile(rf"\.tmp-(?:([0-9]+)-{name}(?:-\w+)?|replaced-{name})")
     matches = ((x, pattern.fullmatch(x.name)) for x in path.parent.glob(".tmp-*"))
@@ -138,7 +144,8 @@ def remove_leftovers(
 
 def append(path: str | os.PathLike, content: bytes) -> None:
     """Appends to a file, or makes it; where there is an error, nothing is appended. It
-    is not flushed, see `sync`."""
+    is not flushed, see `sync`.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -165,7 +172,8 @@ def sync(path: str | os.PathLike) -> None:
 
 def make_folders(path: pathlib.Path) -> None:
     """Makes a folder and those above it, where they are missing; a power cut does not
-    take them away again, nor those that a killed process has made."""
+    take them away again, nor those that a killed process has made.
+    """
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.resolve().parents:
         with contextlib.suppress(OSError):  # one that may not be listed is not new
@@ -174,7 +182,8 @@ def make_folders(path: pathlib.Path) -> None:
 
 def remove(path: pathlib.Path) -> None:
     """Removes a file, a folder with all that is in it, or a link (not its target), if
-    there is one. A folder loses its name first: half of it does not look whole."""
+    there is one. A folder loses its name first: half of it does not look whole.
+    """
     if not os.path.isdir(path) or path.is_symlink():
         path.unlink(missing_ok=True)
         return

@@ -1,5 +1,6 @@
 """Private parts of TensorFlow 2.21, each in one function; `tests/test_internals.py`
-names those that another version lacks."""
+names those that another version lacks.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -63,7 +64,8 @@ def optimization_barrier(*tensors: tf.Tensor) -> list[tf.Tensor]:
 
 def copy_functions(source: tf.Graph, target: tf.Graph) -> None:
     """Makes the functions that a graph calls known to another: the same objects, with
-    their graphs, which `tf.graph_util.import_graph_def` would lose."""
+    their graphs, which `tf.graph_util.import_graph_def` would lose.
+    """
     for function in source._functions.values():
         target._add_function_recursive(function)
 
@@ -87,7 +89,8 @@ def around_loop(graph: tf.Graph) -> Iterator[None]:
 @contextlib.contextmanager
 def inside_of_loop(graph: tf.Graph) -> Iterator[None]:
     """Inside, no device of outside is in scope, operations on a variable keep their
-    order, and all of them run."""
+    order, and all of them run.
+    """
     devices = graph._device_function_stack
     graph._device_function_stack = type(devices)()
     try:

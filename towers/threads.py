@@ -1,5 +1,6 @@
 """Cores and GPUs; threads that do jobs one after another, such as writing a
-checkpoint."""
+checkpoint.
+"""
 
 import os
 import pathlib
@@ -70,7 +71,8 @@ def _work(jobs):
 
 class Background:
     """Runs jobs one after another in one thread; a context manager that waits for the
-    last one. The error of a job is raised once, by the next call of any method."""
+    last one. The error of a job is raised once, by the next call of any method.
+    """
 
     def __init__(self):
         self._thread = JobThread("background")
@@ -78,7 +80,8 @@ class Background:
 
     def submit(self, job: Callable[[], None]) -> None:
         """Waits for the previous job and starts this one, even if the previous one
-        failed; its error is raised after that."""
+        failed; its error is raised after that.
+        """
         try:
             self.wait()
         finally:

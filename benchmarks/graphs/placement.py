@@ -33,7 +33,7 @@ DEFAULT_DEVICE = "/GPU:0"
 
 # The largest tensor of an operation that may be left to TensorFlow to place, in bytes:
 # scalars, such as counters of loops and the metrics that a loop begins with.
-MOST_UNASKED_BYTES = 64
+MAX_UNASKED_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def unasked(graph: tf.Graph, device: str = "") -> list[Group]:
         and not called(placement.op.graph, placement.op)
         and all(tensor.dtype != tf.resource for tensor in placement.op.inputs)
         and any(
-            num_bytes(tensor) > MOST_UNASKED_BYTES for tensor in placement.op.outputs
+            num_bytes(tensor) > MAX_UNASKED_BYTES for tensor in placement.op.outputs
         )
     )
 

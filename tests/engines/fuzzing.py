@@ -19,8 +19,8 @@ from towers.errors import MAX_CHARACTERS, TowersError, one_line
 # Inputs of each test in the fast suite, which are the same each time.
 FEW, MANY = 30, 1000
 # Processor time, and growth of memory, of an input.
-MOST_SECS = 1.0
-MOST_BYTES = 300e6
+MAX_SECS = 1.0
+MAX_BYTES = 300e6
 
 many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(MANY)])
 
@@ -33,8 +33,8 @@ def fuzz(
     codes: Container[int] = (2,),
     always: Iterable[Any] = (),
     derandomize: bool | None = None,
-    most_secs: float = MOST_SECS,
-    most_bytes: float = MOST_BYTES,
+    most_secs: float = MAX_SECS,
+    most_bytes: float = MAX_BYTES,
 ) -> None:
     """Calls a function with inputs.
 

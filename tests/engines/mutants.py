@@ -106,7 +106,7 @@ def first_failure(root: pathlib.Path, mutant: Mutant) -> str:
         return "it hangs"
     lines = log.read_text(errors="replace").splitlines()
     failed = [x for x in lines if x.startswith(("FAILED ", "ERROR ")) and "::" in x]
-    if code > 1 or code and not failed:
+    if code > 1 or (code and not failed):
         print(f"{mutant.name}: pytest cannot run", *lines[-30:], sep="\n")
     return failed[0].split(" - ")[0] if failed and code == 1 else ""
 

@@ -97,7 +97,8 @@ def parse(
     takes_paths: bool = False,
 ) -> Sequence[str]:
     """Give flags the values of a command line; return the program's name and the paths,
-    if it takes any. ConfigError of a wrong flag, OSError of standard output."""
+    if it takes any. ConfigError of a wrong flag, OSError of standard output.
+    """
     values.set_gnu_getopt(takes_paths)
     argv = synonyms.with_our_names(argv, values, lambda name: values[name].boolean)
     try:
@@ -133,7 +134,8 @@ def start(
 ) -> None:
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
     `main` gets what `parse` returns; its module has the program's flags and usage. The
-    name of the program begins each line."""
+    name of the program begins each line.
+    """
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])
     module = sys.modules[main.__module__]

@@ -38,7 +38,8 @@ _INDENT = 28
 def help_text(module: types.ModuleType, section: str = "") -> str:
     """Return the text of `--help`: the docstring of the module that defines the flags,
     and the flags by subject; with a section, how a word of a title begins, its
-    flags."""
+    flags.
+    """
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
     if len(own) <= len(COMMON):

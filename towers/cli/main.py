@@ -20,7 +20,8 @@ OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
 class ImportHook:
     """A finder for `sys.meta_path` that finds nothing: it refuses modules of TensorFlow
     and Keras the packages `OPTIONAL`, as if they were not installed. Functions that
-    import them when they are called get them, and so does everybody else."""
+    import them when they are called get them, and so does everybody else.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name in OPTIONAL:
@@ -31,7 +32,7 @@ class ImportHook:
             is_import = frame.f_code.co_name == "<module>"
             if is_import and package in ("keras", "tensorflow"):
                 raise ModuleNotFoundError(f"{name} is not needed", name=name)
-        return None
+        return
 
 
 def _start(name: str, *at_signals: str) -> None:

@@ -68,7 +68,8 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 def arguments_of_flags() -> dict[str, Any]:
     """Return the keyword arguments of `towers.train`, `cross_validate`, `dry_run` or
-    `lr_range_test`. ConfigError if the flags do not fit each other."""
+    `lr_range_test`. ConfigError if the flags do not fit each other.
+    """
     values = flags.FLAGS
     chosen = [x for x in ("dry_run", "lr_range_test", "folds") if values[x].value]
     if len(chosen) > 1:

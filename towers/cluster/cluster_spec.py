@@ -40,7 +40,8 @@ _PRIVATE_HINT = (
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """The workers of a run: host:port of each, the number of this one, and what
-    described them."""
+    described them.
+    """
 
     addresses: tuple[str, ...]
     index: int
@@ -66,7 +67,8 @@ def find_cluster(
     """The cluster of --cluster and --task_index or the environment, if any; ConfigError
     where a description is wrong, or two contradict each other. Slurm is read last, and
     for a strategy with workers only: its variables are there in every job, such as a
-    sweep of single processes."""
+    sweep of single processes.
+    """
     by_flags = _of_flags(addresses, index)
     by_tf_config = _of_tf_config(environ.get("TF_CONFIG", ""))
     if by_flags and by_tf_config:

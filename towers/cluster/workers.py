@@ -91,7 +91,8 @@ class Workers:
         options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> list[list[tf.Tensor]]:
         """The sums over all workers and devices, the same bits on each; for each of
-        `devices` a list of tensors, of the same shapes and types everywhere."""
+        `devices` a list of tensors, of the same shapes and types everywhere.
+        """
         results = [list(own) for own in tensors]
         if self._engine is None:
             return results
@@ -127,7 +128,8 @@ class Workers:
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all workers, with the gradient of the sum of all
-        workers' losses."""
+        workers' losses.
+        """
 
         @tf.custom_gradient
         def add(*values):
@@ -157,7 +159,8 @@ class Workers:
 
     def add(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array, int64 or float64, over all workers; WorkerLostError
-        where not all take part."""
+        where not all take part.
+        """
         if self._engine is None:
             return values
 
@@ -176,7 +179,8 @@ class Workers:
         self, num_steps: int, save: bool, summarize: bool, stop: bool
     ) -> tuple[int, bool, bool]:
         """Agrees on the next actions of all workers: the chief's number of steps, or 0
-        if any worker stops; whether the chief saves, and writes a summary."""
+        if any worker stops; whether the chief saves, and writes a summary.
+        """
         own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
         *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
         num_steps, save, summarize = chief
@@ -200,7 +204,8 @@ class Workers:
 
     def exchange(self, own: Any) -> list[Any]:
         """Gathers an object of JSON from each worker, in their order. All have it when
-        this returns, so that each may end for what it has read."""
+        this returns, so that each may end for what it has read.
+        """
         content = json.dumps(own).encode()
         is_own = np.arange(self.size) == self.index
         sizes = self.add(np.where(is_own, len(content), 0))
@@ -216,7 +221,8 @@ class Workers:
 
     def _add_bytes(self, content):
         """Bytes of one worker, where the others have zeros: whole numbers are added,
-        which changes no bit."""
+        which changes no bit.
+        """
         padded = content + bytes(-len(content) % 8)
         return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
 

@@ -177,7 +177,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 def ignored_options(config: "Config") -> list[str]:
     """Return a line on each option that compensates twice or has no effect: the
     signature of the target, which is imported with TensorFlow, lacks it, or it needs
-    another one."""
+    another one.
+    """
     lines = []
     for option in TABLES:
         choice = getattr(config, option)

@@ -1,5 +1,6 @@
 """Import and call of the function, or class, behind a choice: the keyword arguments
-that its signature names are the options that it reads."""
+that its signature names are the options that it reads.
+"""
 
 import contextlib
 import functools
@@ -28,7 +29,7 @@ _loaded_files: set[str] = set()
 # (option, name) -> factory of what a Python program gave. They may be large: only the
 # last ones of an option stay, of data the ones for a training and an evaluation.
 _given: dict[tuple[str, str], Callable] = {}
-_MOST_GIVEN = {"dataset": 2, "model": 4}
+_MAX_GIVEN = {"dataset": 2, "model": 4}
 
 
 def given_name(checksum: int) -> str:
@@ -41,7 +42,7 @@ def give(option: str, name: str, factory: Callable[..., Any]) -> None:
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
     keys = [key for key in _given if key[0] == option]
-    for key in keys[: -_MOST_GIVEN[option]]:
+    for key in keys[: -_MAX_GIVEN[option]]:
         del _given[key]
 
 
@@ -162,7 +163,8 @@ def _errors_in_one_line(begin, path):
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:
     """Return an error of a user's file, or of memory, as a ConfigError with the way out
-    `more_memory`; another one unchanged."""
+    `more_memory`; another one unchanged.
+    """
     if isinstance(error, TowersError):
         return error
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

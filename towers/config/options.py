@@ -1,5 +1,6 @@
 """An option, which is a field of Config with its help and bounds, and its check; the
-check of the arguments of a function."""
+check of the arguments of a function.
+"""
 
 import contextlib
 import dataclasses
@@ -121,7 +122,8 @@ def bind_arguments(
     function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
     """Return the arguments of a call in the types of its annotations, from NumPy's and
-    paths. ConfigError for another type, TypeError for a missing or unknown one."""
+    paths. ConfigError for another type, TypeError for a missing or unknown one.
+    """
     bound = inspect.signature(function).bind(*args, **kwargs)
     hints = typing.get_type_hints(function)
     for name, value in bound.arguments.items():

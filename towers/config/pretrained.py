@@ -23,7 +23,8 @@ def published_weights(model: str, init_from: str) -> Preprocessing | None:
 def weights_at_hand(model: str) -> str | None:
     """The path of a file with trained weights of a network: in its package, or in the
     caches of Hugging Face and PyTorch. None without one, and for networks of Keras,
-    which has a cache of its own. Nothing is imported."""
+    which has a cache of its own. Nothing is imported.
+    """
     trained = find("model", model).pretrained
     if trained is None:
         return None

@@ -1,5 +1,6 @@
 """The layers of a run's options: recipes, which are Python files whose `get_config()`
-gives a Config, the run in the run's folder, and flags."""
+gives a Config, the run in the run's folder, and flags.
+"""
 
 import contextlib
 import dataclasses
@@ -112,7 +113,8 @@ def config_of_flags(
 
 def _run_of_data(path, data_dir, stored_config):
     """Return the first of the folders path, path-2, ... that is free or whose run has
-    this data folder, and the config of that run, or None."""
+    this data folder, and the config of that run, or None.
+    """
     for number in itertools.count(1):
         place = path.with_name(f"{path.name}-{number}") if number > 1 else path
         stored = stored_config(place)
@@ -143,7 +145,8 @@ def _default_recipe(folder, given, photo_options):
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
     """Return FINETUNE_RECIPE if trained weights are named, on this machine, or
-    published for the network that --model names, else PHOTO_RECIPE."""
+    published for the network that --model names, else PHOTO_RECIPE.
+    """
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
     is_published = row.own_moments or ("model" in given and row.pretrained)

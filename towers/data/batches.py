@@ -94,7 +94,8 @@ class TrainBatches:
 
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
         """The batches of several towers, which follow each other in every
-        (micro-)batch; `sizes` are the images of each."""
+        (micro-)batch; `sizes` are the images of each.
+        """
         share = self.share or Share.all_of(sum(sizes))
         return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
@@ -122,7 +123,8 @@ class TrainBatches:
     ) -> tf.data.Dataset:
         """The batches of all steps from `first_step` on, read ahead by `tf.data`:
         reading, processing and the consumer of the stream overlap. With `split_fn`,
-        which splits a batch, the elements are tuples of its pieces."""
+        which splits a batch, the elements are tuples of its pieces.
+        """
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
 
@@ -265,7 +267,8 @@ def _numbers(rows):
 
 def _count(first):
     """All whole numbers from `first` on, int64. `Dataset.counter` would trace a
-    function, and keep it and its memory when the data set is deleted."""
+    function, and keep it and its memory when the data set is deleted.
+    """
     return tf.data.Dataset.range(first, tf.int64.max)
 
 
@@ -341,7 +344,8 @@ class EvalBatches:
 
 def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
     """Images at equal distances in the source, augmented as in an evaluation, in arrays
-    of at most 100; DataError where one cannot be read."""
+    of at most 100; DataError where one cannot be read.
+    """
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     batches = EvalBatches(Subset(source, indices), augment, batch_size=100)

@@ -28,7 +28,7 @@ from towers.errors import ConfigError, DataError, refuse_url
 GRID_CLASSES = 20
 GRID_IMAGES = 10
 CELL_PIXELS = 48
-MOST_CELL_PIXELS = 256
+MAX_CELL_PIXELS = 256
 GAP_PIXELS = 2
 
 BATCH_SIZE = 100
@@ -37,12 +37,12 @@ LISTED_SIZES = 5
 
 # Thumbnails of SIDE x SIDE pixels are standardized to a mean of 0 and a standard
 # deviation of UNIT. Images are similar where the root mean square of the difference is
-# at most MOST_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
-SIDE, UNIT, MOST_DIFFERENT = 8, 32, 0.1
-LEAST_CONTRAST = 2.0  # standard deviation of 0..255; flatter images are never similar
+# at most MAX_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
+SIDE, UNIT, MAX_DIFFERENT = 8, 32, 0.1
+MIN_CONTRAST = 2.0  # standard deviation of 0..255; flatter images are never similar
 # Hashes are sorted, rotated by each number of bytes; each is compared with the next.
 ROTATIONS, NEIGHBORS = (0, 2, 4, 6), 3
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 class Prints(NamedTuple):
@@ -57,7 +57,8 @@ class Prints(NamedTuple):
 class Statistics:
     """Statistics of one split: images of each class that can be read, int64
     [num_classes]; counts of each value in each channel, [channels, 256]; the first
-    images of each class, large ones with fewer pixels; and the fingerprints of all."""
+    images of each class, large ones with fewer pixels; and the fingerprints of all.
+    """
 
     labels: np.ndarray
     values: np.ndarray
@@ -76,7 +77,8 @@ def check(
     """Read every image once, say what there is, and draw some into the PNG file
     `grid_path`, by default named after the data set. DataError if images cannot be
     read, ConfigError if the picture cannot be written. Memory is bounded, but for the
-    faults and 76 bytes for each image. `options` are those of `data.load`."""
+    faults and 76 bytes for each image. `options` are those of `data.load`.
+    """
     refuse_url("grid", grid_path)
     grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
     is_checked |= name == "image_folder"
@@ -129,7 +131,8 @@ def read_through(
 ) -> Statistics:
     """Read every image of a source once, and call `count_read` with the size of each
     batch. DataError for labels outside of the classes, or without a survey a bad
-    image."""
+    image.
+    """
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
@@ -173,7 +176,7 @@ def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
     gray = small @ [0.299, 0.587, 0.114] if small.shape[2] == 3 else small.mean(2)
     gray -= gray.mean(1, keepdims=True)
     contrast = gray.std(1, keepdims=True)
-    gray = np.where(contrast < LEAST_CONTRAST, 0, gray / np.maximum(contrast, 1))
+    gray = np.where(contrast < MIN_CONTRAST, 0, gray / np.maximum(contrast, 1))
     thumbnails = np.rint(np.clip(UNIT * gray, -127, 127)).astype(np.int8)
     return Prints(labels, np.frombuffer(b"".join(digests), np.uint64), thumbnails)
 
@@ -203,7 +206,7 @@ def duplicates(
             if len(chosen):
                 examples = ", ".join(
                     f"{location(names[b], j)} is {location(names[a], i)}"
-                    for i, j in (chosen[:MOST_NAMED] - begins[[a, b]]).tolist()
+                    for i, j in (chosen[:MAX_NAMED] - begins[[a, b]]).tolist()
                 )
                 where = names[a] if a != b else "another class"
                 count = f"{len(chosen):,} {names[b]} image(s) also in {where}"
@@ -221,7 +224,7 @@ def _similar(thumbnails):
         ):
             one, other = np.moveaxis(thumbnails[pairs].astype(np.float32), 1, 0)
             differences = ((one - other) ** 2).mean(1) / UNIT**2
-            is_similar = (differences <= MOST_DIFFERENT**2) & one.any(1) & other.any(1)
+            is_similar = (differences <= MAX_DIFFERENT**2) & one.any(1) & other.any(1)
             similar.append(pairs[is_similar])
     return np.unique(np.sort(np.concatenate(similar), 1), axis=0)
 
@@ -302,7 +305,7 @@ def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarra
 
 def _pixel_step(image_shape):
     """Distance between the pixels of an image that are drawn."""
-    return -(-max(image_shape[:2]) // MOST_CELL_PIXELS)
+    return -(-max(image_shape[:2]) // MAX_CELL_PIXELS)
 
 
 def _default_path(name, data_dir, subject):

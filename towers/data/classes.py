@@ -17,10 +17,10 @@ BALANCED = "balanced"
 
 # A class is named that has fewer images than this share of the largest class's.
 FEW = 0.1
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 # Of a file of weights.
-MOST_FILE_BYTES = 2**24
+MAX_FILE_BYTES = 2**24
 
 
 def few_images(data_set: DataSet) -> list[str]:
@@ -33,8 +33,8 @@ def few_images(data_set: DataSet) -> list[str]:
         counts = images_of_classes(labels, num_classes)
         few = np.flatnonzero(counts < FEW * counts.max())
         names = [f"{shown(data_set.class_names[i], 40)} {counts[i]:,}" for i in few]
-        if names[MOST_NAMED:]:
-            names = [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
+        if names[MAX_NAMED:]:
+            names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
         if names:
             named.append(f"{', '.join(names)} of {counts.max():,} {split} images")
     if not named:
@@ -54,7 +54,7 @@ def similar_names(class_names: Sequence[str]) -> list[str]:
     pairs = [" and ".join(names) for names in by_plain.values() if names[1:]]
     if not pairs:
         return []
-    named = shown("; ".join(pairs[:MOST_NAMED]))
+    named = shown("; ".join(pairs[:MAX_NAMED]))
     return [f"classes whose names differ in case or leading zeros alone: {named}"]
 
 
@@ -95,7 +95,7 @@ def class_weights(
     option = f"{option}={shown(text)}"
     try:
         is_json = text.startswith("[[")  # of a dict, see `options.check_option`
-        content = text if is_json else read_data_file(text, MOST_FILE_BYTES)
+        content = text if is_json else read_data_file(text, MAX_FILE_BYTES)
         weights = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
@@ -130,7 +130,8 @@ def logit_offsets(
     adjustment: float, source: Source, num_classes: int
 ) -> tuple[float, ...]:
     """Return offsets of the logits in the training loss (Menon et al. 2020,
-    arXiv:2007.07314, equation 10); a class without images counts as one."""
+    arXiv:2007.07314, equation 10); a class without images counts as one.
+    """
     labels = labels_for(source, f"logit_adjustment={adjustment}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())

@@ -19,7 +19,8 @@ def record_identical(
     data_set: DataSet, train: Source, held_out: dict[str, Source]
 ) -> None:
     """Record in the inventory how many images of the splits `held_out` are identical to
-    an image of `train`, where that is found within MAX_SECS."""
+    an image of `train`, where that is found within MAX_SECS.
+    """
     for split, source in held_out.items():
         if pairs := identical_images(train, source):
             index, other = pairs[0]
@@ -40,7 +41,8 @@ def identical_images(
 ) -> list[tuple[int, int]]:
     """Return (index in `other`, index in `train`) of images with the same content:
     pixels of arrays in memory, bytes of local files of the same size. Empty for other
-    sources, and where it takes longer."""
+    sources, and where it takes longer.
+    """
     end, sources = time.monotonic() + max_secs, (train, other)
     try:
         if None in map(num_bytes, sources):

@@ -10,7 +10,8 @@ from towers.data.sources import Source, blocks_of
 class BalancedOrder:
     """Orders of an epoch in which all classes are equally likely: every position has a
     class drawn at random, and an example of it, with replacement. Images without a
-    label in label sets are one more class; a class without any image is left out."""
+    label in label sets are one more class; a class without any image is left out.
+    """
 
     def __init__(self, labels: np.ndarray):
         self._num_examples = len(labels)
@@ -37,7 +38,8 @@ class BalancedOrder:
 class BlockOrder:
     """Orders in which every example comes once, and the examples of a block near each
     other: the blocks, integers [num_examples] that ascend, are shuffled, and each
-    example moves back by a random part of `window` blocks."""
+    example moves back by a random part of `window` blocks.
+    """
 
     def __init__(self, blocks: np.ndarray, window: float):
         _, numbers = np.unique(blocks, return_inverse=True)

@@ -44,7 +44,8 @@ class Resident:
 
     def start(self, step: int, num_steps: int) -> None:
         """Copies the orders of the epochs of these steps to the devices that hold the
-        images, unless they are there."""
+        images, unless they are there.
+        """
         if not self._orders:
             return
         epochs = self._batches[0].epochs(step, num_steps)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 @dataclasses.dataclass(frozen=True)
 class Share:
     """Images [first, first + size) of every (micro-)batch of `whole` images over all
-    processes."""
+    processes.
+    """
 
     first: int
     size: int

@@ -58,7 +58,8 @@ class Source(Protocol):
 class ArraySource:
     """A source in host memory: images uint8 [num_examples, height, width, channels],
     labels integers [num_examples], or of label sets [num_examples, classes] of 0 and 1,
-    and sample weights float32 [num_examples]."""
+    and sample weights float32 [num_examples].
+    """
 
     def __init__(
         self,
@@ -114,7 +115,8 @@ class ArraySource:
 class DeviceSource:
     """A copy of a source in the memory of a device, in `variables`: on a GPU only the
     gather of variables takes uint8. Integers of labels are int64: int32 tensors of a
-    GPU are in host memory."""
+    GPU are in host memory.
+    """
 
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
@@ -206,13 +208,15 @@ def num_bytes(source: Source) -> int | None:
 
 def checksum(source: Source) -> int | None:
     """A CRC-32 of the labels (and sample weights) of a source, or of the names of its
-    files, in their order; None where neither is known without reading the images."""
+    files, in their order; None where neither is known without reading the images.
+    """
     return getattr(source, "checksum", None)
 
 
 def blocks_of(source: Any) -> np.ndarray | None:
     """Integers [num_examples] of a source or `ImageFiles`, ascending: the numbers of
-    the blocks that are read as a whole. None where each image is read by itself."""
+    the blocks that are read as a whole. None where each image is read by itself.
+    """
     return getattr(source, "blocks", None)
 
 
@@ -229,7 +233,8 @@ def label_shape(source: Source) -> tuple[int, ...]:
 
 def strata(labels: np.ndarray) -> np.ndarray:
     """Integers [n] of labels, [n] or [n, classes], by which images are held out; of a
-    label set the class that fewest images have, so that every class has its share."""
+    label set the class that fewest images have, so that every class has its share.
+    """
     if labels.ndim == 1:
         return labels
     counts = np.where(labels, labels.sum(0, dtype=np.int64), len(labels) + 1)
@@ -244,7 +249,8 @@ def location_of(source: Source, index: int) -> str:
 class Trained(Protocol):
     """Classes and preprocessing of a trained network, such as `run.dataset_info` has:
     class names in the order of the logits, the shape of the uint8 images, `mean` and
-    `std` as in `DataSet`, and the checksum of the training images."""
+    `std` as in `DataSet`, and the checksum of the training images.
+    """
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
@@ -278,7 +284,8 @@ class DataSet:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Height, width, channels of the training images, or of the test images where
-        there are no others."""
+        there are no others.
+        """
         return (self.test if self.train is None else self.train).image_shape
 
     @property

@@ -28,7 +28,7 @@ NUM_THREADS = max(8, num_cores())
 NUM_CALLS = max(4, num_cores() // 4)
 
 # Memory of the batches that are read at the same time.
-MOST_BATCH_BYTES = 10**9
+MAX_BATCH_BYTES = 10**9
 
 # Between checks for other references to the iterators that are to be deleted.
 PAUSE_SECS = 0.5
@@ -44,7 +44,8 @@ _starting, _started = threading.Lock(), []
 def _start_readers():
     """Starts the threads that read images, and one that deletes iterators: deleting
     waits for the reads of the iterator, so a reader that collects garbage would wait
-    for itself."""
+    for itself.
+    """
     with _starting:
         if _started:
             return
@@ -64,7 +65,8 @@ def _read_images():
 
 def _delete_iterators():
     """The last reference to a resource deletes it. The traceback of a failed step has
-    references too, and may be garbage that a reader is collecting."""
+    references too, and may be garbage that a reader is collecting.
+    """
     resources = []
     while True:
         with contextlib.suppress(queue.Empty):
@@ -80,14 +82,16 @@ def _delete_iterators():
 
 def num_reads(num_images: int, num_bytes: int) -> int:
     """Batches, of these images and bytes, that are read at the same time: as many as
-    keep all readers busy, in MOST_BATCH_BYTES."""
+    keep all readers busy, in MAX_BATCH_BYTES.
+    """
     busy = max(NUM_CALLS, 1 - (-NUM_READERS // num_images))
-    return max(1, min(busy, MOST_BATCH_BYTES // num_bytes))
+    return max(1, min(busy, MAX_BATCH_BYTES // num_bytes))
 
 
 def call_in_readers(function: Callable[[int], None], count: int) -> None:
     """Calls a function with 0 to count - 1, each in the next idle reader. All streams
-    share the readers. An error ends the calls, and is raised."""
+    share the readers. An error ends the calls, and is raised.
+    """
     _start_readers()
     numbers, ended, has_failed = iter(range(count)), queue.SimpleQueue(), []
 

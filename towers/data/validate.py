@@ -20,7 +20,8 @@ NUM_READ = 50
 def validate(data_set: DataSet, is_own: bool = False) -> None:
     """Raise a DataError for the first problem of a data set. Of one that code of the
     user made (`is_own`) also the unit of the moments and two images of each source are
-    checked."""
+    checked.
+    """
     for problems in (_problems, _problems_of_own)[: 1 + is_own]:
         for problem in problems(data_set):
             raise DataError(f"{data_set.name}: {problem}")

@@ -128,7 +128,8 @@ def class_counts(
     labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
 ) -> np.ndarray:
     """Count correct predictions, images and predictions, int64 [3, classes], of labels
-    and classes [n], or bool [n, classes]."""
+    and classes [n], or bool [n, classes].
+    """
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
@@ -168,7 +169,8 @@ def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the classes with the most mistakes, in increasing order, their confusion
-    matrix, and the numbers of their images."""
+    matrix, and the numbers of their images.
+    """
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)
@@ -199,7 +201,8 @@ def calibration_error(predictions: Predictions | LabelSets) -> float:
 
 def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
     """Return the bins of the calibration error: "low", "high" and "images", and if it
-    has any their mean "probability", "accuracy" and "accuracy_interval"."""
+    has any their mean "probability", "accuracy" and "accuracy_interval".
+    """
     probabilities, is_right = predictions.decisions
     bins, rows = _bins(probabilities), []
     for number in range(NUM_BINS):
@@ -241,7 +244,8 @@ def precision_recall(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The precision-recall curve of a class: precision and recall, float64 [m], and the
     score from which on images are predicted, for each of the m different scores, the
-    highest first. Without labels the recall is 0. Labels are bool, scores float [n]."""
+    highest first. Without labels the recall is 0. Labels are bool, scores float [n].
+    """
     order = np.argsort(-scores, kind="stable")
     scores = scores[order]
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
@@ -251,7 +255,8 @@ def precision_recall(
 
 def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
     """The area under the `precision_recall` curve, as scikit-learn computes it; 0
-    without labels."""
+    without labels.
+    """
     precision, recall, _ = precision_recall(labels, scores)
     return float(np.diff(recall, prepend=0) @ precision)
 
@@ -269,7 +274,8 @@ def mean_average_precision(predictions: LabelSets) -> float:
 def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """float64 [classes]: per class the threshold with the highest F1, halfway between
     two probabilities; images with at least this probability are predicted to have the
-    class. 1/2 for a class without images. Both arguments are [n, classes]."""
+    class. 1/2 for a class without images. Both arguments are [n, classes].
+    """
     thresholds = np.full(labels.shape[1], 0.5)
     for number in np.flatnonzero(labels.any(0)):
         precision, recall, scores = precision_recall(
@@ -293,7 +299,8 @@ def read_thresholds(
     path: pathlib.Path, class_names: Sequence[str]
 ) -> np.ndarray | None:
     """float64 [classes]: the thresholds in a file; None where there is no file.
-    ConfigError where it has no probability for each class."""
+    ConfigError where it has no probability for each class.
+    """
     try:
         values = parse_json(path.read_bytes())
         chosen = [values[name] for name in class_names]
@@ -327,7 +334,8 @@ class Metric(NamedTuple):
 
     def score(self, figures: Figures) -> float:
         """The metric of an evaluation, by `figures_of_counts`. What a run records,
-        and the mAP, which takes long, are not computed again."""
+        and the mAP, which takes long, are not computed again.
+        """
         if self.is_recorded:
             return figures[self.name]
         if self.name == "map":
@@ -338,7 +346,8 @@ class Metric(NamedTuple):
 def create_metric(name: str) -> Metric:
     """Return the metric of `--best_by`, by name or FILE.py:FUNCTION of labels and
     probabilities [n, classes]. ConfigError if there is no such function, it has the
-    name of a figure, or gives no number."""
+    name of a figure, or gives no number.
+    """
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         usual = "accuracy", "loss", "map"

@@ -187,7 +187,8 @@ def write_predictions(
 
 class _Prediction:
     """The network of a run, the images that it predicts, and the files that
-    `failed`."""
+    `failed`.
+    """
 
     def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
         self._paths, self._images = paths_or_images(images)
@@ -246,7 +247,8 @@ class _Prediction:
 
     def _outputs(self, batch, size):
         """Return the outputs; a last batch is filled up, so as not to be traced
-        anew."""
+        anew.
+        """
         run = self.run
         images = np.zeros((size, *run.image_shape), np.uint8)
         images[: len(batch)] = [file.image for file in batch]
@@ -281,7 +283,8 @@ class _Prediction:
 
 def _training_images(run: RestoredRun) -> Callable[[str], bool]:
     """Returns a function that is True for paths of the network's training images; False
-    where that is not known, as of a folder of images that has changed since."""
+    where that is not known, as of a folder of images that has changed since.
+    """
     config, folder_of = run.config, functools.cache(os.path.realpath)
     if config.dataset != "image_folder" or is_url(config.data_dir):
         return lambda path: False

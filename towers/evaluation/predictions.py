@@ -26,7 +26,7 @@ class Predictions(NamedTuple):
 
     @property
     def correct(self) -> np.ndarray:
-        """bool [n]."""
+        """Bool [n]."""
         return self.classes == self.labels
 
     @property
@@ -59,12 +59,12 @@ class LabelSets(NamedTuple):
 
     @property
     def classes(self) -> np.ndarray:
-        """bool [n, classes]: the classes whose probability is at least 1/2."""
+        """Bool [n, classes]: the classes whose probability is at least 1/2."""
         return self.logits >= 0
 
     @property
     def correct(self) -> np.ndarray:
-        """bool [n]: whether these are the labels."""
+        """Bool [n]: whether these are the labels."""
         return (self.classes == self.labels).all(1)
 
     @property

@@ -19,7 +19,7 @@ from towers.evaluation.figures import (
     mean_f1,
 )
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
-from towers.evaluation.tables import MOST_CHARACTERS
+from towers.evaluation.tables import MAX_CHARACTERS
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.reporting.display import duration
@@ -40,7 +40,7 @@ RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
 _FORMULA = re.compile(r"^([=+@\t\r-])(?![\d.]+$)")  # not -1 or +0.5
 
 # Classes, and pairs of classes, that the table lists.
-MOST_LISTED = 5
+MAX_LISTED = 5
 
 _WEIGHTS = {Weights.RAW: "raw weights", Weights.EMA: "EMA weights"}
 TITLES = {
@@ -158,13 +158,13 @@ def _cell(figures, name):
 def _class_lines(figures, kind):
     """The classes with the lowest F1, and the most frequent mistakes."""
     classes = figures["classes"]
-    names = [shown(row["name"], MOST_CHARACTERS) for row in classes]
+    names = [shown(row["name"], MAX_CHARACTERS) for row in classes]
     present = [row for row in classes if row["images"] or row["predictions"]]
-    lowest = sorted(present, key=lambda row: row["f1"])[:MOST_LISTED]
+    lowest = sorted(present, key=lambda row: row["f1"])[:MAX_LISTED]
     title = f"class ({kind})"
-    if len(classes) > MOST_LISTED:
+    if len(classes) > MAX_LISTED:
         title = f"lowest F1 of {len(classes)} classes ({kind})"
-    shortened = [shown(row["name"], MOST_CHARACTERS) for row in lowest]
+    shortened = [shown(row["name"], MAX_CHARACTERS) for row in lowest]
     width = max(map(len, (title, *shortened)))
     yield f"  {title:{width}}  images  precision  recall      F1"
     for name, row in zip(shortened, lowest, strict=True):
@@ -172,7 +172,7 @@ def _class_lines(figures, kind):
         yield f"  {name:{width}}  {cells.format(**row)}"
     entries = np.array(figures.get("confusion_matrix", np.zeros((0, 3), np.int64)))
     mistakes = []
-    for label, other, count in frequent_mistakes(entries, MOST_LISTED):
+    for label, other, count in frequent_mistakes(entries, MAX_LISTED):
         mistakes.append(f"{names[label]} as {names[other]} {count}")
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"

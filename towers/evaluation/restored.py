@@ -212,7 +212,8 @@ def read_run(
 ) -> RestoredRun:
     """Return the trained network of a run, on devices that were chosen before.
     ConfigError if `calibrated` and `calibration.json` is not of this step and these
-    weights."""
+    weights.
+    """
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
@@ -257,7 +258,8 @@ def read_checkpoint(
 
 class RunEvaluator:
     """Predicts images of the data set of a run with its checkpoints, on all devices;
-    with `test_only` the `parts` have no training images."""
+    with `test_only` the `parts` have no training images.
+    """
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from towers.reporting.charts import Series
 from towers.reporting.display import counted, duration
 
 # Pairs of classes, and classes, that are listed.
-MOST_PAIRS, MOST_ROWS = 15, 200
+MAX_PAIRS, MAX_ROWS = 15, 200
 
 Content = Mapping[str, Any]
 
@@ -176,7 +176,7 @@ def _confusion(result, classes):
     if (entries := reported_figure(result, "confusion_matrix")) is None:
         return []
     entries = np.array(entries)
-    worst, counts, images = worst_confusion(entries, len(classes), charts.MOST_CONFUSED)
+    worst, counts, images = worst_confusion(entries, len(classes), charts.MAX_CONFUSED)
     names = [row["name"] for row in classes]
     svg = charts.confusion(counts, images, [names[label] for label in worst])
     title = "Rows: classes. Columns: predictions. Shades: shares of a class"
@@ -184,7 +184,7 @@ def _confusion(result, classes):
         title = f"The {len(worst)} classes with the most mistakes. {title}"
     pairs = [
         (names[label], names[other], count, f"{count / classes[label]['images']:.1%}")
-        for label, other, count in frequent_mistakes(entries, MOST_PAIRS).tolist()
+        for label, other, count in frequent_mistakes(entries, MAX_PAIRS).tolist()
     ]
     head = ["class", "predicted as", "images", "share of the class"]
     chart = page.chart(title, svg, wide=True)
@@ -197,8 +197,8 @@ def _confusion(result, classes):
 def _classes(classes, accuracy):
     rows = sorted((r for r in classes if r["images"]), key=lambda row: row["recall"])
     title = "Accuracy of each class"
-    if len(rows) > charts.MOST_CLASSES:
-        rows = rows[: charts.MOST_CLASSES]
+    if len(rows) > charts.MAX_CLASSES:
+        rows = rows[: charts.MAX_CLASSES]
         title = f"The {len(rows)} least accurate of {len(classes)} classes"
     return page.chart(title, charts.class_accuracies(rows, accuracy))
 
@@ -212,11 +212,11 @@ def _class_table(classes):
         precision = [row["average_precision"]] if has_curves else []
         rows.append([*cells, row["f1"], *precision])
     title = f"All {len(classes)} classes"
-    if len(rows) > MOST_ROWS:
-        title = f"The {MOST_ROWS} least accurate of {len(rows)} classes"
+    if len(rows) > MAX_ROWS:
+        title = f"The {MAX_ROWS} least accurate of {len(rows)} classes"
     head = ["class", "images", "accuracy (recall)", "95 % interval", "precision", "F1"]
     head += ["average precision"] if has_curves else []
-    return page.details(title, page.table(head, rows[:MOST_ROWS]))
+    return page.details(title, page.table(head, rows[:MAX_ROWS]))
 
 
 def _precision_recall(content):

@@ -29,9 +29,9 @@ from towers.run.progress import Stopwatch
 from towers.threads import num_cores
 
 # Pictures of each kind on a page.
-MOST_MISTAKES, MOST_RIGHT = 20, 10
+MAX_MISTAKES, MAX_RIGHT = 20, 10
 # Precision-recall curves, and points of each.
-MOST_CURVES, MOST_POINTS = 6, 200
+MAX_CURVES, MAX_POINTS = 6, 200
 
 _OF_PREDICTIONS = ("reliability", "precision_recall", "mistakes", "most_confident")
 
@@ -164,7 +164,8 @@ def activation_maps(
 ) -> np.ndarray | None:
     """Return Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
     arXiv:1610.02391), of the logits `classes` [n]; None if no layer has height and
-    width."""
+    width.
+    """
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:
         return None
@@ -230,12 +231,12 @@ def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]
 def _predictions(evaluated, class_names, classes):
     """The calibration, and images with their predictions."""
     predictions = evaluated.predictions.reported
-    worst = worst_mistakes(predictions, MOST_MISTAKES)
+    worst = worst_mistakes(predictions, MAX_MISTAKES)
     right = np.flatnonzero(predictions.correct)
     right = right[np.argsort(-predictions.confidences[right], kind="stable")]
     labels = [predictions.texts(index, class_names)[0] for index in right]
     _, first = np.unique(labels, return_index=True)
-    confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
+    confident = right[np.sort(first)[:MAX_RIGHT]]  # one of a class
     mistakes, most_confident = (
         image_rows(predictions, indices, evaluated.source, class_names)
         for indices in (worst, confident)
@@ -252,10 +253,10 @@ def _precision_recall(predictions, classes):
     numbers = [number for number, row in enumerate(classes) if row["images"]]
     numbers.sort(key=lambda number: classes[number]["average_precision"])
     curves = []
-    for number in numbers[:MOST_CURVES]:
+    for number in numbers[:MAX_CURVES]:
         columns = predictions.labels[:, number], predictions.scores[:, number]
         precision, recall, _ = precision_recall(*columns)
-        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MOST_POINTS))
+        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS))
         chosen = chosen.astype(int)
         curve = {name: classes[number][name] for name in ("name", "average_precision")}
         curve["recall"] = recall[chosen].tolist()

@@ -1,5 +1,6 @@
 """Studies of trained runs: calibration, suspected label errors, ensembles, and means of
-parameters."""
+parameters.
+"""
 
 import dataclasses
 import json
@@ -319,7 +320,8 @@ def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the `label_errors` of label sets, bool [n, classes]: indices of images,
-    and of classes that they have and should not, or lack."""
+    and of classes that they have and should not, or lack.
+    """
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]

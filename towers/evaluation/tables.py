@@ -20,7 +20,7 @@ from towers.evaluation.restored import RestoredRun
 FORMS = ("table", "csv", "json")
 
 # Of the name of a class in a table.
-MOST_CHARACTERS = 40
+MAX_CHARACTERS = 40
 
 # Takes a batch of n images: their paths, labels [n], -1 where there is none, and the
 # outputs of the network, [n, ...].
@@ -31,11 +31,12 @@ Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[Write]:
     """Yield the function that writes a line for each image, from logits, to a file, or
     to standard output if the path is empty. With `top=0` all classes are written in
-    their order. "json" has null for NaN and, of label sets, the classes "present"."""
+    their order. "json" has null for NaN and, of label sets, the classes "present".
+    """
     class_names, thresholds = run.class_names, run.thresholds
     digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
     in_order, top = not top, min(top or len(class_names), len(class_names))
-    width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
+    width = max(len(shown(name, MAX_CHARACTERS)) for name in class_names)
 
     def write_line(path, label, best, present):
         if form == "csv":
@@ -53,7 +54,7 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
                 row["present"] = [class_names[c] for c in np.flatnonzero(present)]
             stream.write(f"{json.dumps(row)}\n")
         else:
-            cells = [f"{shown(x, MOST_CHARACTERS):{width}} {p:.4f}" for x, p in best]
+            cells = [f"{shown(x, MAX_CHARACTERS):{width}} {p:.4f}" for x, p in best]
             stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
 
     def write(paths, labels, logits):
@@ -103,7 +104,8 @@ def _open_output(path):
 def create_features_file(path: str) -> Iterator[Write]:
     """Yield the function that adds a row for each image to an `.npz` file with
     "features", "labels" and "names", written at the end. OSError if something else than
-    a file is there, such as /dev/null, which a rename would replace."""
+    a file is there, such as /dev/null, which a rename would replace.
+    """
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "is there and no file")

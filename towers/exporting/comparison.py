@@ -126,7 +126,7 @@ def figures_of(
 
 
 def _classes(run, logits):
-    """bool [n, classes]: the classes that are predicted for each image."""
+    """Bool [n, classes]: the classes that are predicted for each image."""
     if run.thresholds is not None:
         return run.to_probabilities(logits) >= run.thresholds
     return np.arange(logits.shape[1]) == logits.argmax(1)[:, np.newaxis]
@@ -153,7 +153,8 @@ def images_of(
     """Return images to compare with, their labels, images to calibrate int8 with, and a
     description: of image files, or else of the run's data set, evenly spaced. If that
     cannot be read images are drawn, and there are none to calibrate with. DataError if
-    it is not in the `data_dir` that is named, or a file is not an image."""
+    it is not in the `data_dir` that is named, or a file is not an image.
+    """
     count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)

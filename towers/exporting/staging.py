@@ -62,7 +62,8 @@ def staged(
 ) -> Iterator[pathlib.Path]:
     """Yield a temporary path that gets the output's name at the end; what no export
     wrote in a folder stays. After a DoubtfulExport it gets a new name in the folder
-    `doubtful`, next to its figures. ExportError if the disk fails."""
+    `doubtful`, next to its figures. ExportError if the disk fails.
+    """
     try:
         store.make_folders(output.parent)
     except OSError as error:

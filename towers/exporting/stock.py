@@ -29,7 +29,8 @@ def stock_network(model: keras.Model) -> keras.Model:
     """Return a `RestoredRun.network` in float32 whose layers of towers are stock ones
     with their names, regularizers, values and `trainable`. Dropout draws its own noise;
     whitening and sums of a local response normalization are convolutions; layers of the
-    user do not change."""
+    user do not change.
+    """
 
     @functools.cache  # a layer may be called several times
     def replacement(layer):
@@ -51,7 +52,8 @@ def stock_network(model: keras.Model) -> keras.Model:
 def fold_normalizations(network: keras.Model) -> keras.Model:
     """Return a `stock_network` for inference: a batch normalization becomes part of the
     layer before it, if nothing else reads that (Jacob et al. 2018,
-    arXiv:1712.05877)."""
+    arXiv:1712.05877).
+    """
     calls = calls_of(network)
     num_calls = collections.Counter(id(call.operation) for call in calls)
     read = [x for call in calls for x in call.input_tensors] + network.outputs

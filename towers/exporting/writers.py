@@ -32,7 +32,8 @@ def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
 ) -> Callable:
     """Return the function from uint8 "images" to "logits" and "probabilities", and of
-    label sets "present": those that reach their thresholds."""
+    label sets "present": those that reach their thresholds.
+    """
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -65,7 +66,8 @@ def write_saved_model(
     """Write a SavedModel with three signatures and PREPROCESSING_JSON:
     "serving_default" takes images as `predict_fn`; "encoded_images" contents of image
     files, strings [n], and also gives the likeliest "class"; "class_names" takes
-    nothing."""
+    nothing.
+    """
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
@@ -100,7 +102,8 @@ def decode_image(
 ) -> tf.Tensor:
     """Return the middle of an image, resized as by `towers.data.files.image`, from the
     content of a PNG or JPEG file (of three channels also BMP and GIF); TensorFlow's
-    decoder ignores EXIF."""
+    decoder ignores EXIF.
+    """
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -139,7 +142,8 @@ def write_tflite(
     """Write a .tflite file for LiteRT with the function of `predict_fn`. "float16"
     stores parameters in 16 bits; "int8" quantizes activations by their ranges for
     calibration images, uint8 [n, *run.image_shape]. LABELS and PREPROCESSING_JSON are
-    in a zip archive at the end, as TFLite Metadata has it."""
+    in a zip archive at the end, as TFLite Metadata has it.
+    """
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # Only a SavedModel has signatures that the converter keeps.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
@@ -208,7 +212,8 @@ def _erfc(graph, node, name, args):
 
 def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
     """Write a `comparison.trained_network` under timm's names, in float32, with class
-    names and preprocessing in JSON. ConfigError if timm has no such network."""
+    names and preprocessing in JSON. ConfigError if timm has no such network.
+    """
     model = run.config.model
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}

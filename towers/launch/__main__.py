@@ -27,13 +27,14 @@ from towers.errors import ConfigError
 from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR, launch
 
 PROGRAM = "towers.launch"
-MOST_WORKERS = 64
+MAX_WORKERS = 64
 HINT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
 
 
 def train_command(arguments: Sequence[str]) -> list[str]:
     """`python run_train.py`, or installed `towers-train`, with arguments. A strategy
-    among them overrides the one set here."""
+    among them overrides the one set here.
+    """
     path = str(ROOT / "run_train.py")
     if IS_WHEEL:
         folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
@@ -44,7 +45,7 @@ def train_command(arguments: Sequence[str]) -> list[str]:
 def define_flags() -> None:
     """The flags before `--`."""
     about = "Number of worker processes."
-    flags.DEFINE_integer("num_workers", None, about, 1, MOST_WORKERS, required=True)
+    flags.DEFINE_integer("num_workers", None, about, 1, MAX_WORKERS, required=True)
     about = "Maximum number of restarts of all workers after one was killed, was "
     about += "stuck, met a defect, or stopped without a signal to the launcher."
     flags.DEFINE_integer("max_restarts", 0, about, 0)

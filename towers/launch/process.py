@@ -21,7 +21,7 @@ program = "towers.launch"  # begins the lines of the launcher itself
 # How long output is waited for after the end: another process may hold the pipe.
 _LATE_SECS = 1.0
 # Longest line; its rest is printed as the next one.
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 # Half of the output that waits to be printed at most.
 _BUFFER_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -34,7 +34,8 @@ _locks: dict[int, asyncio.Lock] = collections.defaultdict(asyncio.Lock)
 @dataclasses.dataclass(frozen=True)
 class Share:
     """A worker's part of the machine: its CUDA_VISIBLE_DEVICES, which None leaves
-    unchanged, and the numbers of the CPU cores that it may use, empty for all."""
+    unchanged, and the numbers of the CPU cores that it may use, empty for all.
+    """
 
     gpus: str | None = None
     cores: tuple[int, ...] = ()
@@ -70,7 +71,8 @@ class Process(asyncio.subprocess.SubprocessStreamProtocol):
         share: Share,
     ) -> "Process":
         """Starts a worker, with `environ` besides the environment of this process;
-        ConfigError where it cannot be started."""
+        ConfigError where it cannot be started.
+        """
         loop = asyncio.get_running_loop()
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         try:
@@ -153,7 +155,8 @@ def say(line: str) -> None:
 def copy(reader: asyncio.StreamReader, target: int, prefix: bytes) -> asyncio.Task:
     """Prints what comes in whole lines, on a descriptor. Nothing more is read where
     nobody reads what was printed before: a worker goes on then, and keeps its newest
-    lines (see `console`)."""
+    lines (see `console`).
+    """
     task = asyncio.create_task(_copy(reader, target, prefix))
     _copies.add(task)
     task.add_done_callback(_copies.discard)
@@ -162,9 +165,9 @@ def copy(reader: asyncio.StreamReader, target: int, prefix: bytes) -> asyncio.Ta
 
 async def _copy(reader, target, prefix):
     rest = b""
-    while data := await reader.read(_MOST_BYTES):
+    while data := await reader.read(_MAX_BYTES):
         *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > _MOST_BYTES:
+        if len(rest) > _MAX_BYTES:
             lines, rest = [*lines, rest], b""
         await _write(target, b"".join(prefix + line + b"\n" for line in lines))
     if rest:

@@ -33,7 +33,8 @@ class RayHost:
         share: Share,
     ) -> tuple[int, str]:
         """Runs the worker in a folder until it ends; returns its exit code and what
-        has become of it."""
+        has become of it.
+        """
         try:
             os.chdir(folder)
             return asyncio.run(_work(self, index, command, environ, share))

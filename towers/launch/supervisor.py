@@ -1,5 +1,6 @@
 """Workers that end together, and start anew where that may help; on this machine, each
-with a part of its GPUs, cores and ports."""
+with a part of its GPUs, cores and ports.
+"""
 
 import asyncio
 import contextlib
@@ -52,7 +53,8 @@ def worst(codes: Sequence[int]) -> int:
 def signal_due(secs: float, grace_secs: float, is_saving: bool) -> int | None:
     """The signal for workers that run on for some time after a failure or a stop: none
     yet, SIGTERM, or SIGKILL. They have `grace_secs` to end by themselves, at most
-    NOTICE_SECS, and again after SIGTERM, SAVE_FACTOR times as long if one may save."""
+    NOTICE_SECS, and again after SIGTERM, SAVE_FACTOR times as long if one may save.
+    """
     notice_secs = min(NOTICE_SECS, grace_secs)
     if secs < notice_secs:
         return None
@@ -78,7 +80,8 @@ def supervise(
 ) -> int:
     """Runs workers until all have ended, in the main thread; returns the exit code, see
     `worst`. A signal is passed on to all workers, once. Without one, all are started
-    anew where the cause may pass, see `is_retryable`."""
+    anew where the cause may pass, see `is_retryable`.
+    """
     if not 0 <= grace_secs < math.inf:
         raise ConfigError(f"grace_secs={grace_secs:g}: must be finite and at least 0")
     return asyncio.run(_supervise(start, max_restarts, grace_secs))
@@ -156,7 +159,8 @@ def launch(
 ) -> int:
     """Runs a command as every worker of a cluster, in the main thread; returns the exit
     code, see `worst`. `device="cpu"` hides the GPUs; the other options are of
-    `supervise`."""
+    `supervise`.
+    """
     shares, job = divide(num_workers, os.environ, device), job_environ()
 
     @contextlib.asynccontextmanager

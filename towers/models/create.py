@@ -122,7 +122,8 @@ def freeze_normalization(
 ) -> None:
     """Has batch normalization work as in inference where the parameters of a layer are
     all `frozen`, their names, or `everywhere` (--batch_norm=frozen); a ConfigError
-    where a layer is of another class and would go on moving."""
+    where a layer is of another class and would go on moving.
+    """
     for layer in layers_of(model):
         if not isinstance(layer, keras.layers.BatchNormalization) or is_frozen(layer):
             continue
@@ -141,7 +142,8 @@ def freeze_normalization(
 def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
     """Sets the state of layers that take it from the data, such as whitening, by arrays
     of augmented training images [n, *image_shape], which are read only where there is
-    such a layer. Keras' own layers keep what their network was built with."""
+    such a layer. Keras' own layers keep what their network was built with.
+    """
     for layer in model.layers:
         method = getattr(type(layer), "adapt", None)
         if method and not method.__module__.startswith("keras."):
@@ -150,7 +152,8 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and standard deviation per channel with which the images of a network, a
-    value of --model, are standardized; None for the training set's."""
+    value of --model, are standardized; None for the training set's.
+    """
     choice = choices.find("model", name)
     if choice.own_moments:
         return applications.pixel_moments(choice.options["name"])
@@ -166,7 +169,8 @@ def rescales_images(model: keras.Model) -> bool:
 
 def pretrained(name: str) -> dict[str, np.ndarray]:
     """The variables by name of a network, keras:NAME, that Keras has trained on
-    ImageNet; OSError where they are not on this machine and cannot be fetched."""
+    ImageNet; OSError where they are not on this machine and cannot be fetched.
+    """
     name = choices.find("model", name).options["name"]
     model = build_network(lambda: applications.create_pretrained(name))
     return {variable.path: variable.numpy() for variable in model.variables}
@@ -180,7 +184,8 @@ def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
 def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     """The network for inference, from its images alone to its logits, or to the output
     of a layer: without dropout layers and inputs of noise. The other layers are shared
-    with the model."""
+    with the model.
+    """
     if len(model.inputs) == 1 and not layer:
         return model
     outputs = {}

@@ -14,7 +14,8 @@ from towers.models.zoo.speedrun import Whitening
 
 def activation_bytes(model: keras.Model) -> int:
     """Bytes of the outputs of all layers for one image, in the types that they have:
-    about what training keeps of it for the backward pass."""
+    about what training keeps of it for the backward pass.
+    """
     outputs = (keras.tree.flatten(layer.output) for layer in model.operations)
     return sum(
         math.prod(x.shape[1:]) * tf.as_dtype(x.dtype).size

@@ -84,7 +84,8 @@ def places(
     variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
 ) -> tuple[dict[str, Place], Table]:
     """The places of variables by the table with which most are among the names, and
-    this table; both are empty without any."""
+    this table; both are empty without any.
+    """
     variables, names, best = list(variables), set(names), ({}, {})
     for table in choice:
         placed = {v: p for v in variables if (p := place(v, table)) and p.name in names}
@@ -97,7 +98,8 @@ def prefix(
 ) -> str:
     """Returns what wrappers put before the names of a network's tensors, such as
     "module." or "model."; of several networks in a file the averages' prefix, else
-    ValueError."""
+    ValueError.
+    """
     variables = list(variables)
     ends = {p.name for table in choice for x in variables if (p := place(x, table))}
     counts = collections.Counter()
@@ -128,7 +130,8 @@ def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:
 def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> tuple:
     """The shape that their tensor, or a part of it, has in our layout. Axes of size 1
     are placed as in our shape where the others agree: a depthwise kernel [c, 1, h, w]
-    is [h, w, c, 1] or [h, w, 1, c] here."""
+    is [h, w, c, 1] or [h, w, 1, c] here.
+    """
     shape = tuple(shape)
     if variable.endswith("/kernel"):
         shape = (*shape[2:], *shape[1::-1])
@@ -145,7 +148,8 @@ def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
 
 def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
     """The variables of a network as the state dict of a program, in C order, which
-    safetensors needs; KeyError where the table lacks one."""
+    safetensors needs; KeyError where the table lacks one.
+    """
     parts: dict[str, dict[int, np.ndarray]] = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -167,7 +171,8 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
 
 def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
     """True if positions [1, tokens, channels] belong to a class token and a square of
-    patches, with as many channels as ours [tokens, channels]."""
+    patches, with as many channels as ours [tokens, channels].
+    """
     if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
         return False
     return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1

@@ -14,7 +14,8 @@ from towers.keras_internals import initialize
 def variable_names(variables: list[keras.Variable]) -> list[str]:
     """The paths of a model's variables, such as "conv1/kernel"; ValueError where two
     are the same, or one is the state of a random generator, which would make a tower
-    depend on its history."""
+    depend on its history.
+    """
     names = [variable.path for variable in variables]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:

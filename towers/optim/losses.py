@@ -216,7 +216,8 @@ def _adjusted(logits, adjustment):
 
 def _targets(logits, labels, label_smoothing, num_targets=None):
     """The labels as floats [n, num_classes], smoothed evenly over a number of targets,
-    by default the classes."""
+    by default the classes.
+    """
     num_classes = logits.shape[-1]
     if not labels.dtype.is_floating:
         labels = tf.one_hot(labels, num_classes, dtype=logits.dtype)
@@ -227,7 +228,8 @@ def _targets(logits, labels, label_smoothing, num_targets=None):
 class WeightDecay:
     """The penalties of the regularizers of trainable variables, with the layout of
     their vectors, or of shards. L2 penalties are coefficients per vector or row; others
-    are computed parameter by parameter."""
+    are computed parameter by parameter.
+    """
 
     def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
         coefficients, self._others = [], []

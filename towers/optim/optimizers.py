@@ -94,7 +94,8 @@ def rmsprop(
     *, rho: float = 0.9, epsilon: float = 1e-7, momentum: float = 0.0
 ) -> Optimizer:
     """Gradients over the root of their mean square (Tieleman and Hinton 2012), followed
-    by momentum; epsilon is added to the mean square below the square root."""
+    by momentum; epsilon is added to the mean square below the square root.
+    """
 
     def update(param, slots, gradient, context):
         second = rho * slots["second_moment"] + (1 - rho) * tf.square(gradient)
@@ -177,7 +178,8 @@ def lamb(
 
 def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
     """Signs of an interpolated momentum (Chen et al. 2023, arXiv:2302.06675, algorithm
-    2), with decoupled weight decay; `momentum_decay` is their beta2."""
+    2), with decoupled weight decay; `momentum_decay` is their beta2.
+    """
 
     def update(param, slots, gradient, context):
         first = slots["first_moment"]
@@ -283,7 +285,7 @@ def _corrections(step, *betas):
 
 
 def _over_norm(context, length, norm):
-    """length / norm of kernels, and 1 of vectors and where a norm is 0."""
+    """Length / norm of kernels, and 1 of vectors and where a norm is 0."""
     both = (context.param_norm > 0) & (context.gradient_norm > 0) & (context.rank > 1)
     one = tf.ones_like(norm)
     return tf.where(both, length / tf.where(both, norm, one), one)

@@ -19,7 +19,8 @@ from towers.optim.schedules import exact
 class Phase(NamedTuple):
     """Steps that are alike. The networks of all phases have variables of the same
     names, shapes and order. The gradient of frozen parameters, weight decay included,
-    counts as zero and is not computed."""
+    counts as zero and is not computed.
+    """
 
     end_step: float  # the first step that is not of it; infinite for the last phase
     model: keras.Model  # the network for images of this phase's size

@@ -30,12 +30,13 @@ CYCLE_START = 0.04
 
 # No run needs a finer part of an epoch, or more images.
 _FINEST = Fraction(1, 10**7)
-_MOST_IMAGES = 2**100
+_MAX_IMAGES = 2**100
 
 
 def exact(number: float) -> Fraction:
     """The fraction that a float approximates: 11/10 for 1.1, and 5/6 for the result of
-    5 / 6. A number above 0 stays above 0."""
+    5 / 6. A number above 0 stays above 0.
+    """
     if 0 < number < _FINEST:
         return _FINEST
     return Fraction(number).limit_denominator(_FINEST.denominator)
@@ -46,7 +47,7 @@ def num_images(epochs: float, num_examples: int) -> Fraction:
 
     In floats 1.1 epochs of 50,000 are 55,000.00000000001 images, and a step too many.
     """
-    return min(exact(epochs) * num_examples, Fraction(_MOST_IMAGES))
+    return min(exact(epochs) * num_examples, Fraction(_MAX_IMAGES))
 
 
 def constant(learning_rate: float) -> Schedule:
@@ -65,7 +66,8 @@ def exponential(
     is_smooth: bool = False,
 ) -> Schedule:
     """A staircase: `decay_factor` once more every `epochs_per_decay` epochs; or the
-    smooth curve through the left edges of the stairs."""
+    smooth curve through the left edges of the stairs.
+    """
     images_per_decay = num_images(epochs_per_decay, num_examples)
     # Of a fraction both parts, as the quotient is exact where it is a whole number.
     images, decays = map(float, images_per_decay.as_integer_ratio())
@@ -85,7 +87,8 @@ def piecewise(
     epoch_factors: Sequence[tuple[float, float]],
 ) -> Schedule:
     """The rate times the factor of the last epoch in `epoch_factors` that has begun,
-    (epoch, factor) with rising epochs, or times 1; factors do not accumulate."""
+    (epoch, factor) with rising epochs, or times 1; factors do not accumulate.
+    """
     boundaries = [float(num_images(epoch, num_examples)) for epoch, _ in epoch_factors]
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
@@ -106,7 +109,8 @@ def cosine(
     min_rate_factor: float = 0.0,
 ) -> Schedule:
     """Half a cosine from the rate to `min_rate_factor` times the rate at the end of the
-    run (arXiv:1608.03983)."""
+    run (arXiv:1608.03983).
+    """
 
     def rate(images_seen):
         done = _share_done(images_seen, num_examples, num_epochs)
@@ -148,7 +152,8 @@ def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
     """The same rate throughout; evaluations lower it by a factor of the trainer, see
-    `restore.scale_rate`."""
+    `restore.scale_rate`.
+    """
     return constant(learning_rate)
 
 
@@ -217,7 +222,8 @@ def match_param_rates(
     frozen: frozenset[str] = frozenset(),
 ) -> Matched:
     """For each name the first of the rates whose pattern matches it; 0 for names in
-    `frozen`. A pattern that is the first one of no name is a ConfigError."""
+    `frozen`. A pattern that is the first one of no name is a ConfigError.
+    """
     matched = {
         name: FROZEN
         if name in frozen
@@ -237,7 +243,8 @@ def match_param_rates(
 
 def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
     """The names that fit one of the patterns of --freeze; ConfigError where a pattern
-    fits no name, or every name fits one."""
+    fits no name, or every name fits one.
+    """
     frozen = set()
     for pattern in patterns:
         fitting = {name for name in names if _fits(name, pattern)}
@@ -276,7 +283,8 @@ def create_rate_fns(
 ) -> tuple[RateFn, tuple[RateFn, ...]]:
     """Learning rates as functions of the step: of the schedule, whose initial or
     highest rate is `learning_rate`, and one per parameter; empty where all follow the
-    schedule. Equal rates share a function."""
+    schedule. Equal rates share a function.
+    """
 
     def rate_fn(rate: ParamRate | None = None) -> RateFn:
         by_images = schedule
@@ -348,7 +356,8 @@ def decay_by_layer(
 
 def scale_decays(decays: Sequence[float], matched: Matched) -> tuple[float, ...]:
     """Coefficients of weight decay over the factors of the rates: a parameter with a
-    higher rate does not decay faster."""
+    higher rate does not decay faster.
+    """
     pairs = zip(decays, matched.values(), strict=True)
     return tuple(d / r.factor if r and r.factor else d for d, r in pairs)
 

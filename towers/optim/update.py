@@ -29,7 +29,8 @@ def clip_by_global_norm(
 
 def ramp(step: tf.Tensor) -> tf.Tensor:
     """Largest decay of a moving average in a step (int64, 0 for the first one), a
-    float64 scalar: (1 + step) / (10 + step)."""
+    float64 scalar: (1 + step) / (10 + step).
+    """
     step = tf.cast(step, tf.float64)
     return (1 + step) / (10 + step)
 
@@ -77,7 +78,8 @@ class Update:
     ) -> tf.Tensor | None:
         """Sums of squares of each parameter and of its clipped gradient, or direction,
         [2, parameters]; None where the optimizer needs no norms. Sums of a parameter's
-        shards add up. Arguments as in a call."""
+        shards add up. Arguments as in a call.
+        """
         if not self.optimizer.needs_norms:
             return None
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
@@ -141,7 +143,8 @@ class Update:
 
     def _calls(self, layout, contexts, params, slots, gradients):
         """The arguments of the optimizer's functions, for one vector, or parameter,
-        after the other."""
+        after the other.
+        """
         arrays = [params, gradients, *slots.values()]
         if not self.optimizer.elementwise:
             arrays = [layout.views(vectors) for vectors in arrays]
@@ -198,7 +201,8 @@ class Update:
 
 def _update_stacked(update, calls):
     """Results of the calls; parameters with equal shape, rate and decay are stacked and
-    updated by a single call."""
+    updated by a single call.
+    """
     groups, results = {}, {}
     for number, (param, *_, context) in enumerate(calls):
         key = param.shape, param.dtype, context.decay, id(context.rate)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 COLUMNS = 16
-LEAST_ALONE = 65_536  # elements of a parameter that is a vector of its own
+MIN_ALONE = 65_536  # elements of a parameter that is a vector of its own
 
 
 class Place(NamedTuple):
@@ -43,13 +43,13 @@ class Layout:
         for number, (name, array) in enumerate(arrays.items()):
             shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
             size = math.prod(shape)
-            vector = shared.get(dtype) if size < LEAST_ALONE else None
+            vector = shared.get(dtype) if size < MIN_ALONE else None
             if vector is None:
                 vector = len(num_rows)
                 num_rows.append(0)
                 dtypes.append(dtype)
                 self.members.append([])
-                if size < LEAST_ALONE:
+                if size < MIN_ALONE:
                     shared[dtype] = vector
             rows = -(-size // COLUMNS)
             self.places[name] = Place(shape, vector, num_rows[vector], rows)
@@ -100,7 +100,8 @@ class Layout:
 
     def columns(self, values: Sequence[Any]) -> list[Any]:
         """Numbers per array as factors of the vectors: per vector an array [rows, 1],
-        or the number itself where all of its arrays have the same."""
+        or the number itself where all of its arrays have the same.
+        """
         columns = []
         for members in self.members:
             numbers = [values[i] for i in members]
@@ -113,7 +114,8 @@ class Layout:
 
     def spread(self, values: tf.Tensor) -> list[tf.Tensor]:
         """As `columns`, of a tensor [arrays]: per vector a tensor [rows, 1], or a
-        scalar where it is a single array's."""
+        scalar where it is a single array's.
+        """
         numbers = self.columns(range(len(self._list)))
         return [tf.gather(values, tf.constant(x, tf.int64)) for x in numbers]
 

@@ -262,7 +262,8 @@ class AsynchronousTrainer(Trainer):
 
     def gradients(self, batch):
         """Name -> the gradient of the last update, before clipping and scaling, whose
-        batch is not this one."""
+        batch is not this one.
+        """
         vectors = [vector.numpy() for vector in self._gradients]
         return self._copy.layout.params.read(vectors) if vectors else {}
 

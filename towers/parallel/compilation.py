@@ -48,7 +48,8 @@ class Compilation:
 
     def loop_options(self):
         """A context in which the loop is called: a loop that only calls the step has
-        nothing to optimize."""
+        nothing to optimize.
+        """
         return disabled() if self.on_cpus else contextlib.nullcontext()
 
 
@@ -65,7 +66,8 @@ def choose(
     xla: bool = False,
 ) -> Compilation:
     """The compilation of a step with the network of each phase; `inspects` says whether
-    layers are computed one by one, see `sharding`."""
+    layers are computed one by one, see `sharding`.
+    """
     if not all("CPU" in device for device in devices):
         return dataclasses.replace(GPU_LOOP, xla=xla)
     # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
@@ -84,7 +86,8 @@ def why_not_xla(
 ) -> str:
     """Why XLA cannot compile the forward and backward part of a network on the device
     of a tower, in a line; empty where it can. Found by a trial on two images; `labels`
-    is the type of one image's."""
+    is the type of one image's.
+    """
 
     def gradients(params, state, inputs, labels):
         with tf.GradientTape() as tape:
@@ -126,7 +129,8 @@ def optimized_for_cpu(
     definition: graph_pb2.GraphDef, outputs: Sequence[str]
 ) -> graph_pb2.GraphDef:
     """A graph without devices as Grappler optimizes it for a CPU. `outputs` are names
-    of operations that stay; the functions that it calls do not change."""
+    of operations that stay; the functions that it calls do not change.
+    """
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)
     for node in graph.graph_def.node:
         node.device = CPU
@@ -148,7 +152,8 @@ def optimized_for_cpu(
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
     """Functions that are called here, eagerly or in a graph that is traced, are not
-    optimized. One thread at a time."""
+    optimized. One thread at a time.
+    """
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
@@ -180,7 +185,8 @@ class TracedOnce:
 
     def __call__(self, key: Hashable, *arguments: Any, name: str) -> Any:
         """The results of the function of a plain value and tensors; `name` is the scope
-        of the copied operations."""
+        of the copied operations.
+        """
         if tf.executing_eagerly():
             return self._function(key, *arguments)
         specs = tf.nest.map_structure(_spec, arguments)
@@ -211,7 +217,8 @@ class TracedOnce:
 
     def _read(self, function):
         """The function; names of its results and of the computed ones; the operations
-        that these need, and operations with side effects."""
+        that these need, and operations with side effects.
+        """
         # The outputs are identities, which a copy does without.
         sources = [_source(x) for x in function.outputs]
         results = [x.name for x in sources]
@@ -249,7 +256,8 @@ def needed_operations(
     operations: Iterable[tf.Operation], known: Set[tf.Operation] = frozenset()
 ) -> set[tf.Operation]:
     """All that run where these are wanted, these included, but for the known ones and
-    what those need."""
+    what those need.
+    """
     pending, needed = list(operations), set()
     while pending:
         op = pending.pop()

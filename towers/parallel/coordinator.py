@@ -110,7 +110,8 @@ class Coordinator:
 
     def progress(self) -> tuple[int, bool, int | None]:
         """(whole steps applied, whether all towers are between the same two steps, else
-        which one is the last), without waiting for the lock."""
+        which one is the last), without waiting for the lock.
+        """
         # What was applied is begun. Hence if these, read in this order, are equal, that
         # is how things stood when the second was read.
         applied, begun = list(self.applied), list(self.begun)
@@ -169,7 +170,8 @@ class Coordinator:
     @contextlib.contextmanager
     def apply(self, tower: int) -> Iterator[int]:
         """Holds the lock while a tower updates the variables; gives the number of the
-        update, counted over all towers from 0."""
+        update, counted over all towers from 0.
+        """
 
         def is_allowed():
             return may_apply(

@@ -103,7 +103,8 @@ class NetworkLayout:
         ramp: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """The new vectors of the state, where entries that are in `moments` are moments
-        of a batch, and move what was there before; for the ramp see `ramped`."""
+        of a batch, and move what was there before; for the ramp see `ramped`.
+        """
         if not moments:
             return list(new)
         entries = [moments.get(name, Moment()) for name in self.state.places]
@@ -196,7 +197,8 @@ class Copy:
         self, values: Sequence[tf.Tensor], ema_decay: float
     ) -> list[tf.Tensor]:
         """The moving averages after a step with new values; none where none are
-        kept."""
+        kept.
+        """
         if not self.averages:
             return []
         [step] = self.read([self.step])
@@ -270,7 +272,8 @@ def whole(shards: Sequence[Arrays]) -> Arrays:
 
 def check_equal(copies: Sequence[Copy], num_shards: int) -> None:
     """Compares all copies, `num_shards` entries each, bit for bit; a NumericError names
-    the tower and the variable that differ."""
+    the tower and the variable that differ.
+    """
     for shard in range(num_shards):
         first, *others = copies[shard::num_shards]
         expected = first.numpy() if others else {}

@@ -20,7 +20,7 @@ from towers.threads import num_cores, num_driver_gpus
 HOST = "/CPU:0"
 
 # The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
-MOST_DEVICES = 256
+MAX_DEVICES = 256
 
 RESTART = (
     "TensorFlow has made its devices already and cannot change them in this process; "
@@ -61,10 +61,10 @@ def configure(
     num_towers are a ConfigError.
     """
     order = _numbers(device_order, num_towers)
-    if max(order, default=num_towers - 1) >= MOST_DEVICES:
+    if max(order, default=num_towers - 1) >= MAX_DEVICES:
         option = f"device_order={device_order}" if order else f"num_towers={num_towers}"
         raise ConfigError(
-            f"{option:.100}: asks for more than the {MOST_DEVICES} devices that a "
+            f"{option:.100}: asks for more than the {MAX_DEVICES} devices that a "
             "process may have; lower it"
         )
     all_gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
@@ -95,7 +95,8 @@ def configure(
 
 def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
     """The towers' devices on GPUs; the other GPUs are hidden. `why` says why some of
-    `all_gpus` cannot be used; `order` is empty for the first that can."""
+    `all_gpus` cannot be used; `order` is empty for the first that can.
+    """
     remarks = [why] if why and not (order or num_towers) else []
     numbered = all_gpus if order else gpus
     order = order or range(num_towers or len(gpus))
@@ -131,7 +132,8 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
     """Hides all other GPUs, so that TensorFlow takes no memory of them. Returns the
     GPUs that TensorFlow has, in order; it cannot change them once it has created
-    devices."""
+    devices.
+    """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
     visible = tf.config.get_visible_devices("GPU")
@@ -225,7 +227,8 @@ def unused_gpu() -> str:
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
     """Refuses variables that alone do not fit a device: `num_bytes` are theirs, device
-    -> bytes. The ConfigError names the device and both numbers."""
+    -> bytes. The ConfigError names the device and both numbers.
+    """
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
         raise ConfigError(

@@ -159,7 +159,8 @@ class Evaluator:
 
     def _compile(self, feed, weights):
         """(iterators, first batch, number of batches) -> the counts for each kind of
-        weights."""
+        weights.
+        """
 
         def count_batch(pieces):
             counts, predicted = [], []
@@ -267,7 +268,8 @@ class Evaluator:
 
     def _compute(self, fetched, pieces):
         """Per tower the logits of its piece of a batch, and with test-time augmentation
-        the mean logits over the transforms, else none."""
+        the mean logits over the transforms, else none.
+        """
         logits = self._logits(fetched, pieces)
         if not self._transforms:
             return logits, []
@@ -322,7 +324,8 @@ def create_predictor(
     model: keras.Model, devices: Sequence[str], transforms: Sequence[Transform]
 ) -> Evaluator:
     """Computes a whole network with its trained values on every device, each for its
-    share of a batch. Its output need not be logits without test-time augmentation."""
+    share of a batch. Its output need not be logits without test-time augmentation.
+    """
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
     network = Towers(phases_of((), model), loss_fn, layout, devices, compiled)

@@ -30,7 +30,8 @@ TOO_MANY_IN_A_ROW = 10
 
 class FiniteGuard:
     """Decides whether a step makes its update, and whether it counts. Its variables are
-    on a device; `skips` says whether steps that are not finite are skipped."""
+    on a device; `skips` says whether steps that are not finite are skipped.
+    """
 
     def __init__(self, device: str, *, scale_loss: bool = False, skips: bool = False):
         self.device, self.scale_loss, self.skips = device, scale_loss, skips
@@ -84,7 +85,8 @@ class FiniteGuard:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Decides in the graph, once in a step and on the guard's device, whether a
         step makes its update, and whether it is taken, with or without one; `running`
-        is what `is_running` gave. All are bool scalars."""
+        is what `is_running` gave. All are bool scalars.
+        """
         is_taken = updates = running & is_finite
         falls = tf.constant(False)
         if self.scale_loss:
@@ -131,7 +133,8 @@ def not_finite_error(
 ) -> NumericError:
     """The error that names the step, counted from 1, and the towers where something was
     not `finite`, bool [num_towers]; if all were, their mean overflowed. With `skips` it
-    is the last of too many such steps."""
+    is the last of too many such steps.
+    """
     bad = [
         f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
     ]

@@ -1,5 +1,6 @@
 """Many steps in one compiled call, which other threads can watch and stop, and the feed
-of its batches."""
+of its batches.
+"""
 
 import contextlib
 import time
@@ -54,11 +55,13 @@ class Feed(Protocol):
 
     def wait(self, iterators: Any) -> list:
         """Returns, in the graph, the tensors per tower that a step has to wait for.
-        `iterators` are the result of `start`."""
+        `iterators` are the result of `start`.
+        """
 
     def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
         """Returns, in the graph, a tower's images of the batch of a step, an int64
-        scalar on its device; `awaited` is its entry of `wait`."""
+        scalar on its device; `awaited` is its entry of `wait`.
+        """
 
     def restart(self) -> None:
         """Forgets what is held; the next `start` may be at any step."""
@@ -71,7 +74,8 @@ class Streams:
     """Batches that arrive one after the other, on GPUs copied there two steps ahead: in
     a stream per tower, or in a single one whose elements are tuples. `processes` are
     per tower a function (step, elements of the stream) -> batch, on the device; by
-    default the stream has whole batches."""
+    default the stream has whole batches.
+    """
 
     def __init__(
         self,
@@ -278,7 +282,8 @@ class Loop:
 
     def _await(self, iterators, number, taken):
         """Waits for the feed; returns what it waited for, the number of the step, and
-        the waiting time. The step before is finished when the activity changes."""
+        the waiting time. The step before is finished when the activity changes.
+        """
         with tf.control_dependencies([number, taken]):
             waiting = self._activity.assign(WAITING, read_value=False)
             numbered = self._number.assign(number, read_value=False)
@@ -322,7 +327,8 @@ def around_loop() -> Iterator[None]:
 def inside_of_loop() -> Iterator[None]:
     """The body of a loop `around_loop`: it alone chooses the devices. A device function
     in scope would be copied into every function that the body traces, with the devices
-    around it; two towers may share such a function."""
+    around it; two towers may share such a function.
+    """
     if tf.executing_eagerly():
         yield
         return
@@ -338,14 +344,16 @@ def _device_of_identity(op):
 
 def colocated_identity(x):
     """An identity on the device of the tensor; an iterator, which has none, is on the
-    host."""
+    host.
+    """
     with tf.device(x.device or HOST):
         return tf.identity(x)
 
 
 def _clock():
     """Seconds, read while the graph runs; TensorFlow's operation for that is an error
-    where everything has to be deterministic."""
+    where everything has to be deterministic.
+    """
     if tf_internals.is_op_determinism_enabled():
         return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
     return tf.timestamp()

@@ -201,7 +201,8 @@ def barrier(
     upstream: tf.Tensor, tensors: Sequence[tf.Tensor], xla: bool = False
 ) -> list[tf.Tensor]:
     """The tensors, once `upstream` is there: what is computed of them is not what was
-    computed of them before, for an optimizer of graphs."""
+    computed of them before, for an optimizer of graphs.
+    """
     if xla:
         return tf_internals.optimization_barrier(upstream, *tensors)[1:]
     with tf.control_dependencies([upstream]):

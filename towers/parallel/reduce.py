@@ -227,7 +227,8 @@ ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
 
 def buckets(tensors: Sequence[tf.Tensor], most_bytes: float) -> list[list[int]]:
     """Groups positions of consecutive tensors with at most `most_bytes` together; a
-    larger tensor is a group alone."""
+    larger tensor is a group alone.
+    """
     groups, size = [], math.inf
     for place, tensor in enumerate(tensors):
         num_bytes = tensor.shape.num_elements() * tensor.dtype.size
@@ -298,7 +299,8 @@ def check_algorithm(
     algorithm: str, devices: Sequence[str], dtype: tf.DType | None
 ) -> None:
     """Raises ConfigError where an algorithm cannot run on these devices or with a type
-    that travels."""
+    that travels.
+    """
     if algorithm != "nccl":
         return
     num_gpus = sum("GPU" in device for device in devices)
@@ -315,7 +317,7 @@ def check_algorithm(
 
 
 def _add(a, b, device, dtype):
-    """a + b on a device, in the wider type that the tensors came in."""
+    """A + b on a device, in the wider type that the tensors came in."""
     with tf.device(device):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
 

@@ -58,7 +58,8 @@ class Step:
         self, phase: int, batches: Sequence[Batch], previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
         """Take one step with a batch per tower of this process, in a phase of the run;
-        return whether it was taken, and its metrics, see `update`."""
+        return whether it was taken, and its metrics, see `update`.
+        """
         return self.update(self.gradients(phase, batches), previous)
 
     def gradients(self, phase: int, batches: Sequence[Batch]) -> Gradients:
@@ -73,7 +74,8 @@ class Step:
 
     def _with_weight_decay(self, phase, results, mean):
         """Add the weight decay to the mean gradient, once; nothing of frozen
-        parameters."""
+        parameters.
+        """
         strategy = self.strategy
         decays, gradients = [], []
         for copy, vectors in zip(strategy.copies, mean.gradients, strict=True):
@@ -97,7 +99,8 @@ class Step:
     ) -> tuple[tf.Tensor, Metrics]:
         """Update all copies, unless the guard refuses the step or skips its update.
         Return whether the step was taken, with or without an update, a bool scalar;
-        and its metrics, see `read_metrics`, or the previous ones."""
+        and its metrics, see `read_metrics`, or the previous ones.
+        """
         strategy, home = self.strategy, self.strategy.home
         mean, norm = gradients.mean, gradients.norm
         with tf.device(home):
@@ -163,7 +166,8 @@ class Step:
 
     def read_metrics(self, metrics: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """The metrics of a step by name, but for its learning rate; "sums" of all steps
-        of the loop, see `Trainer.train`."""
+        of the loop, see `Trainer.train`.
+        """
         loss_units, (correct_sum, num_summed), values = metrics
         loss, correct, *others = values
         total_loss, norm, scale, *losses = others
@@ -180,7 +184,8 @@ class Step:
 
     def _update_copies(self, gradients, squares, rate_factor, condition):
         """Assigns to every copy its values after the step, except the number of steps;
-        where `condition`, a bool scalar, is False the old values."""
+        where `condition`, a bool scalar, is False the old values.
+        """
         updated, readers = None, list(self.strategy.readers)
         for index, copy in enumerate(self.strategy.copies):
             state, variables = gradients.mean.states[index], copy.variables()[:-1]

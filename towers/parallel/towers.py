@@ -122,7 +122,8 @@ class Towers:
         self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Return the logits of each tower's share in inference, in the last phase; a
-        small batch may be cut into fewer shares than there are towers."""
+        small batch may be cut into fewer shares than there are towers.
+        """
         names = {x.name for x in self._phases[-1].model.inputs}
         logits = []
         for tower, batch in enumerate(batches):
@@ -196,7 +197,8 @@ def tower_loss(
     loss_fn: LossFn,
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     """Return the mean loss of one tower's share, a scalar; the number of its images
-    that are predicted correctly, a float scalar; and the new model state."""
+    that are predicted correctly, a float scalar; and the new model state.
+    """
     inputs = model_inputs(model, batch)
     logits, state = model.stateless_call(params, state, inputs, training=True)
     losses = loss_fn(logits, *loss_targets(batch))
@@ -245,7 +247,8 @@ def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """The float64 scalars "correct", "images" and "loss", the sum over the images of
-    one tower's share; images whose mask is 0 do not count."""
+    one tower's share; images whose mask is 0 do not count.
+    """
     mask = tf.cast(batch["mask"], tf.float64)
 
     def count(values):
@@ -296,7 +299,8 @@ def _is_correct(loss_fn, logits, labels):
 
 class Teacher:
     """Adds the logits of a trained network in inference, which takes images alone and
-    has a copy on every tower's device, to the batches of the towers (distillation)."""
+    has a copy on every tower's device, to the batches of the towers (distillation).
+    """
 
     def __init__(self, model: keras.Model, devices: Sequence[str]):
         layout, self._copies = copies_on(model, devices)

@@ -132,7 +132,8 @@ class Trainer(abc.ABC):
 
     def scale_rate(self, factor: float) -> None:
         """Multiplies all learning rates of the schedule by a factor from now on, in
-        place of an earlier one."""
+        place of an earlier one.
+        """
         self.rate_factor.assign(factor)
 
     def read_rate_factor(self) -> tf.Tensor | None:
@@ -162,7 +163,8 @@ class Trainer(abc.ABC):
     def transferred_bytes(self) -> int:
         """Bytes of activations, and of their gradients, that cross devices per step: an
         upper bound, of the traced phase with most of them, without what frozen
-        parameters save."""
+        parameters save.
+        """
         return self.towers.transferred_bytes * self.accumulate_steps
 
 
@@ -193,7 +195,8 @@ class SynchronousTrainer(Trainer):
         zero_metrics: Callable[[], tf.Tensor] | None = None,
     ) -> Loop:
         """A loop on these batches, of this trainer's step or of a function in its
-        place, see `Loop`."""
+        place, see `Loop`.
+        """
         return Loop(
             train_step or self.train_step,
             zero_metrics or self.train_step.zero_metrics,
@@ -234,7 +237,8 @@ class SynchronousTrainer(Trainer):
     def gradients(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Name -> the mean gradient of the next step, which is not taken, on its batch,
         or the images of this process; for histograms. It is computed anew: to carry it
-        out of every step would cost copies."""
+        out of every step would cost copies.
+        """
         # Not from the feed: of each data set that it makes for a step TensorFlow keeps
         # some functions.
         if "GPU" in self.devices[0]:
@@ -250,7 +254,8 @@ class SynchronousTrainer(Trainer):
 
     def trace(self) -> list[tf.Graph]:
         """Traces all compiled calls that `train` makes, without taking a step; their
-        graphs. The first `train` then need not."""
+        graphs. The first `train` then need not.
+        """
         return [self.loop.trace(phase) for phase in range(len(self.phases))]
 
     def request_stop(self) -> None:

@@ -26,7 +26,7 @@ from towers import store
 
 NUM_BUCKETS = 30  # of a histogram
 
-MOST_IMAGES = 16  # of a picture
+MAX_IMAGES = 16  # of a picture
 
 # A tag, how TensorBoard shows it, and its value.
 Value = tuple[str, SummaryMetadata, np.ndarray]
@@ -80,7 +80,8 @@ class Board:
     """A TensorBoard event file of one writer, such as "train", "test" or "test_ema", so
     that curves of a tag share a chart. OSError if an event cannot be written; then
     nothing of it is. Readers drop its earlier events from `first_step` on, which are
-    written again."""
+    written again.
+    """
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
         self._folder, self._path = folder / kind, None
@@ -195,7 +196,7 @@ def batch_picture(
     images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
 ) -> np.ndarray:
     """Return the first images of a batch with their classes or shares of them."""
-    images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
+    images, labels = images[:MAX_IMAGES], labels[:MAX_IMAGES]
     captions = []
     for label in labels:
         if np.ndim(label):
@@ -216,7 +217,8 @@ def captioned_images(
     images: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> np.ndarray:
     """Return images over their captions, uint8 [height, width, 3]. Floats are stretched
-    to the whole range; the first three channels are colors."""
+    to the whole range; the first three channels are colors.
+    """
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)

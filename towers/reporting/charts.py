@@ -24,10 +24,10 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font ca
 COLORS = "#1f5fbf", "#c2540a", "#1a7f4b", "#8b3fa8", "#8a6d00", "#c02670"
 
 # Most classes of a confusion matrix, and of one with counts in its cells.
-MOST_CONFUSED, MOST_COUNTED = 120, 20
+MAX_CONFUSED, MAX_COUNTED = 120, 20
 
 # Maximum number of classes of the chart of accuracies, and of characters of a name.
-MOST_CLASSES, _MAX_CHARACTERS = 25, 40
+MAX_CLASSES, _MAX_CHARACTERS = 25, 40
 
 # From which accuracy on its axis is logarithmic, and the ticks of that.
 HIGH_SHARE = 0.9
@@ -94,7 +94,8 @@ def curves(
     title: str, series: Sequence[Series], is_share: bool = False
 ) -> tuple[Figure, str]:
     """Draw curves over the epochs, of a share from HIGH_SHARE on with an axis that is
-    logarithmic in the distance from 1."""
+    logarithmic in the distance from 1.
+    """
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -131,7 +132,7 @@ def confusion(
 ) -> tuple[Figure, str]:
     """Draw a confusion matrix, a row per label, the darker the larger a share."""
     count = len(counts)
-    is_counted = count <= MOST_COUNTED
+    is_counted = count <= MAX_COUNTED
     shares = counts / np.maximum(images[:, np.newaxis], 1)
     # Small shares are visible too.
     opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)

@@ -182,7 +182,7 @@ def create_display(mode: str, status: Status) -> Display:
     """Return the display of a mode; ConfigError if `console.MODES` lacks it."""
     if mode not in console.MODES:
         raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
-    if mode == "auto" or mode == "live" and console.is_notebook():
+    if mode == "auto" or (mode == "live" and console.is_notebook()):
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)

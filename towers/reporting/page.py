@@ -98,7 +98,6 @@ def legend(series: Sequence[Series]) -> Html:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     """A table whose numbers are on the right: floats with four digits."""
-
     titles, body = "", [list(cells) for cells in rows]
     for i, name in enumerate(head):
         is_number = body and all(isinstance(cells[i], int | float) for cells in body)

@@ -66,7 +66,8 @@ class Checkpointer:
     def save(self, snapshot: Snapshot) -> Path:
         """Write, read back and commit a checkpoint in place of any of its step, and
         delete old ones. CheckpointError if that fails twice; earlier ones are
-        intact."""
+        intact.
+        """
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
         snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
         path = _retry_once(self._log, self._save, snapshot)
@@ -107,7 +108,7 @@ class Checkpointer:
         there is none of this step, or none valid.
         """
         is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
-        if not (is_number and step >= 0 or step in ("best", "last")):
+        if not ((is_number and step >= 0) or step in ("best", "last")):
             raise ConfigError(f"step={step!r}: should be a number, 'best' or 'last'")
         if step == "best":
             if best := self.best_step(self._log):
@@ -165,7 +166,8 @@ class Checkpointer:
     ) -> T | None:
         """A value of the newest checkpoint whose trainer state is valid, or None; the
         tensors are not read. `parse` raises ConfigError where the state holds no such
-        value; the checkpoint of `step`, or the "best", is tried first."""
+        value; the checkpoint of `step`, or the "best", is tried first.
+        """
         if step == "best":
             step = self.best_step()
         for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):

@@ -50,7 +50,7 @@ _TRACKED = ".mlflow-run", ".wandb-run"
 _JOBS = JOB, "SLURM_JOB_ID"
 
 _LOCK = ".lock"
-_MOST_BYTES = 4096  # of the description of a process
+_MAX_BYTES = 4096  # of the description of a process
 HINT = "wait for it, stop it, or choose another --workdir"
 _GONE = errno.ENOENT, errno.ENOTDIR, errno.ESTALE
 
@@ -208,7 +208,7 @@ class RunFolder:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return _parsed(file.read(_MOST_BYTES))
+                    return _parsed(file.read(_MAX_BYTES))
         except OSError:
             pass
         return None
@@ -244,7 +244,8 @@ class Lock:
     """Holds the lock of a folder until it is closed, or the process ends; a context
     manager. ConfigError if another process holds it, WorkerLostError after a wait: a
     file system may keep a lost machine's. It removes a new folder to which nothing is
-    written."""
+    written.
+    """
 
     def __init__(self, folder: pathlib.Path, wait_secs: float, is_new: bool):
         self._path, self._is_new = folder / _LOCK, is_new
@@ -267,7 +268,7 @@ class Lock:
     def _take(self, wait_secs):
         begun, is_announced = time.monotonic(), False
         while not self._try_to_take():
-            about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
+            about = _parsed(os.pread(self._file.fileno(), _MAX_BYTES, 0))
             line = busy(self._path.parent, about)
             if not wait_secs:
                 raise ConfigError(f"{line}; {HINT}")
@@ -309,7 +310,8 @@ class Lock:
 
     def assert_same_folder(self) -> None:
         """Raise RunFolderError if the folder that was locked was removed, moved or
-        replaced. Other errors of the disk are ignored: a save has its own."""
+        replaced. Other errors of the disk are ignored: a save has its own.
+        """
         try:
             own = os.fstat(self._file.fileno())
             is_in_place = os.path.samestat(os.stat(self._path), own)

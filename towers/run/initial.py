@@ -106,7 +106,8 @@ def start_from(
 
 def _by_class(stored, value, theirs, ours):
     """Returns a variable of the head with the outputs of our classes: the source's by
-    name, or those of `value`; a variable of no shape if no class is there."""
+    name, or those of `value`; a variable of no shape if no class is there.
+    """
     shape = *value.shape[:-1], len(theirs)
     is_by_class = theirs and stored.shape == shape and value.shape[-1] == len(ours)
     if not is_by_class or theirs == ours:
@@ -171,7 +172,8 @@ def _block(name):
 
 def _nearest_networks(weights, model):
     """Return a sentence with the three networks that have most of the weights, by names
-    and shapes; files of PyTorch are of large images, others of those of `model`."""
+    and shapes; files of PyTorch are of large images, others of those of `model`.
+    """
     shape = (SIDE, SIDE, 3) if weights.of_torch else model.inputs[0].shape[1:]
     arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
     total = max(1, sum(math.prod(x.shape) for x in arrays))
@@ -204,7 +206,8 @@ def read_variables(
     path: str, model: str, network: keras.Model
 ) -> dict[str, np.ndarray]:
     """The variables of a network, by their names, that a file of PyTorch or safetensors
-    has; CheckpointError where it cannot be read."""
+    has; CheckpointError where it cannot be read.
+    """
     state = {f"params/{x.path}": x.numpy() for x in network.variables}
     with open_weights(path) as weights:
         taken, _, _ = _fill(state, _with_our_names(weights, model, network))
@@ -213,7 +216,8 @@ def read_variables(
 
 def _other_shapes(drawn, state):
     """Lines about variables of another shape; one line for a layer, such as the head,
-    that has another number of outputs there."""
+    that has another number of outputs there.
+    """
     lines = {}
     for name, stored in drawn:
         ours, theirs = list(state[name].shape), list(stored.shape)
@@ -235,7 +239,8 @@ def _fill(state, weights):
 def _match(state, weights, change=lambda name, stored: stored):
     """Returns name -> array that fits a variable of a state, the names that are missing
     there, and (name, array) of those that have another shape there; `change` may give
-    another array in place of a variable's."""
+    another array in place of a variable's.
+    """
     taken, missing, drawn = {}, [], []
     layers = _layers(state)
     for name, value in state.items():
@@ -283,7 +288,8 @@ def _layers(state):
 def _shape_as_depthwise(shape):
     """The shape of a variable as the kernel of Keras' depthwise convolution, which an
     export has for a grouped convolution or a scale of channels; None where it cannot
-    be one. The order of the elements is the same."""
+    be one. The order of the elements is the same.
+    """
     match shape:
         case (height, width, 1, channels):
             return height, width, channels, 1
@@ -351,7 +357,8 @@ def _with_automatic_names(weights, state):
     """The weights for a network of Keras, or of the user, whose layers have automatic
     names, such as conv2d_3: Keras numbers them per class through a process, in the
     order in which they are made. Where the file has another number of layers of a
-    class, the names there are unknown (None)."""
+    class, the names there are unknown (None).
+    """
     ours = _by_stem(owner.rpartition("/")[2] for owner in _layers(state))
     theirs, pairs = _by_stem(weights.layer_names()), {}
     for stem in ours.keys() & theirs.keys():

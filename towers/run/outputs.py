@@ -58,7 +58,8 @@ class Outputs:
         saving: Callable[[], contextlib.AbstractContextManager],
     ) -> None:
         """Write a checkpoint, unless None, in the background; raise an earlier
-        error."""
+        error.
+        """
         self.lock.assert_same_folder()
         snapshot = take_snapshot()
         if snapshot is None:

@@ -75,7 +75,8 @@ def cluster_of(
     config: Config, cluster: Cluster | None, allow_public_address: bool
 ) -> Cluster | None:
     """Return the cluster of a run, by the command or else the environment; None if it
-    has one worker. ConfigError if it is wrong."""
+    has one worker. ConfigError if it is wrong.
+    """
     has_workers = config.choice_of("strategy").processes
     cluster = cluster or find_cluster(reads_slurm=has_workers)
     if cluster is None or cluster.size == 1:
@@ -158,7 +159,8 @@ def connect(
     """Wait for all workers and start TensorFlow's server, after its devices were
     configured and before it computes; `num_gpus` 0 adds up on the host. ConfigError if
     this worker cannot listen, or another program does at an address; WorkerLostError if
-    not all came."""
+    not all came.
+    """
     wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.
     os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
@@ -318,7 +320,8 @@ def validate_alike(
 ) -> None:
     """Raises ConfigError where workers differ, with the names and both values. A
     continued chief has the preprocessing from its checkpoint, others from `init_from`,
-    which is named then."""
+    which is named then.
+    """
     for worker, differing in _unlike_chief(workers, own):
         listed = ", ".join(
             f"{name} is {other!r:.60} and the chief's {chief!r:.60}"

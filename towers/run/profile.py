@@ -11,7 +11,7 @@ from towers import console
 from towers.errors import ConfigError
 
 # Kinds of operations in the summary.
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 _PICOSECONDS = 1e12
 
@@ -72,7 +72,7 @@ def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
     return [
         f"{value / total:6.1%}  {1000 * value / num_steps:9.2f} ms and "
         f"{calls[kind] / num_steps:g} calls a step  {kind}"
-        for kind, value in secs.most_common(MOST_LISTED)
+        for kind, value in secs.most_common(MAX_LISTED)
     ]
 
 

@@ -33,7 +33,8 @@ class _Total:
 @dataclasses.dataclass
 class Stopwatch:
     """Time spent in training steps, over every start of the run; the first call of a
-    start or phase compiles the step, and counts as `start_secs`."""
+    start or phase compiles the step, and counts as `start_secs`.
+    """
 
     train_secs: float = 0.0
     timed_steps: int = 0
@@ -172,7 +173,8 @@ class Progress:
     ) -> bool:
         """Add an evaluation on held-out images; return whether it is the best so far.
         After another `best_by` only accuracy and loss compare with the former best. An
-        improvement of more than `min_delta` begins `num_worse` anew."""
+        improvement of more than `min_delta` begins `num_worse` anew.
+        """
         loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
         figures = {"accuracy": accuracy, "loss": loss, "score": score}
         evaluation = {"step": self.step, **figures, "best_by": best_by}

@@ -149,7 +149,8 @@ class NoReports(Reports):
 class MetricsFile:
     """The file of a run that trains, without the steps after `resume_step`, which are
     taken again. Records that cannot be written wait in a queue for the next ones. One
-    thread may append while another one syncs."""
+    thread may append while another one syncs.
+    """
 
     def __init__(self, path: pathlib.Path, resume_step: int):
         self._path, self._lock = path, threading.RLock()

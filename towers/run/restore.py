@@ -134,7 +134,8 @@ def validate_architecture(model: Tensors, saved: Tensors) -> None:
 
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
     """Return the tensors of a checkpoint as a trainer's state; CheckpointError if they
-    are of another model. The loss scale and counts of skipped steps may be missing."""
+    are of another model. The loss scale and counts of skipped steps may be missing.
+    """
     optional = "loss_scale/", "skipped/"
     validate_architecture(
         *(

@@ -19,7 +19,8 @@ _WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
 def catch(handler: Callable[..., None]) -> dict[int, Callable[..., None] | int | None]:
     """Sets the handler of the stop signals, in the main thread; returns what `restore`
     takes. A closed terminal that is ignored, as with `nohup`, stays so, and so does a
-    SIGUSR1 or SIGUSR2 that the program around us uses."""
+    SIGUSR1 or SIGUSR2 that the program around us uses.
+    """
     return {x: signal.signal(x, handler) for x in STOP_SIGNALS if not _is_used(x)}
 
 
@@ -52,7 +53,8 @@ def exit_on_signals(
 ) -> None:
     """From here on a signal ends the process with a message: until a watchdog takes
     over, there is nothing to save. The stream of `sys` is kept in the file that it is
-    now, as `towers.quiet_imports` puts another one in its place for a while."""
+    now, as `towers.quiet_imports` puts another one in its place for a while.
+    """
     try:
         descriptor = os.dup(getattr(sys, stream).fileno())
     except (AttributeError, OSError, ValueError):  # it is closed, or no file

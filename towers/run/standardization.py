@@ -1,5 +1,6 @@
 """Preprocessing of the images of a new run: the resize filter, the crop of evaluations,
-and the mean and standard deviation that standardize them."""
+and the mean and standard deviation that standardize them.
+"""
 
 import dataclasses
 import os
@@ -29,7 +30,8 @@ from towers.run.stored_config import (
 
 def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
     """Return the config with the interpolation and center_crop of the weights, or the
-    checkpoint, where it leaves them open."""
+    checkpoint, where it leaves them open.
+    """
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:
@@ -70,7 +72,8 @@ def standardize(
 ) -> DataSet:
     """Returns the data set with the moments that the option standardize means, reported
     in a line unless they are computed from its training images. A checkpoint from which
-    a run goes on (`continued`) may have started from weights that are gone."""
+    a run goes on (`continued`) may have started from weights that are gone.
+    """
     moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
     if moments is None:
         return data_set

@@ -25,7 +25,8 @@ PREDICTION_BATCH_SIZE = 64
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
     """Return the Config of the run in a folder, or raise a ConfigError. The checkpoint
     of the step, or else the newest, decides about options that change the mathematics,
-    config.json about the others."""
+    config.json about the others.
+    """
     trained = _stored(folder, "config", from_values, step)
     config = trained or _config_of_file(folder)
     if trained is not None:
@@ -47,7 +48,8 @@ def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
     """Return classes and preprocessing of a run's data set, of the checkpoint of a
-    step, a newer one or the file; None without, ConfigError if it is damaged."""
+    step, a newer one or the file; None without, ConfigError if it is damaged.
+    """
     with quiet_imports():  # of TensorFlow
         from towers.run.dataset_info import DatasetInfo
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
@@ -95,7 +97,8 @@ def config_to_continue(
 ) -> Config | None:
     """The stored Config of the run in a folder, on which a command without --config
     stands; None where the folder holds no run, or with `overwrite` one that cannot be
-    read. `say` takes a line before TensorFlow is imported to read a checkpoint."""
+    read. `say` takes a line before TensorFlow is imported to read a checkpoint.
+    """
     folder = RunFolder(workdir)
     if os.path.isdir(folder.checkpoints):
         say(f"reading the run in {folder.path}")

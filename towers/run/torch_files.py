@@ -77,7 +77,8 @@ class Storage(NamedTuple):
 
 def state_dict(file: Any, depth: int = 1) -> tuple[dict[str, Tensor], str]:
     """Returns the tensors of the content of a file, without counters of steps, and the
-    name of the entry that has them; ValueError without any."""
+    name of the entry that has them; ValueError without any.
+    """
     content = file if isinstance(file, dict) else {}
     for name in (*WRAPPERS, *content):
         inner = content.get(name)
@@ -151,7 +152,8 @@ def open_pickled(path: str) -> Iterator[Any]:
 
 def _load_older(file):
     """The content of a file of PyTorch before 1.6: pickles of a number, of versions, of
-    the object and of the keys of its storages, whose sizes and elements follow."""
+    the object and of the keys of its storages, whose sizes and elements follow.
+    """
     places = {}
 
     def read(name):

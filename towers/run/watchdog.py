@@ -42,7 +42,8 @@ _local = threading.local()  # in a worker thread, `worker`
 
 class AwakeClock:
     """Reads the seconds in which this process ran, for ticks that are near together: a
-    stop, as by Ctrl-Z or `docker pause`, counts as `_LONGEST_TICK_SECS`."""
+    stop, as by Ctrl-Z or `docker pause`, counts as `_LONGEST_TICK_SECS`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -129,7 +130,8 @@ class Watchdog:
         """Call a function in a worker thread; return its result, or raise its error.
         After a signal the trainer is asked to stop; a step that computes, a save, and
         what is outside of activities are finished first. Preempted if it was abandoned
-        in an activity, StuckError if it made no progress for `stuck_after_secs`."""
+        in an activity, StuckError if it made no progress for `stuck_after_secs`.
+        """
         thread = self._threads.pop() if self._threads else JobThread("worker")
         worker = _Worker()
         future = thread.submit(worker.call, function, *args)
@@ -205,7 +207,8 @@ class _Abandoned(BaseException):
 
 class _Worker:
     """A function that another thread calls. Once abandoned it raises `_Abandoned` when
-    it enters or leaves an activity, for which both take `lock`, or reports progress."""
+    it enters or leaves an activity, for which both take `lock`, or reports progress.
+    """
 
     def __init__(self):
         self.lock = threading.RLock()

@@ -67,7 +67,8 @@ class StoredWeights:
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored | None:
         """The array of a variable, such as conv1/kernel, or None; `shapes` are by the
-        variables of its layer, as Keras orders them: those that are trained first."""
+        variables of its layer, as Keras orders them: those that are trained first.
+        """
         path, _, own_name = variable.rpartition("/")
         outer, slash, layer = path.rpartition("/")
         layer = self.layers.get(layer, layer)
@@ -101,7 +102,8 @@ class StoredWeights:
 
 def _in_order(ordered, shapes):
     """Variable -> array of a layer: by shape where all differ, since the order depends
-    on which of them are trained; else by place."""
+    on which of them are trained; else by place.
+    """
     by_shape = {x.shape: x for x in ordered}
     if len(by_shape) == len(ordered) and by_shape.keys() == set(shapes.values()):
         return {name: by_shape[shape] for name, shape in shapes.items()}
@@ -209,7 +211,8 @@ def _read_checkpoint(path, prefix):
 @contextlib.contextmanager
 def _unzipped(path):
     """Yield the weights of a .keras file, in a temporary file, and the names of classes
-    that an export writes there."""
+    that an export writes there.
+    """
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile() as file:
         member, names = archive.getinfo(WEIGHTS_IN_KERAS), ()
         # A compressed one could be of any size.

@@ -27,7 +27,7 @@ from towers.parallel.trainer import Trainer
 from towers.run.initial import set_initial
 
 # Images whose features are computed, taken at equal distances.
-MOST_IMAGES = 10_000
+MAX_IMAGES = 10_000
 # Of the sum of losses over the images, for features whose mean squared norm is 1: about
 # the best of EfficientNet-Lite0 for 10 and for 100 images per class.
 L2_PENALTY = 0.1
@@ -50,7 +50,8 @@ def fit_head(
 ) -> None:
     """Set a head without trained values (`new`) to the linear probe of the other
     layers, and say how long the run takes; `activity` is a `Watchdog`'s. ConfigError if
-    the last layer is not a Dense layer with a bias."""
+    the last layer is not a Dense layer with a bias.
+    """
     if not new:
         return
     kernel, bias = names = _head_names(parts.model)
@@ -130,9 +131,9 @@ def _head_names(model):
 def _source(parts):
     """The images of the probe."""
     source = parts.train_batches.source
-    if source.num_examples <= MOST_IMAGES:
+    if source.num_examples <= MAX_IMAGES:
         return source
-    taken = np.linspace(0, source.num_examples - 1, MOST_IMAGES).astype(np.int64)
+    taken = np.linspace(0, source.num_examples - 1, MAX_IMAGES).astype(np.int64)
     return Subset(source, taken)
 
 
@@ -171,7 +172,8 @@ def logistic_regression(
     accelerated gradient with restarts (O'Donoghue and Candes 2015, arXiv:1204.3982),
     its steps scaled by an upper bound of the curvature (Boehning 1992). Features are
     float32 [n, f]; labels classes [n] or sets [n, num_classes]. Returns kernel, bias
-    and accuracy."""
+    and accuracy.
+    """
     if features.shape[1] > len(features):  # the kernel is a sum of features
         basis, rotated = np.linalg.qr(features.T)
         fitted = logistic_regression(rotated.T, labels, num_classes, heartbeat)

@@ -23,7 +23,7 @@ NAME = "lr_range_test"  # of the flag and the picture
 LOWEST, LOWEST_SCALE_FREE, HIGHEST = 1e-5, 1e-6, 100.0
 
 # The number of steps: some epochs, within these bounds.
-NUM_EPOCHS, FEWEST_STEPS, MOST_STEPS = 4, 200, 300
+NUM_EPOCHS, MIN_STEPS, MAX_STEPS = 4, 200, 300
 
 # Standard deviation of the Gaussian means of the loss, in powers of ten of the rate.
 SMOOTHING = 0.1
@@ -32,12 +32,13 @@ SMOOTHING = 0.1
 DIVERGED = 4.0
 
 # Where the loss falls by less than this share, nothing is suggested.
-LEAST_FALL = 0.01
+MIN_FALL = 0.01
 
 
 class LrRange(NamedTuple):
     """The result of a test: learning rate, loss and Gaussian mean of each step, float64
-    [steps], and the rate of the steepest fall in two digits, or None."""
+    [steps], and the rate of the steepest fall in two digits, or None.
+    """
 
     rates: np.ndarray
     losses: np.ndarray
@@ -69,7 +70,7 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
         raise NumericError(f"the first loss, at the learning rate {rate:g}, {why}")
     (rates, losses), suggestion = np.array(taken).T, None
     begin = smoothed[: max(1, len(taken) // 10)].mean()
-    if smoothed.min() < (1 - LEAST_FALL) * begin:
+    if smoothed.min() < (1 - MIN_FALL) * begin:
         # A loss that has diverged may fall steeply as well.
         falling = slice(smoothed.argmin() + 1)
         wide = smooth(rates, losses, 2 * SMOOTHING)  # a slope is noisier than a loss
@@ -80,7 +81,7 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
 
 def num_steps(config: Config, num_examples: int) -> int:
     epochs = math.ceil(NUM_EPOCHS * num_examples / config.images_per_step)
-    return min(max(epochs, FEWEST_STEPS), MOST_STEPS)
+    return min(max(epochs, MIN_STEPS), MAX_STEPS)
 
 
 def growing_rate(config: Config, num_examples: int) -> Schedule:
@@ -107,7 +108,7 @@ def draw(result: LrRange) -> bytes:
     axes.plot(result.rates, result.losses, color="0.75", label="of each batch")
     axes.plot(result.rates, result.smoothed, color="C0", label="smoothed")
     begin, lowest = result.smoothed[0], result.smoothed.min()
-    height = max(begin - lowest, LEAST_FALL * begin)
+    height = max(begin - lowest, MIN_FALL * begin)
     axes.set_ylim(lowest - 0.1 * height, begin + 0.5 * height)
     if (rate := result.suggestion) is not None:
         axes.axvline(rate, color="C3", linestyle="--", label=f"suggested: {rate:g}")

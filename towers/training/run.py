@@ -121,7 +121,8 @@ class Run:
     def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
         """Agrees on the next actions of all workers: the chief's, by its clock. Returns
         the steps to take, at most `steps_to_border`, and none after a signal to any
-        worker; and whether a checkpoint, and a summary, are due by the clock then."""
+        worker; and whether a checkpoint, and a summary, are due by the clock then.
+        """
         config, step, now = self.config, self.step, time.monotonic()
         num_steps = min(
             1 if self._summaries.is_pending else config.steps_per_loop,
@@ -143,7 +144,8 @@ class Run:
     def wait_for_chief(self) -> None:
         """No worker ends before the chief has saved the last step; or, where all have
         agreed to stop, at once: another one may still be receiving what they agreed.
-        Called outside of `Watchdog.call`."""
+        Called outside of `Watchdog.call`.
+        """
         stops_alone = self.watchdog.stop_requested and not self.stopped
         if self.workers.size == 1 or stops_alone:
             return

@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers.build import Parts
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.parallel.trainer import Trainer
-from towers.reporting.board import MOST_IMAGES, batch_picture, captioned_images
+from towers.reporting.board import MAX_IMAGES, batch_picture, captioned_images
 from towers.run.reports import Reports
 from towers.run.watchdog import Watchdog
 
@@ -75,7 +75,7 @@ class Summaries:
         values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
         self._reports.scalars(step, values, split)
 
-        worst = worst_mistakes(predictions, MOST_IMAGES)
+        worst = worst_mistakes(predictions, MAX_IMAGES)
 
         def write(board):
             images, _ = source.read(tf.constant(worst, tf.int64))

@@ -30,7 +30,7 @@ CROP_SCALE = (0.08, 1.0)
 
 # Images, and values of them at most, on which an augmentation in a file is tried.
 NUM_TRIED = 32
-MOST_TRIED_VALUES = 2**22
+MAX_TRIED_VALUES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,8 @@ def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
-    standardized by itself; evaluation takes the center crop."""
+    standardized by itself; evaluation takes the center crop.
+    """
     height, width, channels = image_shape
     size = TUTORIAL_SIZE
     if min(height, width) < size:
@@ -99,7 +100,8 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     """A random crop of the image padded by 4 pixels of the mean, and a flip
-    (He et al. 2015, section 4.2)."""
+    (He et al. 2015, section 4.2).
+    """
     height, width, _ = image_shape
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
@@ -118,7 +120,8 @@ def translate_flip(
     """A translation by up to `pixels`, mirrored at the edges, and alternating
     flips: each image is mirrored at random in the first epoch, then every other epoch
     (Jordan 2024, arXiv:2404.00498, section 3.6). Where images are drawn with
-    replacement (`BalancedOrder`) flips are random."""
+    replacement (`BalancedOrder`) flips are random.
+    """
     height, width, _ = image_shape
     if min(height, width) <= pixels:
         raise ValueError(
@@ -202,8 +205,9 @@ def create_augment(
 def _validate(name, augment, image_shape, moments):
     """Refuses an augmentation that gives other images for the same arguments, such as a
     layer of Keras with a generator of its own; and, where moments are given, one that
-    does not standardize by them."""
-    count = max(2, min(NUM_TRIED, MOST_TRIED_VALUES // math.prod(image_shape)))
+    does not standardize by them.
+    """
+    count = max(2, min(NUM_TRIED, MAX_TRIED_VALUES // math.prod(image_shape)))
     with tf.device("CPU:0"):
         indices = tf.range(count, dtype=tf.int64)
         step = tf.constant(0, tf.int64)
@@ -236,7 +240,8 @@ def _validate(name, augment, image_shape, moments):
 
 def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
     """(pixel - mean) / std per channel, all in units of 0..255; a std of 0,
-    of a channel that is the same in all training images, counts as 1."""
+    of a channel that is the same in all training images, counts as 1.
+    """
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
     factors = [1 / (value or 1) for value in std]
@@ -249,7 +254,8 @@ def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
     """The whole pixel values, float32 in 0..255, nearest to standardized images. Half
     numbers are rounded depending on how a graph orders the products: an augmentation
-    before a policy should standardize whole ones."""
+    before a policy should standardize whole ones.
+    """
     *_, width, _ = images.shape
     factors = [value or 1 for value in std]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
@@ -259,14 +265,16 @@ def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 
 def flat_rows(images: tf.Tensor) -> tf.Tensor:
     """Images [n, height, width, channels] as [n, height, width * channels]: numbers for
-    the channels, repeated along a row, are applied faster with a long last axis."""
+    the channels, repeated along a row, are applied faster with a long last axis.
+    """
     _, height, width, channels = images.shape
     return tf.reshape(images, [-1, height, width * channels])
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
     """A window [n, height, width, channels] at a random position of each image, every
-    other one mirrored. Draws "crop" [n, 2] and "flip" [n, 1]."""
+    other one mirrored. Draws "crop" [n, 2] and "flip" [n, 1].
+    """
     n, full_height, full_width, _ = images.shape
     counts = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
     corners = tf.cast(choose(draw("crop", [n, 2]), counts), tf.int64)

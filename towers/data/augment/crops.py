@@ -69,7 +69,8 @@ def by_size(
     whole_pixels: bool = False,
 ) -> Augment:
     """`pad_crop_flip` of images whose shorter side is below LARGE, otherwise
-    `random_resized_crop`."""
+    `random_resized_crop`.
+    """
     if min(image_shape[:2]) < LARGE:
         return pad_crop_flip(image_shape, mean, std)
     return random_resized_crop(image_shape, mean, std, crop_scale, whole_pixels)
@@ -77,7 +78,8 @@ def by_size(
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
     """Every other image [n, height, width, channels] mirrored, by "flip" [n, 1];
-    float32."""
+    float32.
+    """
     images = tf.cast(images, tf.float32)
     is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
     return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
@@ -87,7 +89,8 @@ def crop_resize_flip(
     images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
     """A random crop of each image, resized, every other one mirrored by "flip" [n, 1];
-    float32. `crop_scale` bounds the share of the area."""
+    float32. `crop_scale` bounds the share of the area.
+    """
     n, height, width, _ = images.shape
     boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
@@ -99,7 +102,8 @@ def draw_numbers(
     """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. An
     attempt has two: the fraction of the area, uniform in `crop_scale`, and one for the
     aspect; the last two are for the position; these are uniform in [0, 1). They are
-    "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2]."""
+    "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+    """
     low, high = crop_scale
     shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
     sizes = tf.stack([low + (high - low) * shares, aspects], 2)
@@ -109,7 +113,8 @@ def draw_numbers(
 def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
     """Top, left, height and width of a rectangle as torchvision draws it, from the
     numbers [ATTEMPTS + 1, 2] of an image: of ATTEMPTS the first that fits into the
-    image, else the middle of the image in the nearest allowed ratio."""
+    image, else the middle of the image in the nearest allowed ratio.
+    """
     *sizes, (row, column) = numbers.tolist()
     low, high = map(math.log, RATIO)
     for area_share, aspect in sizes:
@@ -154,7 +159,8 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
 def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
     """The part of each image in a box, mirrored where `is_flipped` [n, 1], enlarged to
     the size of the image by bilinear interpolation, which takes nothing from outside of
-    the part; float32 [n, height, width, channels]."""
+    the part; float32 [n, height, width, channels].
+    """
     n, height, width, channels = images.shape
     images = tf.cast(images, tf.float32)
     counts = functools.partial(tf.range, dtype=tf.float32)
@@ -180,7 +186,8 @@ def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor
 def _between(positions, lengths, size):
     """The positions in a part of the image between which positions of the result lie,
     int64 [n, size] of the first and of the second, and float32 [n, size], the share of
-    the second. The positions are float32 [n or 1, size], the lengths [n]."""
+    the second. The positions are float32 [n or 1, size], the lengths [n].
+    """
     # Not a division: see `augment.standardize`.
     centers = (positions + 0.5) * (lengths * (1 / size))[:, None] - 0.5
     last = lengths[:, None] - 1

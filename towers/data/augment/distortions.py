@@ -22,7 +22,8 @@ def extend(
     """An augmentation with distortions in training: before it `jitter_colors`, by a
     strength, and `gray_randomly`, after it `erase_randomly`, by probabilities, and
     `cut_out`, of a side in pixels. 0 adds nothing; ValueError where the square is
-    larger than the images."""
+    larger than the images.
+    """
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
         raise ValueError(
@@ -50,7 +51,8 @@ def extend(
 
 def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
     """Some images [n, height, width, 3 or 1], with a probability, without their colors:
-    each pixel's gray in all channels; float32. Draws "random_gray" [n, 1]."""
+    each pixel's gray in all channels; float32. Draws "random_gray" [n, 1].
+    """
     is_gray = draw("random_gray", [images.shape[0], 1]) < probability
     images = tf.cast(images, tf.float32)
     return tf.where(is_gray[..., None, None], _gray(images), images)
@@ -113,7 +115,8 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
 def cut_out(images: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
     """Sets a square of each standardized image to 0, the mean color (DeVries and Taylor
     2017, arXiv:1708.04552). Its center, "cutout" [n, 2], is any pixel, so parts of it
-    may lie outside."""
+    may lie outside.
+    """
     n, height, width, _ = images.shape
     centers = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
     tops, lefts = tf.unstack(centers - size // 2, axis=1)
@@ -130,7 +133,8 @@ def rectangles(
     width: int,
 ) -> tf.Tensor:
     """Masks float32 [n, height, width, 1], 1 in a rectangle each and 0 outside; the
-    rectangles, whole numbers, float32 [n], may reach beyond the image."""
+    rectangles, whole numbers, float32 [n], may reach beyond the image.
+    """
 
     def inside(first, length, count):
         positions = tf.range(count, dtype=tf.float32)

@@ -63,7 +63,8 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
 
 def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
     """Each entry of the first axis, float32 [n, ...], mixed with the one before it, the
-    first with the last. `shares` of the latter broadcast to `values`."""
+    first with the last. `shares` of the latter broadcast to `values`.
+    """
     return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
 
 
@@ -72,7 +73,8 @@ def mixup_shares(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Shares of the other image drawn for each image (Zhang et al. 2017,
     arXiv:1710.09412), the same for all pixels, [n, 1, 1, 1], and for the label, [n].
-    Draws "mixup" [n]."""
+    Draws "mixup" [n].
+    """
     shares = at_quantiles(quantiles, draw("mixup", [shape[0]]))
     return shares[:, None, None, None], shares
 
@@ -100,7 +102,8 @@ def cutmix_shares(
 def beta_quantiles(alpha: float) -> np.ndarray:
     """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on. The
     first and the last are half a `draw`'s smallest number inside of 0 and 1, without
-    which a narrow distribution would get tails."""
+    which a narrow distribution would get tails.
+    """
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
@@ -118,7 +121,8 @@ def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Draws from the distribution with these quantiles, a line between two of them, by
     numbers uniform in [0, 1). The distribution function of the draws differs from the
     true one by less than 1 / NUM_QUANTILES, wherever float32 tells a share from 0 and
-    from 1 at all."""
+    from 1 at all.
+    """
     positions = numbers * NUM_QUANTILES
     below = tf.floor(positions)
     index = tf.cast(below, tf.int64)

@@ -28,11 +28,11 @@ OPERATIONS = (
     "solarize",  # the value from which on values are inverted
     "autocontrast",
     "equalize",
-    "blur",  # radius in pixels, the standard deviation, at most MOST_BLUR
+    "blur",  # radius in pixels, the standard deviation, at most MAX_BLUR
 )
 MOVES = OPERATIONS[1:6]
-MOST_BLUR = 2.0
-MOST_DEGREES, PARTS = 135, 6
+MAX_BLUR = 2.0
+MAX_DEGREES, PARTS = 135, 6
 
 # The weights of red, green and blue (ITU-R BT.601) in units of 2**-16: sums of their
 # products with whole values are exact in float32, and so the same in any order.
@@ -84,7 +84,8 @@ def _of_all(is_concerned, function, images, *columns):
 
 def _only(is_concerned, function, images, *columns):
     """Applies the function to the images that are concerned; it is called with these,
-    and the entries of the columns for them."""
+    and the entries of the columns for them.
+    """
     n = images.shape[0]
     rows = tf.where(is_concerned)[:, 0]
     changed = _whole(function(*(tf.gather(x, rows) for x in (images, *columns))))
@@ -98,7 +99,7 @@ def _whole(images):
 
 
 def _is(name, operations):
-    """bool [n, 1, 1, 1]: whether an operation is the named one."""
+    """Bool [n, 1, 1, 1]: whether an operation is the named one."""
     return (operations == OPERATIONS.index(name))[:, None, None, None]
 
 
@@ -111,7 +112,7 @@ def _moved(images, operations, values, bilinear):
         return tf.where(_is(name, operations), values, 0.0)[..., 0]
 
     # From a table, because cosines of TensorFlow depend on their position in a tensor.
-    angles = np.arange(-MOST_DEGREES * PARTS, MOST_DEGREES * PARTS + 1) / PARTS
+    angles = np.arange(-MAX_DEGREES * PARTS, MAX_DEGREES * PARTS + 1) / PARTS
     row = tf.cast(tf.round(value("rotate") * PARTS), tf.int64) + len(angles) // 2
     cos, sin = (tf.gather(f(np.radians(angles)), row) for f in (np.cos, np.sin))
     # Middles of pixels, from the middle of the image.
@@ -148,7 +149,8 @@ def _moved(images, operations, values, bilinear):
 
 def _mapped(images, operations, values):
     """Applies a lookup table: the operation on each of the 256 values, as pixels of one
-    line."""
+    line.
+    """
     channels = images.shape[3]
     values = tf.cast(values, tf.float32)[:, None, None, None]
     # In float64 sums of whole numbers are the same in any order.
@@ -202,7 +204,8 @@ def _gray(images):
 
 def _smooth(images):
     """Means of 3x3 pixels in which the middle one counts five times; the edge of the
-    image stays."""
+    image stays.
+    """
     _, height, width, _ = images.shape
     sums = images[:, :-2] + images[:, 1:-1] + images[:, 2:]
     sums = sums[:, :, :-2] + sums[:, :, 1:-1] + sums[:, :, 2:]
@@ -215,7 +218,8 @@ def _smooth(images):
 
 def _equalized(images, operations, values):
     """Equalizes with a lookup table per channel: all values then occur about equally
-    often."""
+    often.
+    """
     channels, positions = images.shape[3], _table_indices(images)
     flat = tf.reshape(positions, [-1])
     counts = tf.math.unsorted_segment_sum(
@@ -235,7 +239,8 @@ def _equalized(images, operations, values):
 def _blurred(images, operations, values):
     """Pillow's Gaussian blur: three times the weighted mean of up to five pixels along
     the rows, then the columns (Gwosdek et al. 2011). The pixels of the edge go on
-    outside of the image."""
+    outside of the image.
+    """
     variance = tf.square(values)[:, None, None, None] * (1 / 3)  # of each mean
     # A box of 1 + 2 (whole + part) pixels; whole is 0 or 1.
     whole = tf.where(variance >= 2 / 3, tf.ones_like(variance), 0)

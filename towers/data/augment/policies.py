@@ -24,7 +24,7 @@ from towers.data.augment.augmentation import (
     standardize,
 )
 from towers.data.augment.crops import crop_resize_flip, flip
-from towers.data.augment.operations import MOST_BLUR, OPERATIONS, apply
+from towers.data.augment.operations import MAX_BLUR, OPERATIONS, apply
 from towers.data.randomness import Draw
 
 # Of AutoAugment: two operations, each with its probability and its magnitude, 0 to 9,
@@ -82,14 +82,14 @@ ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"
 
 # Of AugMix: the chains, their longest, and the severity, of 10.
 WIDTH, DEPTH, SEVERITY = 3, 3, 3
-LEAST_LEVEL = 0.1
+MIN_LEVEL = 0.1
 MIXED = (
     *("autocontrast", "equalize", "posterize", "rotate", "solarize"),
     *("shear_x", "shear_y", "translate_x", "translate_y"),
 )
 
 # Of three_augment.
-LEAST_BLUR = 0.1
+MIN_BLUR = 0.1
 SOLARIZED_FROM = 128.0
 JITTER = 0.3
 JITTERED = "brightness", "contrast", "color"
@@ -99,7 +99,8 @@ JITTERED = "brightness", "contrast", "color"
 class Magnitudes:
     """Values of operations at magnitudes from 0 to `most`: shear in pixels a pixel,
     translation in pixels from the pixels of the side, degrees, what is added to or
-    taken from a factor of 1, and the bits that posterize loses."""
+    taken from a factor of 1, and the bits that posterize loses.
+    """
 
     most: int
     shear: float
@@ -156,7 +157,8 @@ def rand_augment(
 ) -> tf.Tensor:
     """RandAugment (Cubuk et al. 2020, arXiv:1909.13719): operations drawn for each
     image follow each other at a fixed magnitude, of 0 to 30. Draws "rand_augment" [n,
-    number of operations, 2]: operation and sign."""
+    number of operations, 2]: operation and sign.
+    """
     n, height, width, _ = images.shape
     count, magnitude = rand_augment
     table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
@@ -171,7 +173,8 @@ def rand_augment(
 def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158), the wide ranges: one
     operation for each image, at a random magnitude. Draws "trivial_augment" [n, 3]:
-    operation, magnitude and sign."""
+    operation, magnitude and sign.
+    """
     n, height, width, _ = images.shape
     table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
     operations, *position = _chosen(draw("trivial_augment", [n, 3]), table.shape)
@@ -185,7 +188,8 @@ def auto_augment(
     """AutoAugment (Cubuk et al. 2018, arXiv:1805.09501): one of 25 learned pairs of
     operations for each image, each operation with its probability and magnitude. Draws
     "auto_augment" [n, 5]: the pair; of each operation whether it is applied, and its
-    sign."""
+    sign.
+    """
     n, height, width, _ = images.shape
     pairs = SUB_POLICIES[learned_on]
     numbers = draw("auto_augment", [n, 5])
@@ -248,7 +252,7 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
 def _mixed_values(level, sign, height, width):
     """float64 [n, operations of AugMix]: their values, as in the authors' code."""
     level, sign = tf.cast(level, tf.float64), tf.cast(sign, tf.float64)
-    level = LEAST_LEVEL + (SEVERITY - LEAST_LEVEL) * level
+    level = MIN_LEVEL + (SEVERITY - MIN_LEVEL) * level
     sign = tf.where(sign < 0.5, tf.ones_like(sign), -1)
 
     # Not divisions: see `augment.standardize`.
@@ -268,12 +272,13 @@ def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Ten
     """3-Augment (Touvron et al. 2022, arXiv:2204.07118): gray, solarized or blurred,
     then brightness, contrast and saturation in random order, times 0.7 to 1.3. Draws
     "three_augment" [n, 6]: which of the three, the radius of the blur, the order, and
-    the three factors."""
+    the three factors.
+    """
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])
     three = "color", "solarize", "blur"
     which, order = _chosen(numbers[:, 0:3:2], [3, 6])
-    radii = LEAST_BLUR + (MOST_BLUR - LEAST_BLUR) * tf.cast(numbers[:, 1], tf.float64)
+    radii = MIN_BLUR + (MAX_BLUR - MIN_BLUR) * tf.cast(numbers[:, 1], tf.float64)
     values = _look_up(np.array([0, SOLARIZED_FROM, 0]), which)
     values = tf.where(which == three.index("blur"), radii, values)
     operations = _look_up(_numbers_of(three), which)

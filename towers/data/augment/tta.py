@@ -13,7 +13,8 @@ Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 def create_tta(name: str) -> Sequence[Transform]:
     """The transforms of a name in `towers.config.choices.TTA`: the logits of an image
-    are the weighted mean over them; without any, the image's own logits."""
+    are the weighted mean over them; without any, the image's own logits.
+    """
     return factories.create("tta", name)
 
 
@@ -29,7 +30,8 @@ def mirror() -> Sequence[Transform]:
 
 def translate() -> Sequence[Transform]:
     """Both, and both of the image moved by a pixel along the two diagonals (Jordan
-    2024, arXiv:2404.00498, section 3.5)."""
+    2024, arXiv:2404.00498, section 3.5).
+    """
     return (
         (0.25, None),
         (0.25, _mirrored),
@@ -46,7 +48,8 @@ def _mirrored(images):
 
 def _moved(images, offset):
     """Translates by one pixel (offset 0: down and right, 2: up and left), mirrored at
-    the edge."""
+    the edge.
+    """
     height, width = images.shape[1:3]
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
     return padded[:, offset : offset + height, offset : offset + width]

@@ -85,7 +85,8 @@ atexit.register(_reads.close)
 
 class ImageCache:
     """Room for decoded images, which the sources of a data set share: `bytes_left` are
-    free. The images that are read first are kept."""
+    free. The images that are read first are kept.
+    """
 
     def __init__(self, megabytes: float):
         self.bytes_left = megabytes * MEGABYTE
@@ -95,7 +96,8 @@ class ImageCache:
 class CachedSource:
     """Images that are decoded when they are read; `image_shape` has 1 or 3 channels.
     What was read stays in the cache, but no crops. Where images are resized, a random
-    crop is of the file's pixels (`reads_crops`)."""
+    crop is of the file's pixels (`reads_crops`).
+    """
 
     decodes = True
 
@@ -123,7 +125,8 @@ class CachedSource:
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """As `Source.read`; not under XLA. A DataError is in the text of TensorFlow's
-        error, see `data_errors_of_tensorflow`."""
+        error, see `data_errors_of_tensorflow`.
+        """
         numbers = [] if crop_numbers is None else [crop_numbers]
         with tf.device("CPU:0"):
             images, labels = tf.numpy_function(
@@ -139,12 +142,14 @@ class CachedSource:
     @property
     def labels(self) -> np.ndarray | None:
         """int32 [num_examples], or uint8 [num_examples, classes]; None where they are
-        not known before they are read."""
+        not known before they are read.
+        """
         return getattr(self._files, "labels", None)
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """int32 [n], of images that are not decoded; DataError where one cannot be
-        read."""
+        read.
+        """
         labels = np.empty(len(indices), np.int32)
 
         def read(position):
@@ -216,7 +221,8 @@ class CachedSource:
 
     def _keep_none(self):
         """Arrays for the images that are kept: their slots, pixels and labels. Memory
-        is allocated when it is written to."""
+        is allocated when it is written to.
+        """
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
         try:
             images = np.empty((most, *self.image_shape), np.uint8)
@@ -240,7 +246,8 @@ class CachedSource:
 
     def _drop_first_images(self):
         """Images that were read before the first crops, such as for the moments, are
-        not read again."""
+        not read again.
+        """
         with self._cache.lock:
             if not self._has_read_crops:
                 self._has_read_crops = True
@@ -314,7 +321,8 @@ def read_in_batches(
     source: Source, most: int, indices: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Images and labels, of all or of some indices, in batches of `most`, or fewer
-    large images; DataError where one cannot be read."""
+    large images; DataError where one cannot be read.
+    """
     image_bytes = math.prod(source.image_shape)
     size = max(1, min(most, BATCH_BYTES // image_bytes))
     calls = streams.num_reads(size, size * image_bytes)
@@ -330,7 +338,8 @@ def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions, inventory: Inventory
 ) -> list[Source | None]:
     """With bad_images=skip reads all images, and leaves out those that cannot be read,
-    which the inventory then names. Closes the survey."""
+    which the inventory then names. Closes the survey.
+    """
     survey = options.survey
     if options.bad_images == "stop" or survey is None:
         return list(sources)
@@ -354,7 +363,7 @@ def leave_out_bad_images(
 
 
 def _are_read(labels):
-    """bool [n]: the images that could be read."""
+    """Bool [n]: the images that could be read."""
     return labels.reshape(len(labels), -1).min(1, initial=0) >= 0
 
 
@@ -362,7 +371,8 @@ def progress(
     total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
     """A function that takes the number of images of each batch that was read, and says
-    every PROGRESS_SECS how many of all that were."""
+    every PROGRESS_SECS how many of all that were.
+    """
     done, said_at = 0, clock()
 
     def count_read(num_images: int) -> None:
@@ -380,7 +390,8 @@ def sampled_moments(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, 0..255, of SAMPLE images or
     all; warn if many of them are constant or nearly so. DataError if one cannot be
-    read."""
+    read.
+    """
     indices = np.arange(source.num_examples)
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))

@@ -16,12 +16,13 @@ _SPLITS |= {"publictest": "validation", "privatetest": "test"}
 
 def is_empty(value: Any) -> bool:
     """Return True for an empty text, null and NaN."""
-    return value is None or value != value or isinstance(value, str) and not value
+    return value is None or value != value or (isinstance(value, str) and not value)
 
 
 def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
     """Return the class of an image, or a tuple of classes if the value is a list, has
-    the separator, or the separator is not the default; None if it is empty."""
+    the separator, or the separator is not the default; None if it is empty.
+    """
     if isinstance(value, list):
         names = tuple(map(_class, value))
         if None in names:
@@ -43,7 +44,8 @@ def _class(value):
 
 def split(value: Any, column: str) -> str | None:
     """Return the split that a value means, in a column such as is_valid 0 and 1; None
-    if it means none."""
+    if it means none.
+    """
     if is_flag := re.match(r"is[ _]?", column.lower()):
         found = split_of(column[is_flag.end() :])
         rest = "test" if found == "train" else "train"

@@ -49,7 +49,8 @@ Inside = Callable[[str], tuple[list[str], list[str]]]
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the folders and of the files in a folder, sorted; DataError
-    if it is missing."""
+    if it is missing.
+    """
     if not os.path.isdir(folder):
         above, name = os.path.split(folder)
         hint = nearest(name, [x.name for x in folders_in(above)])
@@ -93,7 +94,7 @@ def find_folders(
         names, files = inside(folders[split])
         known = map(class_name, inside(folders["train"])[0])
         is_single = len(names) == 1 and class_name(names[0]) not in known
-        if is_single or not names and files:
+        if is_single or (not names and files):
             name = os.path.basename(folders.pop(split)) + "/"
             for text in [x for x in files if ending(x) == ".txt"][:1]:
                 name += f" (labels in {text} are not read: make class folders)"
@@ -159,7 +160,8 @@ def split_folders(
 
 def _are_splits(root, names, alike, inside):
     """True if folders for training and testing are called the same but for the split
-    and numbers, such as train2017 and val2017, or no other folder has images."""
+    and numbers, such as train2017 and val2017, or no other folder has images.
+    """
 
     def rest(name):
         return re.sub(r"[\W\d_]|v(?=\d)", "", _CONTAINS_SPLIT.sub("", name, 1)).lower()
@@ -180,7 +182,8 @@ def is_split(name: str) -> bool:
 
 def split_of(name: str) -> str | None:
     """Return "train", "validation" or "test" if the name of a file or folder contains
-    the name of a split, such as set-train-00000.tar, else None."""
+    the name of a split, such as set-train-00000.tar, else None.
+    """
     match = _CONTAINS_SPLIT.search(name)
     return match and match.lastgroup
 
@@ -194,7 +197,8 @@ def training_folder(root: str, folders: dict[str, str]) -> str:
 
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
     """The error of fewer than two classes in a folder, from its images per class: the
-    folder's content, the nearest folder that fits, and the layout."""
+    folder's content, the nearest folder that fits, and the layout.
+    """
     content = "has no images"
     if counts:
         [(name, count)] = counts.items()
@@ -209,7 +213,8 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
 
 def suggestion(root: str) -> str:
     """Names the nearest folder with two classes, up to two levels below or one above;
-    empty if there is none."""
+    empty if there is none.
+    """
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
     above = [] if folders_in(root) else [os.path.dirname(root)]
@@ -220,7 +225,8 @@ def suggestion(root: str) -> str:
 
 def has_classes(root: str) -> bool:
     """True if two class folders, or more, have images; of large folders the first files
-    are inspected."""
+    are inspected.
+    """
     try:
         folders = folders_in(find_folders(root).get("train", ""))
         files = [itertools.islice(files_below(x.path), 1000) for x in folders]
@@ -267,7 +273,8 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
 
 def class_folder(path: str, depth: int, class_level: int = 0) -> str:
     """Return the part of a path that names the class: `depth` folders, see
-    `class_depth`, or the one at a level, counted from 1; "" if there is none."""
+    `class_depth`, or the one at a level, counted from 1; "" if there is none.
+    """
     folders = path.split("/")[:-1]
     return "/".join(folders[class_level - 1 :][:1] if class_level else folders[:depth])
 
@@ -279,7 +286,8 @@ def depth_of(class_names: Iterable[str]) -> int:
 
 def folders_in(folder: str) -> list[os.DirEntry]:
     """The folders in a folder, in the order of their names; none where it cannot be
-    read."""
+    read.
+    """
     try:
         children = sorted(entries(folder), key=attrgetter("name"))
     except DataError:
@@ -289,12 +297,15 @@ def folders_in(folder: str) -> list[os.DirEntry]:
 
 def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
     """The files in a folder and below it, in no order. Folders without files, and links
-    to a folder that they are in, are given themselves."""
+    to a folder that they are in, are given themselves.
+    """
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
-        if not is_folder(entry) or is_without_images(entry):
-            yield entry
-        elif os.path.realpath(entry.path) in above:
+        if (
+            not is_folder(entry)
+            or is_without_images(entry)
+            or os.path.realpath(entry.path) in above
+        ):
             yield entry
         else:
             yield from files_below(entry.path, above)
@@ -312,7 +323,8 @@ def is_without_images(entry: os.DirEntry) -> bool:
 
 def entries(folder: str) -> Iterator[os.DirEntry]:
     """Entries of a folder, without names that begin with a dot; none of a URL.
-    DataError where it cannot be read."""
+    DataError where it cannot be read.
+    """
     if is_url(folder):
         return
     try:

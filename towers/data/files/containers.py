@@ -1,5 +1,6 @@
 """Data sets of images in containers: tables, Parquet files, tar files and TFRecord
-files, on this machine, on web servers and in buckets."""
+files, on this machine, on web servers and in buckets.
+"""
 
 import functools
 import os
@@ -71,7 +72,8 @@ def data_set(
     names: Mapping[str, str] | None = None,
 ) -> DataSet:
     """Return the data set of `openers`, split -> function that gives its Index; errors
-    as of `splits.data_set`. `names` say where the images of a split are."""
+    as of `splits.data_set`. `names` say where the images of a split are.
+    """
     options, inventory = options.with_survey(), inventory or Inventory()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     if "train" in openers and trained is None:
@@ -118,7 +120,8 @@ def _with_classes(opener, location, inventory, class_names, where) -> Index:
 
 def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str, str]:
     """Role -> name of a column, from ROLE:NAME by commas; ConfigError where it is
-    written otherwise, or is not one of the roles of the container."""
+    written otherwise, or is not one of the roles of the container.
+    """
     columns = {}
     for item in filter(None, text.split(",")):
         role, colon, name = item.partition(":")

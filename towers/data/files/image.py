@@ -34,8 +34,8 @@ FILTERS = {
 END_OF_JPEG = b"\xff\xd9"
 
 # Of the images that are decoded at the same time.
-MOST_PIXEL_BYTES = 2 * 10**9
-memory = Memory(MOST_PIXEL_BYTES)
+MAX_PIXEL_BYTES = 2 * 10**9
+memory = Memory(MAX_PIXEL_BYTES)
 
 # EXIF's orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
 TURNS = {
@@ -147,7 +147,8 @@ def read_image(
 
 def _plain_jpeg_size(content):
     """(height, width) of a JPEG file of three channels of 8 bits that has only what its
-    pixels need: no orientation, profile or other images. None of all others."""
+    pixels need: no orientation, profile or other images. None of all others.
+    """
     if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
         return None
     offset = 2
@@ -165,7 +166,8 @@ def _plain_jpeg_size(content):
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:
     """Height and width of an image after its rotation; ValueError as `read_image`,
-    though damage behind the header of a JPEG file is not detected."""
+    though damage behind the header of a JPEG file is not detected.
+    """
     with opened(content, max_pixels) as image:
         return _inspect(image)[0]
 
@@ -173,7 +175,8 @@ def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[in
 @contextlib.contextmanager
 def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """An image whose header is read, in the part of the memory that it may take;
-    Refused where it is none, has too many pixels, or is damaged."""
+    Refused where it is none, has too many pixels, or is damaged.
+    """
     if not content:
         raise Refused("the file is empty")
     if content.startswith(LFS):
@@ -212,7 +215,8 @@ def _opened(content):
 
 def _completed(image, content):
     """Adds a missing end marker to a JPEG file. Other data may be missing as well where
-    the pixels depend on the bits that are put in their place."""
+    the pixels depend on the bits that are put in their place.
+    """
     if not isinstance(image, JpegImageFile) or content.endswith(END_OF_JPEG):
         return image
     scan = content.rfind(b"\xff\xda")
@@ -255,7 +259,8 @@ def _pixels(image, channels):
 
 def _inspect(image):
     """(height, width) of the upright image, and the orientation of the stored one: 1 to
-    8, as in EXIF or XMP; another value turns nothing."""
+    8, as in EXIF or XMP; another value turns nothing.
+    """
     if not isinstance(image, JpegImageFile):
         image.load()  # metadata may follow the pixels, and Pillow turns some formats
     try:
@@ -276,7 +281,8 @@ def _turned(size, orientation):
 
 def _middle(full_size, size, share):
     """Top, left, height, width of the largest part with the proportions of a size, or
-    of a share of it."""
+    of a share of it.
+    """
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
     part = [  # not larger than the image by rounding
         share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)

@@ -26,13 +26,15 @@ MAX_KINDS = 3
 
 class ImageFiles(Protocol):
     """Image files with their labels. They may have `labels`, `class_names`,
-    `sample_weights`, `blocks`, `block_bytes` and `checksum`, see `index.Index`."""
+    `sample_weights`, `blocks`, `block_bytes` and `checksum`, see `index.Index`.
+    """
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[bytes, int]:
         """The content of one file, and its label, 0 where `labels` are sets; OSError or
-        ValueError with the reason."""
+        ValueError with the reason.
+        """
         ...
 
     def location(self, index: int) -> str:
@@ -44,7 +46,8 @@ class ImageFiles(Protocol):
 class Survey:
     """Faults and sizes of all images of a data set: `faults`, location -> what is wrong
     there; `misplaced`, path -> why it is none of the images; `sizes`, (height, width)
-    -> how often it was decoded. If it `skips`, images with faults are left out."""
+    -> how often it was decoded. If it `skips`, images with faults are left out.
+    """
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
     misplaced: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -55,12 +58,13 @@ class Survey:
 
     @property
     def bad_images(self) -> dict[str, str]:
-        """location -> what is wrong there, of all, in the order of the locations."""
+        """Location -> what is wrong there, of all, in the order of the locations."""
         return dict(sorted((self.misplaced | self.faults).items()))
 
     def summary(self) -> str:
         """Return the kinds of faults, each with its number and an example. Faults are
-        of one kind if they differ in numbers alone."""
+        of one kind if they differ in numbers alone.
+        """
         kinds = {}
         for location, text in self.bad_images.items():
             kinds.setdefault(re.sub(r"\d+", "0", text), []).append((location, text))
@@ -124,7 +128,8 @@ def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Record a fault of an image in an open survey, else raise it as a DataError, as
-    one that is not of its content is if bad images are left out."""
+    one that is not of its content is if bad images are left out.
+    """
     if isinstance(error, TowersError):
         raise error
     location, message = files.location(index), reason(error)

@@ -64,7 +64,8 @@ class Listing:
 
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
         """Return the images of a folder, in the order of the names of classes and
-        files."""
+        files.
+        """
         by_folder, loose = {}, []
         for name, images in self.by_folder(folder):
             if not name:
@@ -115,7 +116,8 @@ class Listing:
 
     def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
         """Yield the name of each folder in a folder, and the sorted paths of the images
-        in and below it, then "" and the images next to these."""
+        in and below it, then "" and the images next to these.
+        """
         loose = []
         for entry in sorted(class_folders.entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not class_folders.is_without_images(entry):
@@ -267,7 +269,8 @@ def training_images(
     data_dir: str, image_shape: tuple[int, int, int], class_level: int = 0
 ) -> Source:
     """The training images that `load` gives where all can be read; reads none.
-    DataError where the folder is missing or laid out otherwise."""
+    DataError where the folder is missing or laid out otherwise.
+    """
     root = data_folder(data_dir)
     folders = class_folders.find_folders(root, None, class_level)
     folder = class_folders.training_folder(root, folders)

@@ -27,7 +27,8 @@ FORMAT = 3  # of the cached arrays of a shard
 
 class Names(Sequence):
     """Texts in one buffer, each followed by a zero byte; as Python's strings they would
-    take four times the memory. `folder` precedes each."""
+    take four times the memory. `folder` precedes each.
+    """
 
     def __init__(self, content: bytes, folder: str = ""):
         self.folder, self.content = folder, content
@@ -110,7 +111,8 @@ class Index:
     @property
     def blocks(self) -> np.ndarray | None:
         """int64 [n], the numbers of the pieces that are read as a whole, in ascending
-        order; None where each image is read by itself."""
+        order; None where each image is read by itself.
+        """
         if self.offsets is None or not any(map(reading.is_url, self.files)):
             return None
         most = int(self.offsets.max(initial=0)) // reading.BLOCK_BYTES + 1
@@ -131,7 +133,8 @@ class Index:
 
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """The labels in the order of these classes; DataError where an image is of
-        another class."""
+        another class.
+        """
         numbers = {name: number for number, name in enumerate(class_names)}
         new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
         is_known = new >= 0
@@ -196,7 +199,8 @@ def find_column(
     """The index of a column by its name, or of the only one that is not taken and fits
     the first of the patterns that any fits; None without. Patterns are compared with
     lower case, and underscores for spaces. ValueError where it is missing or
-    ambiguous."""
+    ambiguous.
+    """
     if name:
         if name not in header:
             listed = shown(", ".join(map(str, header)), 100)
@@ -220,7 +224,8 @@ def find_column(
 
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes in the order of their labels: integers by value, others as
-    texts."""
+    texts.
+    """
     names = list(names)
     is_number = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
     return tuple(sorted(names, key=int if is_number else str))
@@ -228,7 +233,8 @@ def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
 
 def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
     """`labels` and `class_names` of an Index, from integers [n], -1 without a label,
-    and the names that they number."""
+    and the names that they number.
+    """
     names = list(map(class_name, names))
     classes = sorted_classes(set(names))
     order = {name: number for number, name in enumerate(classes)}
@@ -243,7 +249,8 @@ def settle_label_sets(
     class_names: Sequence[str] = (),
 ) -> dict:
     """As `settle_classes`, of tuples of names; the classes are by default those in the
-    tuples."""
+    tuples.
+    """
     names = [tuple(map(class_name, each)) for each in names]
     classes = tuple(map(class_name, class_names))
     classes = classes or sorted_classes(set(itertools.chain(*names)))
@@ -261,7 +268,8 @@ _MISSING = ("nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null")
 def label_text(value: Any) -> str | None:
     """Return the name of the class that a value means, or None for an empty one;
     ValueError if it is not a label, or a text that programs write for a missing
-    value."""
+    value.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = "" if value is None or value != value else str(value).strip()
@@ -316,7 +324,8 @@ def read_shards(
 ) -> Index:
     """Return the images of files, in their order. `read` reads each once, and its index
     is kept in `reading.cache_folder` until the file changes; DataError if one cannot be
-    read."""
+    read.
+    """
     shards, versions = [None] * len(paths), [None] * len(paths)
 
     def read_one(number):

@@ -118,7 +118,8 @@ def load(
     trained: Trained | None = None,
 ) -> DataSet:
     """Load Parquet files with images; arguments and errors as of `data.load` and
-    `read`."""
+    `read`.
+    """
     options = image_options or ImageOptions()
     read_files = functools.partial(
         read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
@@ -193,7 +194,8 @@ def _positions(numbers):
 
 class _Columns(NamedTuple):
     """The columns of a file: the names on the path to the bytes, the label's or None,
-    its type, and the class names that `datasets` has for it."""
+    its type, and the class names that `datasets` has for it.
+    """
 
     image: tuple[str, ...]
     label: str | None
@@ -250,7 +252,8 @@ def _describe(schema, columns, inventory):
 
 def _features(schema):
     """Return column -> what the metadata of `datasets` tell about it, if they have the
-    form that it writes."""
+    form that it writes.
+    """
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         items = about["info"]["features"].items()
@@ -274,7 +277,9 @@ def _label_numbers(values, columns, numbers):
         values, kind = values.cast(kind.value_type), kind.value_type
     is_text = types.is_string(kind) or types.is_large_string(kind)
     is_other = types.is_boolean(kind) or types.is_floating(kind)
-    if not (types.is_integer(kind) or is_text or is_other and not columns.class_names):
+    if not (
+        types.is_integer(kind) or is_text or (is_other and not columns.class_names)
+    ):
         raise ValueError(
             f"the column {columns.label} is {kind}, and not of integers or texts"
         )

@@ -60,15 +60,16 @@ _ADVICE = {
 }
 
 # Characters of a path in a message, so that the rest of it is read.
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 
 # One path, or several.
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-def shown(text: str, most: int = MOST_SHOWN) -> str:
+def shown(text: str, most: int = MAX_SHOWN) -> str:
     """A path, or names that come with data, as part of a line: what a terminal does not
-    show is escaped, and of a long text the end is kept."""
+    show is escaped, and of a long text the end is kept.
+    """
     text = printable(text)
     return text if len(text) <= most else "..." + text[3 - most :]
 
@@ -76,14 +77,16 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
 def class_name(text: str) -> str:
     """The name of the class of a folder, in one line, without spaces around it. It is
     the same for composed and decomposed letters (Unicode's NFC and NFD), as file
-    systems store one or the other; other folders have different names."""
+    systems store one or the other; other folders have different names.
+    """
     text = unicodedata.normalize("NFC", text.strip() or text)
     return printable(text.replace("\\", "\\\\"))
 
 
 def data_folder(data_dir: str) -> str:
     """The absolute path of the folder that --data_dir means, which may be missing;
-    ConfigError of a URL, DataError of a file."""
+    ConfigError of a URL, DataError of a file.
+    """
     refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
@@ -113,7 +116,8 @@ def check_paths(paths: Paths) -> list[str]:
 
 def format_of(start: bytes) -> str | None:
     """The format of a file that begins with these bytes, 64 or more; None where it is
-    not read, or is TGA, whose files have no first bytes in common."""
+    not read, or is TGA, whose files have no first bytes in common.
+    """
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
     start = start[:16].ljust(16, b"\0")
@@ -122,7 +126,8 @@ def format_of(start: bytes) -> str | None:
 
 def is_heif(start: bytes) -> bool:
     """True if a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
-    first brand may be mif1."""
+    first brand may be mif1.
+    """
     brands = start[8 : int.from_bytes(start[:4])] if start[4:8] == b"ftyp" else b""
     return b"hei" in brands or b"hev" in brands
 
@@ -134,13 +139,15 @@ def ending(name: str) -> str:
 
 def is_image_name(name: str) -> bool:
     """True if a name has the ending of an image format, which may be one that is not
-    read."""
+    read.
+    """
     return ending(name) in _IMAGE_ENDINGS
 
 
 def is_image(entry: os.DirEntry) -> bool:
     """True if an entry of a folder is named like an image or, where its name has no
-    ending of letters (IMG_0001, photo.1), is a file that begins like one."""
+    ending of letters (IMG_0001, photo.1), is a file that begins like one.
+    """
     if is_image_name(entry.name):
         return True
     if ending(entry.name)[1:].isalpha() or not is_file(entry):
@@ -196,7 +203,8 @@ def _walk_folder(folder, fail, above=()):
 
 def is_folder(entry: os.DirEntry) -> bool:
     """True if an entry is a folder, or a link to one; False where a link cannot be
-    followed, such as one to itself."""
+    followed, such as one to itself.
+    """
     try:
         return entry.is_dir()
     except OSError:

@@ -59,7 +59,8 @@ TRANSIENT = (
 class Version(NamedTuple):
     """What tells a file from the one that replaces it: the size in bytes; the time of
     its last change, or ETag, Last-Modified or the like; of a local file its inode, and
-    when that changed, in ns."""
+    when that changed, in ns.
+    """
 
     size: int
     tag: str
@@ -74,7 +75,8 @@ class Version(NamedTuple):
 
     def require(self, path: str, found: Self) -> None:
         """Raise DataError if a file is not the one that was indexed. Some file systems
-        in user space give a file another inode when it is opened again."""
+        in user space give a file another inode when it is opened again.
+        """
         is_same = self.inode == found.inode or self.changed == found.changed
         if self[:2] != found[:2] or not is_same:
             raise DataError(
@@ -94,13 +96,15 @@ def is_web(path: str) -> bool:
 
 def without_query(path: str) -> str:
     """Return a URL of a web server without what follows its path; others as they are.
-    The path of a signed URL is followed by `?` and its signature."""
+    The path of a signed URL is followed by `?` and its signature.
+    """
     return re.split(r"[?#]", path)[0] if is_web(path) else path
 
 
 def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
     """Open a regular file, or a link to one; OSError if it cannot be opened, is another
-    thing, or has more bytes than `most_bytes`."""
+    thing, or has more bytes than `most_bytes`.
+    """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
@@ -140,7 +144,8 @@ def read_range(
 
 def read_image_file(path: str, max_pixels: int) -> bytes:
     """Read an image file that may have as many pixels as are decoded; ValueError if it
-    is larger than such a file, other errors as of `read_range`."""
+    is larger than such a file, other errors as of `read_range`.
+    """
     most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
     num_bytes = known_version(path).size
     if num_bytes > most_bytes:
@@ -169,7 +174,8 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
 
 def local_copy(path: str) -> str:
     """Return the path, or for a URL that of a copy in the cache; errors as of
-    `read_range`."""
+    `read_range`.
+    """
     if not is_url(path):
         return path
     version = current_version(path)
@@ -198,7 +204,8 @@ forget_versions = _versions.clear
 def expand(pattern: str) -> list[str]:
     """Return the files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted
     within each alternative of the braces; DataError if there are none, or one twice. A
-    file on this machine, or what follows the path in a URL, may look like a pattern."""
+    file on this machine, or what follows the path in a URL, may look like a pattern.
+    """
     paths = []
     for one in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
         if is_url(one):
@@ -217,7 +224,8 @@ def expand(pattern: str) -> list[str]:
 
 def matches(folder: str, pattern: str = "**") -> list[str]:
     """Return the files of a pattern in a folder, sorted; all in it and below it by
-    default. DataError if it cannot be listed."""
+    default. DataError if it cannot be listed.
+    """
     if is_url(folder):
         return sorted(_list(f"{folder.rstrip('/')}/{pattern}"))
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
@@ -251,7 +259,8 @@ def _pread(path, offset, length, version=None):
 
 def open_lock_file(path: str) -> BinaryIO:
     """Open a regular file to lock, made if it is missing, and never written to; OSError
-    if it is a link or another thing."""
+    if it is a link or another thing.
+    """
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
     return open(path, "ab")
@@ -284,7 +293,8 @@ class _RemoteFile(io.RawIOBase):
 
 def _retry(path, request, *arguments):
     """Return `request(path, *arguments)`, repeated after errors that may be over later.
-    UnavailableDataError if they are not."""
+    UnavailableDataError if they are not.
+    """
     for pause in (*PAUSES, None):
         try:
             return request(path, *arguments)
@@ -367,7 +377,8 @@ def _version_now(path):
 
 def _version_in(answer, expected=None):
     """Return the version in an answer of a web server. What the answer does not tell is
-    taken from the expected version."""
+    taken from the expected version.
+    """
     known, names = Version(-1, ""), ("ETag", "Last-Modified")
     if expected is not None:
         known, names = expected, (expected.tag.partition(" ")[0],)
@@ -462,7 +473,8 @@ def _read_block(path, version, begin, first, last):
 
 def _cached(path: str, version: Version, begin: int, end: int) -> str:
     """Return the path of a file with the bytes from `begin` to `end` of a remote file,
-    which are fetched once. Its name ends with their checksum."""
+    which are fetched once. Its name ends with their checksum.
+    """
     key = f"{path} {version.size} {version.tag} {begin} {end}"
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     prefix = os.path.join(cache_folder(), "remote", name[:2], name)
@@ -500,7 +512,8 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
 
 def _intact(prefix, num_bytes):
     """Return the path of a file in the cache with its length and checksum, or None. The
-    checksum is computed again only if the file was changed since."""
+    checksum is computed again only if the file was changed since.
+    """
     known = _checked.get(prefix)
     for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
         with contextlib.suppress(OSError):
@@ -532,7 +545,8 @@ _written = [float("inf")]  # bytes since the folder was last measured
 
 def _shrink(kept, num_bytes, most):
     """Delete the files used longest ago if there are more bytes than may be; look only
-    after every twentieth of them."""
+    after every twentieth of them.
+    """
     with _guard:
         _written[0] += num_bytes
         if _written[0] < most / 20:

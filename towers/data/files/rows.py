@@ -48,7 +48,8 @@ def read_rows(
 
 def looks_like_data(cells: Sequence[str], path: int) -> str:
     """Return what to do if the first row of a table is not a header; `path` is the
-    index of a value that names a file."""
+    index of a value that names a file.
+    """
     roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
     roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
     others = [n for n in rest if n not in roles]

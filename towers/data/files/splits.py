@@ -124,7 +124,8 @@ def data_set(
 
 def _was_trained_on(trained, splits, options, location):
     """True if a network was trained on the images of a data set without images for
-    testing; True with bad_images=skip, as the images left out are not known."""
+    testing; True with bad_images=skip, as the images left out are not known.
+    """
     if options.bad_images == "skip":
         return True
     try:

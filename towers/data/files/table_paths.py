@@ -36,7 +36,8 @@ class PathFinder:
         has_others: bool = False,
     ):
         """Read the paths of a table; `has_others` if there are tables of other
-        splits."""
+        splits.
+        """
         self._table, self._image_dir = table, os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
         self._inventory, self._listing = inventory, functools.cache(_listing)
@@ -48,7 +49,8 @@ class PathFinder:
         self, names: Sequence[str], error: Callable[[int, str], DataError]
     ) -> list[str | None]:
         """Return the file of each path, or None. Raises an `error` about one of them,
-        by its number, if it may be two files, or none is found."""
+        by its number, if it may be two files, or none is found.
+        """
         folder = os.path.basename(self._image_dir.rstrip("/"))
         of_folder = split_of(folder) if is_split(folder) else None
         if names and None not in (self._split, of_folder) and of_folder != self._split:
@@ -96,7 +98,8 @@ class PathFinder:
         places: Sequence[tuple[str, int]] = (),
     ) -> str:
         """Return the message about a path without a file, with the places of `names`
-        if none of them is found."""
+        if none of them is found.
+        """
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
         if places:
             folder, num_first = places[0]
@@ -116,7 +119,8 @@ class PathFinder:
     def _places(self, names, root, depth=MAX_DEPTH):
         """Return the places below a root with the most files, over half of them:
         (folder, number of first folders of the paths to omit). Folders named like
-        another split than the table's, or than the omitted folders', are excluded."""
+        another split than the table's, or than the omitted folders', are excluded.
+        """
         folders = _folders_below(root, depth)
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE)]))
         counts = {}
@@ -139,7 +143,8 @@ class PathFinder:
 
     def _in_several_folders(self, names):
         """Return the file of each path by its name in all folders below that are not of
-        another split; none if a name is missing or in two of them."""
+        another split; none if a name is missing or in two of them.
+        """
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
             split = split_of(os.path.basename(folder))

@@ -60,7 +60,8 @@ def load(
     trained: Trained | None = None,
 ) -> DataSet:
     """Load the images of tables; arguments and errors as of `data.load` and
-    `TableReader`."""
+    `TableReader`.
+    """
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     named = containers.parse_columns(columns, "table", _ROLES)
     location, paths = containers.find_files(data_dir, "table", inventory)
@@ -78,7 +79,8 @@ def load(
 
 class Table(NamedTuple):
     """A table: the split in its name, role -> name of a column, and the names of the
-    columns of classes."""
+    columns of classes.
+    """
 
     path: str
     split: str
@@ -141,7 +143,8 @@ class TableReader:
 
     def read(self, path: str, split: str) -> int:
         """Read a table of a split, and return its number of rows; a column may divide
-        them into other splits."""
+        them into other splits.
+        """
         lines = read_rows(path, self.columns.values(), self.inventory)
         header = [str(name).strip() for name in next(lines, ())]
         first_row = next(lines, None)
@@ -259,7 +262,8 @@ class TableReader:
 
     def _columns(self, header, path, split, images):
         """Return role -> index of its column, and the indices of class columns;
-        `images` are indices of columns with names of images in the first row."""
+        `images` are indices of columns with names of images in the first row.
+        """
         if not header:
             raise ValueError("the file is empty")
         for name, count in collections.Counter(filter(None, header)).items():
@@ -312,7 +316,8 @@ class TableReader:
 
     def _set_splits(self, table, rows):
         """Set the splits that a column names; one with a usual name, but no name of a
-        split in it, is not used."""
+        split in it, is not used.
+        """
         name = table.roles.get("split")
         if name is None:
             return
@@ -355,7 +360,8 @@ class TableReader:
 
     def _find_files(self, table, rows, first_rows):
         """Set the file of each row, None if it is missing and the survey takes it;
-        `first_rows` are file -> the row that names it."""
+        `first_rows` are file -> the row that names it.
+        """
         has_others = any(row.table.split != table.split for row in self.rows)
         finder = PathFinder(table.path, self.image_dir, self.inventory, has_others)
         names = [row.path for row in rows]

@@ -168,7 +168,8 @@ def _members(read_at, size):
 @functools.lru_cache
 def _adler_32(field):
     """Return the lower half of Adler-32, one more than the sum of bytes modulo 65521,
-    of a header with this checksum; it was computed with spaces in its place."""
+    of a header with this checksum; it was computed with spaces in its place.
+    """
     try:
         return (1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")) % 65521
     except ValueError:
@@ -198,7 +199,8 @@ def _pax_records(content):
 def _resolved(members):
     """Return name -> (first byte, number of bytes), of links those of their target, in
     the order of the archive. ValueError if a name stands for two files, or a link is to
-    nothing in the archive."""
+    nothing in the archive.
+    """
     spans, targets = {}, {}
     for name, begin, length, target in members:
         name = name.removeprefix("./")
@@ -241,7 +243,8 @@ def _require_one_split(members):
 def _paired(names, wanted, label_endings):
     """Return names of images and of their labels, None without one; the endings that
     are used and not used; and what the inventory says: by the first rule that gives
-    each image one label, by the first of all if none does."""
+    each image one label, by the first of all if none does.
+    """
     first = None
     for cut, with_folder, text in _RULES:
         try:
@@ -282,7 +285,8 @@ def _pairs(names, wanted, label_endings, cut, with_folder):
 
 def _folders(names):
     """Return the folder that each image is in, as its class; None if some are in no
-    folder. ValueError if one has two readings."""
+    folder. ValueError if one has two readings.
+    """
     folders = sorted({name.rpartition("/")[0] for name in names})
     by_class = {folder.rpartition("/")[2]: folder for folder in folders}
     if "" in by_class or any(map(is_split, by_class)):

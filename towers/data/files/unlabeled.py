@@ -32,7 +32,7 @@ from towers.errors import (
 )
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.
-MOST_FRACTIONS = 4
+MAX_FRACTIONS = 4
 
 # Images that are read ahead, for each reader.
 AHEAD = 4
@@ -40,7 +40,8 @@ AHEAD = 4
 
 class ImageFile(NamedTuple):
     """An image, uint8 [height, width, channels], from a path or with a number in
-    memory; None with a fault where it cannot be used."""
+    memory; None with a fault where it cannot be used.
+    """
 
     path: str
     image: np.ndarray | None
@@ -101,7 +102,8 @@ def read_files(
 
 def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
     """uint8 images [n, height, width, channels] as `read_files` fits them; DataError
-    where one does not fit."""
+    where one does not fit.
+    """
     for file in read_files(enumerate(images), **options):
         if file.image is None:
             raise DataError(f"data: image {file.path}: {file.fault}")
@@ -197,7 +199,7 @@ def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
         raise DataError(f"{what} differ in shape: {one_line(error)}") from None
     if images.dtype.name == "bfloat16":  # NumPy has none
         images = images.astype(np.float32)
-    if may_be_one and (images.ndim == 2 or images.ndim == 3 and images.shape[2] < 5):
+    if may_be_one and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] < 5)):
         images = images[None]
     shape, hint = images.shape[1:], ""
     if images.size and isinstance(images.flat[0], str | bytes):
@@ -223,15 +225,14 @@ def _in_bytes(images, what):
     is_photo_of_0_and_1 = high == 1 and (is_float or len(images) > 1)
     if not np.isfinite([low, high]).all():
         hint = "some are not finite: replace them, or leave these images out"
-    elif -64 < low < -0.5 and high > 64 or is_float and 255.5 <= high < 320:
+    elif (-64 < low < -0.5 and high > 64) or (is_float and 255.5 <= high < 320):
         hint = "np.clip(images, 0, 255) limits what a filter has added"
     elif high > 255.5:
         hint = f"divide them, such as by {np.ceil(high / 255):g}"
     elif (
         low < -0.5
         or is_photo_of_0_and_1
-        or 0 < high <= MOST_FRACTIONS
-        and (images % 1).any()
+        or (0 < high <= MAX_FRACTIONS and (images % 1).any())
     ):
         hint = (
             "leave out the division, as they are standardized in training and in "

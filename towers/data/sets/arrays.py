@@ -23,7 +23,7 @@ from towers.errors import DataError, one_line
 ORIGIN = "given in Python"
 
 # Without class names there may be this many classes, and ten for each image.
-MOST_CLASSES = 1000
+MAX_CLASSES = 1000
 
 if TYPE_CHECKING:
     Array = np.typing.ArrayLike
@@ -36,7 +36,8 @@ else:  # other values are a DataError
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     """Makes arrays, as of `towers.train`, a data set, and returns its value of
     `--dataset`; where no images are for testing, a tenth is held out. Classes are by
-    default called by their numbers. DataError where they are no images and labels."""
+    default called by their numbers. DataError where they are no images and labels.
+    """
     splits = _splits(data)
     names = ("training", "validation", "test")
     if len(splits) == 2:
@@ -52,7 +53,8 @@ def give_test_set(
     data: Any, class_names: Sequence[str], *, multi_label: bool = False, **fitted: Any
 ) -> str:
     """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
-    are arguments of `unlabeled.fit_images`."""
+    are arguments of `unlabeled.fit_images`.
+    """
     images, labels, _ = _arrays(data, "test")
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
@@ -62,7 +64,7 @@ def give_test_set(
 def _give(arrays, class_names, multi_label=False):
     """Registers arrays without importing TensorFlow, whose devices are chosen later."""
     each = {name: labels for name, (_, labels, _) in arrays.items()}
-    inventory = Inventory({name: "arrays" for name in arrays})
+    inventory = Inventory(dict.fromkeys(arrays, "arrays"))
     sets = [labels for labels in each.values() if labels.ndim == 2]
     if not multi_label and all((labels.sum(1) == 1).all() for labels in sets):
         if sets:
@@ -98,12 +100,12 @@ def _class_names(labels, class_names):
         return class_names or tuple(map(str, range(num_classes)))
     low, high = int(labels.min()), int(labels.max())
     begin = f"data: the labels go from {low} to {high}"
-    if low > 0 and (not class_names or low == 1 and high == len(class_names)):
+    if low > 0 and (not class_names or (low == 1 and high == len(class_names))):
         raise DataError(
             f"{begin}, and none is 0; subtract {low}, or give class_names of all "
             "classes, in the order of the labels"
         )
-    most = len(class_names) or MOST_CLASSES + 10 * len(labels)
+    most = len(class_names) or MAX_CLASSES + 10 * len(labels)
     if low < 0 or high >= most:
         raise DataError(
             f"{begin}, of {len(labels)} images; they should be at least 0 and below "
@@ -141,7 +143,7 @@ def _splits(data):
         kind = type(data).__name__
     else:
         parts = list(map(_is_part, data))
-        if len(data) == 2 and not all(parts) or len(data) == 3 and not parts[0]:
+        if (len(data) == 2 and not all(parts)) or (len(data) == 3 and not parts[0]):
             return [data]
         if 1 <= len(data) <= 3 and all(parts):
             return list(data)
@@ -155,7 +157,8 @@ def _splits(data):
 
 def _is_part(value):
     """True for a sequence of arrays, or a data set, but not an array or list of
-    images."""
+    images.
+    """
     if isinstance(value, list) and len(value) in (2, 3) and hasattr(value[0], "dtype"):
         return value[0].ndim != getattr(value[1], "ndim", 1)
     return isinstance(value, (tuple, tf.data.Dataset))
@@ -163,7 +166,8 @@ def _is_part(value):
 
 def _arrays(split, name):
     """uint8 images [n, height, width, channels], labels, integers [n] or [n, classes]
-    of 0 and 1, and the sample weights, float32 [n] or None."""
+    of 0 and 1, and the sample weights, float32 [n] or None.
+    """
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)

@@ -23,7 +23,8 @@ STALL_SECS = 30.0
 
 def unreachable(url: str) -> str | None:
     """The reason why the host of an address, or the proxy for it, cannot be reached
-    within CONNECT_SECS; None where it can."""
+    within CONNECT_SECS; None where it can.
+    """
     host = urlsplit(url).hostname
     errors = queue.SimpleQueue()
 
@@ -73,7 +74,8 @@ def _with_bar(response):
 def fetch(url: str, sha256: str, path: str) -> None:
     """Downloads one file; it gets its name when it is whole and its checksum right.
     DataError where it cannot be fetched or is another, OSError where it cannot be
-    written."""
+    written.
+    """
     partial = pathlib.Path(f"{path}.partial")
     console.line(f"downloading {url} to {path} ...")
     try:

@@ -1,5 +1,6 @@
 """Official files of CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: names, sizes, layouts
-and checksums."""
+and checksums.
+"""
 
 import dataclasses
 import os
@@ -13,7 +14,8 @@ IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 @dataclasses.dataclass(frozen=True)
 class RecordFile:
     """A file, perhaps packed with .gz, of equal records behind a header. A record has a
-    byte for each label, then the planes of an image, row by row."""
+    byte for each label, then the planes of an image, row by row.
+    """
 
     name: str
     num_records: int
@@ -61,7 +63,8 @@ class Published:
     def record_files(self, split: str) -> list[RecordFile]:
         """The files of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX
         files (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of
-        the values, the number of dimensions, and each of these in four bytes."""
+        the values, the number of dimensions, and each of these in four bytes.
+        """
         height, width, channels = self.image_shape
         labels = np.dtype([(name, np.uint8) for name in self.label_counts])
         planes = np.dtype([("planes", np.uint8, (channels, height, width))])

@@ -90,7 +90,8 @@ def photo_options(
 
 def _refuse_tables_of(paths, root):
     """Refuse a table next to class folders that names their images: its labels are a
-    rival of the names of the folders."""
+    rival of the names of the folders.
+    """
     stems = {os.path.splitext(os.path.basename(path))[0] for path in paths}
     for name in sorted(os.listdir(root)):
         table = os.path.join(root, name)
@@ -114,14 +115,15 @@ def _refuse_tables_of(paths, root):
 
 def _containers_in(root):
     """Values of --dataset for the files in a folder, and for those below it if there
-    are no images, or metadata of images."""
+    are no images, or metadata of images.
+    """
     kinds, paths = {}, matches(root)
     has_images = any(map(is_image_name, paths))
     for path in paths:
         kind = next((x for x, row in CONTAINERS.items() if row.matches(path)), None)
         folder, name = os.path.split(path)
         is_of_images = kind == "table" and name.startswith("metadata.")
-        if folder == root or is_of_images or kind != "table" and not has_images:
+        if folder == root or is_of_images or (kind != "table" and not has_images):
             kinds[kind] = path
         if name.endswith(".arrow") and not has_images:
             raise DataError(f"{path}: {advice(path)}")

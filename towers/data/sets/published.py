@@ -28,7 +28,7 @@ from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError
 
 # Of an archive.
-MOST_ARCHIVE_BYTES = 2**28
+MAX_ARCHIVE_BYTES = 2**28
 # Of a packed file besides twice its content.
 PACKING_BYTES = 2**20
 
@@ -85,7 +85,8 @@ def load(name: str, data_dir: str = "") -> DataSet:
 
 def data_sets_in(root: str) -> list[str]:
     """Names, for --dataset, of the data sets whose files a folder holds. Of files that
-    may be of MNIST or Fashion-MNIST it is the former; loading tells them apart."""
+    may be of MNIST or Fashion-MNIST it is the former; loading tells them apart.
+    """
     names = {}
     for name, published in PUBLISHED.items():
         files = [file.name for file in published.record_files("train")]
@@ -115,7 +116,8 @@ def downloads_folder() -> str:
 
 def _read(name: str, root: str) -> DataSet | None:
     """The data set from a folder, which may be missing; None where it is not there, or
-    where a download has not come to its end."""
+    where a download has not come to its end.
+    """
     published = PUBLISHED[name]
     if _is_partly_downloaded(published, root):
         return None
@@ -174,7 +176,8 @@ def read_official(
     """Reads the official files of a folder, packed or not, or out of the checked
     archive without unpacking it: training and test examples and their origin; None
     where the folder has none. DataError where a file is missing or not what it should
-    be; names the record."""
+    be; names the record.
+    """
     splits = [published.record_files(split) for split in published.files]
     files, records = sum(splits, []), None
     for folder in (*(os.path.join(root, name) for name in published.folders), root):
@@ -244,7 +247,7 @@ def _read_archive(published, path, files):
     [sha256] = published.archives.values()
     records = {}
     # What is checked is what is read: both through one open file.
-    with _reading(path), open_data_file(path, MOST_ARCHIVE_BYTES) as file:
+    with _reading(path), open_data_file(path, MAX_ARCHIVE_BYTES) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
             raise DataError(
@@ -273,7 +276,8 @@ def read_records(
 ) -> np.ndarray:
     """The records [num_records] of a file that is open for reading; DataError, which
     begins with the location, where it has another header or size, or a label is too
-    high."""
+    high.
+    """
     header = file.read(len(wanted.header))
     record = wanted.dtype.itemsize
     size = wanted.num_records * record
@@ -316,7 +320,8 @@ def _is_partly_downloaded(published, folder):
 def download(published: Published, folder: str) -> None:
     """Downloads the archives into a folder, one process at a time. DataError where one
     cannot be fetched or written, has another checksum, or nothing of it came for
-    STALL_SECS; nothing is left of it."""
+    STALL_SECS; nothing is left of it.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
         with open_lock_file(os.path.join(folder, DOWNLOAD_LOCK)) as lock:

@@ -160,6 +160,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
 
 def _paint(images: np.ndarray, distance: np.ndarray, color: np.ndarray) -> None:
     """Colors the pixels of images [n, 3, height, width] whose distance [n, height,
-    width] is negative, in place, edges smooth."""
+    width] is negative, in place, edges smooth.
+    """
     coverage = np.clip(0.5 - distance, 0, 1)[:, None]
     images += coverage * (color - images)

@@ -17,7 +17,8 @@ def load(
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
     """Images of noise with labels that mean nothing, the same every time: uint8 [n,
-    height, width, 3] of `image_size`, 32 by default, for training and for testing."""
+    height, width, 3] of `image_size`, 32 by default, for training and for testing.
+    """
     rng = np.random.Generator(np.random.Philox(0))
 
     def draw():

@@ -63,7 +63,8 @@ def find_prepared(name: str, data_dir: str) -> str | None:
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[Any]:
     """The builder of a prepared folder, with the log of TFDS reduced to errors;
-    DataError where the folder cannot be read."""
+    DataError where the folder cannot be read.
+    """
     import tensorflow_datasets as tfds
 
     verbosity = logging.get_verbosity()
@@ -91,7 +92,8 @@ def reading(folder: str) -> Iterator[Any]:
 def _only_own_features(folder: str) -> Iterator[None]:
     """Refuses features of other packages: TFDS imports the module of every class that
     `features.json` names, which executes it. The file is not searched, since TFDS reads
-    several forms of it, nested in each other and in strings."""
+    several forms of it, nested in each other and in strings.
+    """
     from tensorflow_datasets.core.features.feature import FeatureConnector
 
     original = vars(FeatureConnector)["cls_from_name"]
@@ -148,7 +150,8 @@ def load(
 
 def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
     """The keys of the features to learn from: the supervised ones, else the only image
-    and the only label."""
+    and the only label.
+    """
     import tensorflow_datasets as tfds
 
     features = info.features
@@ -272,7 +275,8 @@ class Split:
 
 def _open_split(folder, builder, split, keys):
     """The number of examples, and a function index -> values of the keys, bytes and
-    integers, which raises OSError or ValueError."""
+    integers, which raises OSError or ValueError.
+    """
     import tensorflow_datasets as tfds
 
     info = builder.info

@@ -108,7 +108,8 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def create_pretrained(name: str) -> keras.Model:
     """The network that Keras has trained on ImageNet, with the head of 1000 classes.
-    Keras fetches its weights once, into its own folder, and checks them."""
+    Keras fetches its weights once, into its own folder, and checks them.
+    """
     function = find_function(name)
     try:
         with warnings.catch_warnings():
@@ -128,7 +129,8 @@ def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
     """Corrects the input variances in Keras' weights of EfficientNetB0 to B7. In the
     file they are standard deviations, and Keras divides by their roots once more, in a
     layer that it adds with weights="imagenet" alone (issue 49930 of TensorFlow).
-    `state`, name -> array, is changed."""
+    `state`, name -> array, is changed.
+    """
     for key, values in state.items():
         if name.startswith("EfficientNetB") and key.endswith("normalization/variance"):
             if np.allclose(values, IMAGENET_STD, atol=1e-3):

@@ -28,7 +28,8 @@ _without_weights: set[str] = set()
 def give(model: keras.Model) -> tuple[str, str]:
     """Makes a Keras model, Functional or Sequential, a network of `--model`, which has
     its weights; the model itself does not change. Returns the value of the option, and
-    the architecture in JSON, for `give_stored`."""
+    the architecture in JSON, for `give_stored`.
+    """
     if not isinstance(model, keras.Model) or not is_network(model):
         raise ConfigError(
             f"model is {type(model).__name__}; give a Functional model, "
@@ -75,7 +76,8 @@ def _numbered_anew(text):
 
 def give_stored(name: str, path: pathlib.Path) -> None:
     """Makes an architecture in a file a network, without weights, where no model was
-    given by this name."""
+    given by this name.
+    """
 
     def create(regularizer=None):
         try:
@@ -101,8 +103,8 @@ def has_weights(name: str) -> bool:
 
 def _copy(model, regularizer, weights_of):
     """A copy whose layers take the regularizer for kernels that have none, the policy
-    of types of the process, and names without the numbers that Keras gives."""
-
+    of types of the process, and names without the numbers that Keras gives.
+    """
     copies = []
 
     def copy(layer):
@@ -129,7 +131,8 @@ def _copy(model, regularizer, weights_of):
 
 def _copy_layer(layer, regularizer):
     """A layer or an operation without weights: from its configuration or, where that
-    does not fit its constructor, from the arguments that Keras has recorded."""
+    does not fit its constructor, from the arguments that Keras has recorded.
+    """
     try:
         return type(layer).from_config(
             _settings(layer, layer.get_config(), regularizer)

@@ -46,7 +46,8 @@ def rebuild(
     """The same network, which is consumed, as a Functional model from images
     [n, *image_shape], and one noise tensor for each random layer, to logits
     [n, num_classes]. `first_layer` is put before it. A ConfigError, which begins with
-    the source, has a line for each reason why it cannot be trained."""
+    the source, has a line for each reason why it cannot be trained.
+    """
     if not is_network(network):
         raise ConfigError(
             f"{source}: gave {type(network).__name__}; return a Functional model, "
@@ -221,7 +222,8 @@ class _Rebuilding:
 
     def name_variables(self):
         """A variable's path begins with its layer, not with a network around it. One
-        without a name takes its attribute's name."""
+        without a name takes its attribute's name.
+        """
         for layer, name in self._called.values():
             attributes = {id(value): key for key, value in vars(layer).items()}
             for variable in getattr(layer, "variables", ()):
@@ -260,7 +262,8 @@ def _replace_inside(layer):
 def _rescaling(layer, name, rank):
     """A Rescaling layer for a `keras.layers.Normalization` with given moments, of
     tensors of a rank: the latter keeps arrays on the CPU and can be adapted to other
-    images."""
+    images.
+    """
     mean, variance = np.asarray(layer.input_mean), np.asarray(layer.input_variance)
     std = np.maximum(np.sqrt(variance), keras.config.epsilon())
     scale, offset = 1 / std, -mean / std

@@ -116,7 +116,8 @@ def head_by_head(
     queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
 ) -> tf.Tensor:
     """`attention.attention` without transposes: on a CPU the slices of each head are
-    multiplied one head after the other, in 0.8 to 0.9 of the time."""
+    multiplied one head after the other, in 0.8 to 0.9 of the time.
+    """
     scale = (queries.shape[-1] // heads) ** -0.5
 
     @tf.custom_gradient

@@ -8,16 +8,17 @@ from towers.models.layers.core import Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
 
 # Below it, a product with `width` is exact to one channel.
-MOST_CHANNELS = 2**53
+MAX_CHANNELS = 2**53
 
 
 def scaled(count: int, width: float, multiple_of: int = 1) -> int:
     """A number of channels times `width`: a multiple, and not zero. ConfigError where
-    there are more than a dimension can have."""
-    if count * width >= MOST_CHANNELS:
+    there are more than a dimension can have.
+    """
+    if count * width >= MAX_CHANNELS:
         raise ConfigError(
             f"width={width:g}: a layer would have {count * width:.3g} channels, and "
-            f"{MOST_CHANNELS:.3g} can be counted; lower --width"
+            f"{MAX_CHANNELS:.3g} can be counted; lower --width"
         )
     return multiple_of * max(1, round(count * width / multiple_of))
 
@@ -85,7 +86,8 @@ def dropout(
 ) -> keras.KerasTensor:
     """Dropout, whose noise becomes one more of the inputs of the network; x where the
     rate is 0. `per_image` drops all elements of an image together: of the branch of a
-    residual block that is stochastic depth."""
+    residual block that is stochastic depth.
+    """
     if not rate:
         return x
     shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]

@@ -1,5 +1,6 @@
 """Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types, and
-the choice of layers for a kind of device."""
+the choice of layers for a kind of device.
+"""
 
 import keras
 import tensorflow as tf
@@ -22,16 +23,17 @@ from towers.models.layers.normalization import (
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
 # about what the products save; larger images have not been measured. With fewer images,
 # or pixels in total, the transforms of the kernel do.
-LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
-LEAST_IMAGES, LEAST_PIXELS = 16, 512
+MIN_CHANNELS, MIN_FILTERS, MAX_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
+MIN_IMAGES, MIN_PIXELS = 16, 512
 
 # In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
-MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
+MAX_PIXELS_OF_PRODUCTS, MIN_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 
 
 class Gelu(keras.layers.Layer):
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016), for a
-    kind of device, CPU or GPU, which `set_device_kind` sets for a whole network."""
+    kind of device, CPU or GPU, which `set_device_kind` sets for a whole network.
+    """
 
     def __init__(self, device_kind: str = "CPU", **kwargs):
         super().__init__(**kwargs)
@@ -46,7 +48,8 @@ class Gelu(keras.layers.Layer):
 
 class LayerScale(keras.layers.Layer):
     """A trained factor for each channel, initially `initial_value`, at the end of a
-    residual branch (Touvron et al. 2021, arXiv:2103.17239)."""
+    residual branch (Touvron et al. 2021, arXiv:2103.17239).
+    """
 
     def __init__(self, initial_value: float = 1e-6, **kwargs):
         super().__init__(**kwargs)
@@ -83,7 +86,8 @@ class Dropout(keras.layers.Layer):
 
 def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
     """Dropout: x scaled by 1 / (1 - rate) where the noise is at least the rate, else
-    0."""
+    0.
+    """
     keep = tf.cast(noise >= rate, x.dtype)
     return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 
@@ -156,7 +160,7 @@ class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
 class SameConv2D(Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
-    With at least LEAST_CHANNELS channels, LEAST_IMAGES images and so on they are
+    With at least MIN_CHANNELS channels, MIN_IMAGES images and so on they are
     convolved by `winograd_conv2d` on a CPU, in float32 or float64; in 16 bits that
     would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient of a kernel
     of many channels is computed as matrix products. A trace has no device, so the kind
@@ -187,18 +191,18 @@ class SameConv2D(Conv2D):
         is_for_cpu = self.device_kind == "CPU"
         if (
             is_for_cpu
-            and channels >= LEAST_CHANNELS
-            and self.filters >= LEAST_FILTERS[self.kernel_size[0]]
-            and height * width <= MOST_PIXELS
-            and count >= LEAST_IMAGES
-            and count * height * width >= LEAST_PIXELS
+            and channels >= MIN_CHANNELS
+            and self.filters >= MIN_FILTERS[self.kernel_size[0]]
+            and height * width <= MAX_PIXELS
+            and count >= MIN_IMAGES
+            and count * height * width >= MIN_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
         ):
             return winograd_conv2d(inputs, kernel, *kept)
         by_products = (
             is_for_cpu
-            and min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
-            and height * width <= MOST_PIXELS_OF_PRODUCTS
+            and min(channels, self.filters) >= MIN_CHANNELS_OF_PRODUCTS
+            and height * width <= MAX_PIXELS_OF_PRODUCTS
             and inputs.dtype == tf.bfloat16
         )
         if by_products or kept != (height, width):

@@ -1,5 +1,6 @@
 """Convolutions for CPUs: faster there than TensorFlow's own, or with faster
-gradients."""
+gradients.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -10,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 # oneDNN's gradient of a depthwise kernel is several times slower where it is wider.
-MOST_COLUMNS = 3
+MAX_COLUMNS = 3
 
 
 def strided_pixels(images: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
     """Pixels that a kernel of 1x1 with strides reads, of images [n, height, width, c]:
-    by a pool, because the gradient of a slice is slow on a CPU."""
+    by a pool, because the gradient of a slice is slow on a CPU.
+    """
     return tf.nn.avg_pool2d(images, 1, strides, "VALID")
 
 
@@ -85,7 +87,7 @@ def depthwise_conv2d_cpu(
 
     With strides TensorFlow's gradient of the images takes 7 to 46 times as long in
     bfloat16 as in float32, in which it is computed here. The gradient of a wide kernel
-    is computed in blocks of MOST_COLUMNS columns. The two strides are equal.
+    is computed in blocks of MAX_COLUMNS columns. The two strides are equal.
     """
     strides = [1, *strides, 1]
 
@@ -122,14 +124,14 @@ def _depthwise_kernel_gradient(images, kernel, upstream, strides, padding):
             images, [height, count, *channels], upstream, strides, padding
         )
 
-    if width <= MOST_COLUMNS:
+    if width <= MAX_COLUMNS:
         return columns_gradient(images, width, padding)
     # Explicit paddings of the operation itself are slow.
     padded = tf.pad(images, _edges(images, kernel, upstream, strides, padding))
     reached = (upstream.shape[2] - 1) * strides[2]
     blocks = []
-    for first in range(0, width, MOST_COLUMNS):
-        count = min(MOST_COLUMNS, width - first)
+    for first in range(0, width, MAX_COLUMNS):
+        count = min(MAX_COLUMNS, width - first)
         columns = padded[:, :, first : first + reached + count]
         blocks.append(columns_gradient(columns, count, "VALID"))
     return tf.concat(blocks, 1)
@@ -244,7 +246,8 @@ def transforms(
 
 def _tile_transforms(tile, size):
     """The transforms of a tile, by Toom and Cook: the values of polynomials at the
-    points."""
+    points.
+    """
     if tile > LARGEST_TILE:
         parts = [_tile_transforms(x, size) for x in (-(-tile // 2), tile // 2)]
         first, second = parts

@@ -31,14 +31,15 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 def sum_rows(x: tf.Tensor) -> tf.Tensor:
     """[..., channels] to [channels], as a product with ones, whose sums are float32 in
-    bfloat16 too."""
+    bfloat16 too.
+    """
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 
 
 @tf.custom_gradient
 def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """x kernel + bias of floats [..., inputs], with a kernel [inputs, units].
+    """X kernel + bias of floats [..., inputs], with a kernel [inputs, units].
 
     With nothing reshaped between the two, TensorFlow adds the bias within the product.
     The gradient of the bias is as in `add_bias`.
@@ -61,7 +62,7 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
-    """x times the normal distribution function of x, of floats of any shape.
+    """X times the normal distribution function of x, of floats of any shape.
 
     As TensorFlow composes it, it is a dozen passes over the memory, forward and back;
     XLA fuses each into one, on a CPU in a sixth of the time, which is the time of a
@@ -181,7 +182,8 @@ def layer_normalization(
 ) -> tf.Tensor:
     """Of floats [..., channels] over the last axis (Ba et al. 2016, arXiv:1607.06450),
     in a pass forward and one back: XLA fuses them, and sums over channels are products,
-    which are faster than its sums. 16-bit types are computed in float32."""
+    which are faster than its sums. 16-bit types are computed in float32.
+    """
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
@@ -290,7 +292,8 @@ def local_response_normalization(
 
 def channel_bands(sizes, center, depth_radius, groups, dtype):
     """Per piece of a size a matrix [its channels, channels of the center piece], 1 for
-    those within the radius and the same group of the center piece, else 0."""
+    those within the radius and the same group of the center piece, else 0.
+    """
     starts = np.cumsum([0, *sizes])
     places = [
         np.arange(size) + first for size, first in zip(sizes, starts, strict=False)

@@ -44,7 +44,8 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 class FusedLayerNormalization(keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization` over the last axis, with the kernels for a
-    CPU."""
+    CPU.
+    """
 
     def call(self, inputs):
         scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
@@ -83,7 +84,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         evaluates, training = not training, training and not self.is_frozen
         # The kernel silently raises an epsilon that is smaller than cuDNN's.
         is_fused = (
-            (training and self.trainable or evaluates and self.device_kind == "GPU")
+            ((training and self.trainable) or (evaluates and self.device_kind == "GPU"))
             and mask is None
             and not (self.synchronized or self.renorm)
             and len(inputs.shape) == 4
@@ -162,7 +163,8 @@ def ramped(
 
 class Normalization(keras.layers.Normalization):
     """Keras' layer with adapted moments, which are read from its variables at each
-    call: Keras computes with copies, which loading by name would leave behind."""
+    call: Keras computes with copies, which loading by name would leave behind.
+    """
 
     def call(self, inputs):
         mean, variance = (
@@ -177,13 +179,15 @@ class Normalization(keras.layers.Normalization):
 
 def is_frozen(layer: keras.layers.Layer) -> bool:
     """True if training does not change a layer; batch normalization then works as in
-    inference."""
+    inference.
+    """
     return getattr(layer, "is_frozen", False) or not layer.trainable
 
 
 class Moment(NamedTuple):
     """A moment of a batch that is yet to move its moving average; by default a new
-    value of the average itself."""
+    value of the average itself.
+    """
 
     momentum: float = 0.0  # of the layer, without the ramp
     factor: float = 1.0  # on the moment
@@ -197,7 +201,8 @@ _local = threading.local()
 @contextlib.contextmanager
 def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
     """Inside, the momentum of `BatchNormalization` depends on the step, see
-    `ramped`."""
+    `ramped`.
+    """
     _local.ramp = ramp
     try:
         yield
@@ -209,7 +214,8 @@ def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
 def taking_moments() -> Iterator[dict[str, Moment]]:
     """Inside, `BatchNormalization` gives the moments of the batch themselves as new
     values of its moving averages, and lists them: the averages of all layers can then
-    be moved at once, where that takes eight operations for each layer."""
+    be moved at once, where that takes eight operations for each layer.
+    """
     _local.taken = {}
     try:
         yield _local.taken

@@ -21,7 +21,6 @@ def create_model(
     the decayed layers (the two hidden dense ones) are as in the tutorial; so are the
     layers' names.
     """
-
     # A narrower layer sums over fewer inputs; the factor is 1 at the tutorial's width.
     narrower = width**-0.5
 

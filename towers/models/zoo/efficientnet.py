@@ -78,7 +78,8 @@ TORCH_NAMES = (
 
 class Block(NamedTuple):
     """An inverted residual: a 1x1 convolution expands the channels, a depthwise one
-    filters each of them, and a 1x1 one projects them. Channels are those at width 1."""
+    filters each of them, and a 1x1 one projects them. Channels are those at width 1.
+    """
 
     size: int  # of the depthwise convolution
     stride: int
@@ -152,7 +153,8 @@ class Builder:
         self, x: keras.KerasTensor, stages: Sequence[Sequence[Block]]
     ) -> keras.KerasTensor:
         """Stages of inverted residuals; an image skips block l of L at l / L of the
-        rate of stochastic depth."""
+        rate of stochastic depth.
+        """
         num_blocks, index = sum(map(len, stages)), 0
         for stage, stage_blocks in enumerate(stages, start=1):
             for place, block in enumerate(stage_blocks, start=1):
@@ -181,7 +183,8 @@ class Builder:
 
     def _gates(self, x, block, name):
         """Squeeze-and-excitation, a factor for each channel of each image (Hu et al.
-        2018, arXiv:1709.01507)."""
+        2018, arXiv:1709.01507).
+        """
         x = layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}_pool")(x)
         x = self.conv(x, block.squeezed, f"{name}_squeeze", use_bias=True)
         activation = self.squeezed_activation or block.activation

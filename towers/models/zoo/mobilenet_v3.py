@@ -55,7 +55,8 @@ def create_model(
 ) -> keras.Model:
     """Inverted residuals with ReLU, from the middle on with the hard form of SiLU; at
     1000 classes the small network has 2,542,856 parameters, the large one 5,483,032.
-    For `as_tensorflow` see `efficientnet.Builder`."""
+    For `as_tensorflow` see `efficientnet.Builder`.
+    """
     before, stages = STEM_FILTERS, []
     for rows in STAGES[size]:
         stages.append([])

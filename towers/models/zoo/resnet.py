@@ -145,7 +145,8 @@ def _stages(
 ):
     """Stages of (filters and kernel sizes of the convolutions of a block, blocks); the
     first 3x3 convolution of each but the first has stride 2. `shortcut_fn` creates the
-    shortcut of a stage's first block; in the first stage only with bottlenecks."""
+    shortcut of a stage's first block; in the first stage only with bottlenecks.
+    """
     num_blocks, index = sum(blocks for _, blocks in stages), 0
     for stage, (convs, blocks) in enumerate(stages, start=1):
         for block in range(1, blocks + 1):

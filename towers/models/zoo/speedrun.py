@@ -94,7 +94,8 @@ def create_model(
 @keras.saving.register_keras_serializable("towers")
 class PartlyIdentity(keras.initializers.Initializer):
     """Kernels [height, width, inputs, filters] whose first filters are the identity,
-    one per input (Dirac); the others are uniform within 1 / sqrt(fan in)."""
+    one per input (Dirac); the others are uniform within 1 / sqrt(fan in).
+    """
 
     def __init__(self, seed: int | None = None):
         self.seed = seed
@@ -169,7 +170,8 @@ class Whitening(keras.layers.Layer):
 def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
     """The mean of the outer products of all patches of size x size pixels of images [n,
     height, width, channels]: float64 [k, k], k = size * size * channels, rows by row,
-    column and channel."""
+    column and channel.
+    """
     total, count = 0.0, 0
     for images in arrays:
         height, width, channels = images.shape[1:]

@@ -1,5 +1,6 @@
 """VGG with batch normalization for small images (Simonyan and Zisserman 2014,
-arXiv:1409.1556)."""
+arXiv:1409.1556).
+"""
 
 import keras
 from keras import layers

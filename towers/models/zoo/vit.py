@@ -1,5 +1,6 @@
 """Vision Transformers (Dosovitskiy et al. 2021, arXiv:2010.11929), in the plain form of
-Beyer et al. 2022, arXiv:2205.01580, and big_vision."""
+Beyer et al. 2022, arXiv:2205.01580, and big_vision.
+"""
 
 import keras
 from keras import layers

@@ -101,7 +101,8 @@ class DeviceTape:
 
     def backward(self, targets: Sequence[tuple[Value, tf.Tensor]]) -> None:
         """Leaves in every value the gradient of the weighted sum of scalar targets; to
-        be called once."""
+        be called once.
+        """
         for target, weight in targets:
             with tf.device(target.device):
                 target.gradients.append(tf.identity(weight))

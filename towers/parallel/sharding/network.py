@@ -38,7 +38,8 @@ class SplitTowers:
     the functions of `Towers`, and walks through the layers. With
     `sync_batch_norm` the groups share the moments of batch normalization. `batch_size`
     are the images of a (micro-)batch over all workers. A layer that cannot be split, or
-    normalized so, is a ConfigError."""
+    normalized so, is a ConfigError.
+    """
 
     def __init__(
         self,
@@ -142,7 +143,8 @@ class SplitTowers:
 
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
-        where they are equal, times the loss scale. The gradients are divided by it."""
+        where they are equal, times the loss scale. The gradients are divided by it.
+        """
         sizes = [batch["labels"].shape[0] for batch in batches]
         num_images = sum(sizes) if self._workers.size == 1 else self._batch_size
         num_groups = len(sizes) * self._workers.size

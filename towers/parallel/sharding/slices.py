@@ -21,7 +21,8 @@ def local_response_normalization(
     values: Sequence[Value],
 ) -> list[Value]:
     """Each device fetches the channels within the radius of its own, which make one
-    group; `values` are per shard its slice of the input."""
+    group; `values` are per shard its slice of the input.
+    """
     radius, starts, outputs = layer.depth_radius, _starts(values), []
     for value, start, stop in zip(values, starts, starts[1:], strict=False):
         low, high = max(0, start - radius), min(starts[-1], stop + radius)
@@ -96,7 +97,8 @@ def combined_moments(
 ) -> list[Value]:
     """Mean and variance per channel over the images of all values, which have the same
     channels, and of all workers, which have `batch_size` images together: every device
-    computes its own, and `home` combines them (Chan et al. 1979)."""
+    computes its own, and `home` combines them (Chan et al. 1979).
+    """
     images = [value.tensor.shape[0] for value in values]
     weights = [count / sum(images) for count in images]
     moments = []
@@ -138,7 +140,8 @@ def union_moments(
 
 def _over_workers(mean, variance, *, workers, share):
     """Mean and variance over all workers. In float64, because the mean square is the
-    difference of two numbers that may be large and close to each other."""
+    difference of two numbers that may be large and close to each other.
+    """
     mean_64, variance_64 = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
     sums = [share * mean_64, share * (variance_64 + tf.square(mean_64))]
     mean_64, squares = workers.sum(sums)

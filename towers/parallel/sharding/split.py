@@ -89,7 +89,8 @@ def _name_of_activation(layer):
 
 def check_channel_axis(layer: keras.Operation, option: str) -> None:
     """Raises ConfigError where batch normalization is over another axis than the
-    last."""
+    last.
+    """
     axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
     if axes not in ([-1], [len(layer.input.shape) - 1]):
         raise ConfigError(
@@ -100,14 +101,16 @@ def check_channel_axis(layer: keras.Operation, option: str) -> None:
 
 def normalizes_channels(layer: keras.Operation) -> bool:
     """True if a layer needs the moments over all channels, and else treats each
-    alone. A subclass may compute something else."""
+    alone. A subclass may compute something else.
+    """
     kinds = layers.LayerNormalization, FusedLayerNormalization
     return type(layer) in kinds and not layer.rms_scaling
 
 
 class Shards:
     """The layers of each shard of a Functional model, which 1 shard leaves whole; a
-    ConfigError names a layer that cannot be split."""
+    ConfigError names a layer that cannot be split.
+    """
 
     def __init__(self, model: keras.Model, num_shards: int):
         self.num_shards = num_shards

@@ -39,7 +39,8 @@ class Walk:
     per device of the groups whose values are given. `params` are [group][shard] the
     parameters as values on the tape, `state` after the walk is the new one.
     `combine_moments` is None where groups do not share the moments of batch
-    normalization."""
+    normalization.
+    """
 
     def __init__(
         self,
@@ -97,7 +98,8 @@ class Walk:
 
         def again(read, differentiable):
             """Another walk, on a tape of its own; its output, and pairs of values here
-            and there. `read` gives the tensor of an input."""
+            and there. `read` gives the tensor of an input.
+            """
             pairs, walk = [], copy.copy(self)
 
             def renew(value, tensor):

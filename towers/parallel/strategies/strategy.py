@@ -34,7 +34,8 @@ class Mean(NamedTuple):
 class Strategy:
     """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`,
     the function of a row of `choices.STRATEGIES`; `options` are the fields of Config
-    with `strategy_option` that its signature names."""
+    with `strategy_option` that its signature names.
+    """
 
     devices: Sequence[str]  # of the towers
     sizes: Sequence[int]  # images of a (micro-)batch per tower of this process
@@ -47,7 +48,8 @@ class Strategy:
 
     def fetch(self, weights: Weights = Weights.RAW) -> list[Values]:
         """Per device parameters and model state, next to the compute. The first copy
-        keeps the EMA weights."""
+        keeps the EMA weights.
+        """
         fetched = []
         for device, reader in zip(self.devices, self.readers, strict=True):
             is_ema = weights is Weights.EMA
