@@ -129,9 +129,10 @@ def train_by(way: str, epochs: int, seed: int, log: pathlib.Path, options) -> di
     with log.open("w") as file:
         settings = {"stdout": file, "stderr": subprocess.STDOUT, "env": environ}
         for command in commands:
-            command = list(map(str, command))
-            if subprocess.run(command, cwd=FOLDER.parent, **settings).returncode:
-                raise TowersError(f"{command[1]} failed, see {log}")
+            words = [str(word) for word in command]
+            done = subprocess.run(words, cwd=FOLDER.parent, check=False, **settings)
+            if done.returncode:
+                raise TowersError(f"{words[1]} failed, see {log}")
     secs = time.perf_counter() - started
     accuracy, epochs = read()
     return {"accuracy": accuracy, "epochs": epochs, "secs": secs}

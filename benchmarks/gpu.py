@@ -9,8 +9,7 @@ the report, and the others still run. The report grows while it is measured.
 - `smoke`: 60 steps and an evaluation, losses against those of the CPU; kernels, how
   long the GPU is busy, and the longest gaps.
 - `step`, `large`: `python -m benchmarks.step`, on images in the memory of the GPU.
-- `recipe`: `python -m benchmarks.accuracy`; then the author's program, where `--torch`
-  names a Python with PyTorch and `--airbench` a file airbench94_muon.py.
+- `recipe`: `python -m benchmarks.accuracy`.
 - `peers`: `python -m benchmarks.peers`; with PyTorch where `--torch` names a Python.
 - `equality`: every strategy against one device and against itself.
 - `input`: `python -m benchmarks.input`.
@@ -21,8 +20,6 @@ Not among them by default:
   launches, and which bytes cross devices; from traced graphs, so on any machine.
 - `graphs`: launches, transposes and what crosses between host and GPU in a step, as
   Grappler leaves it for an H100; on any machine.
-- `program`: an experiment, steps as one program of XLA, input and loop included.
-- `padding`: an experiment, images of four channels for the first convolution.
 - `repetition`: as `equality`, with deterministic kernels.
 - `towers`: steps of several GPUs.
 
@@ -47,7 +44,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import measure, peers, proofs
+from benchmarks import measure, proofs
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -126,8 +123,6 @@ SECTIONS = DEFAULT | {
     "placement": proof("placement", 300),
     "kernels": proof("kernels", 300),
     "graphs": proof("graphs", 300),
-    "program": proof("program", 150),
-    "padding": proof("padding", 90),
     "repetition": proof("repetition", 300),
     "towers": Section(
         300,
@@ -148,14 +143,11 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
     parser.add_argument("--secs", type=float, default=560.0, help="for everything")
     parser.add_argument(
-        "--torch", default="", help="a Python with PyTorch, for `peers` and `recipe`"
-    )
-    parser.add_argument(
-        "--airbench", default="", help="airbench94_muon.py of its author"
+        "--torch", default="", help="a Python with PyTorch, for `peers`"
     )
     parser.add_argument(
         "--output",
-        help="file of the report; by default benchmarks/DATE-gpu.md on GPUs, none else",
+        help="file of the report; by default reports/DATE-gpu.md on GPUs, else none",
     )
     parser.add_argument(
         "--sections",
@@ -210,14 +202,6 @@ def commands_of(
         program, *others = words[len(variables) :]
         words = [sys.executable, "-m", f"benchmarks.{program}", *others, *common]
         commands.append((words, variables))
-    if name == "recipe" and options.torch and options.airbench:
-        # Another Python must not find our packages and libraries.
-        python = ["env", *(f"--unset={x}" for x in peers.OURS), options.torch]
-        words = [
-            FOLDER / "with_torch" / "airbench.py",
-            os.path.abspath(options.airbench),
-        ]
-        commands.append(([*python, *words, *common[:2]], {}))
     return commands
 
 
@@ -232,8 +216,6 @@ def run_section(
         result = run_command(command, variables, ends_at - time.monotonic(), write)
         if result != FINE:
             return result
-    if name == "recipe" and not (options.torch and options.airbench):
-        write("\nairbench is not measured: set --torch=PYTHON and --airbench=FILE.")
     return FINE
 
 
@@ -311,7 +293,8 @@ def graphics() -> str:
         query = "--query-gpu=name,memory.total,driver_version"
         command = ["nvidia-smi", query, "--format=csv,noheader"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            options = {"capture_output": True, "text": True, "timeout": 20}
+            done = subprocess.run(command, check=False, **options)
             lines += [f"- GPU: {line}" for line in done.stdout.strip().splitlines()]
         except (OSError, subprocess.TimeoutExpired) as error:
             lines.append(f"- nvidia-smi: {proofs.reason(error)}")
@@ -324,7 +307,7 @@ def output_path(options: argparse.Namespace) -> pathlib.Path:
         return pathlib.Path(options.output)
     if options.device == "cpu":
         return pathlib.Path(os.devnull)
-    path = FOLDER / time.strftime("%Y-%m-%d-gpu.md")
+    path = FOLDER / "reports" / time.strftime("%Y-%m-%d-gpu.md")
     if path.exists():
         path = path.with_stem(f"{path.stem}-{time.strftime('%H%M')}")
     return path

@@ -253,9 +253,9 @@ def create_things(config: Config, options, chosen) -> dict:
         "fit": fit(model(), batch, options.steps, options.compile),
     }
     if any(type(layer) in STOCK for layer in parts.model.layers):
-        with keras_settings(POLICIES[options.precision]):
-            with tf.device(chosen.towers[0]):
-                stock = with_stock_layers(model())
+        policy = keras_settings(POLICIES[options.precision])
+        with policy, tf.device(chosen.towers[0]):
+            stock = with_stock_layers(model())
         things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
     if len(chosen.towers) > 1:
         things["replicated"] = train(

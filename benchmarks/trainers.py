@@ -126,7 +126,7 @@ class ChildProcess:
         if share.cores:
             set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
             options["preexec_fn"] = set_cores
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -5,7 +5,7 @@
 Two devices hold one network: convolutions 2, 4 and 5 stay within a column and need no
 transfer (Krizhevsky et al. 2012). No published figure for images of 32x32.
 Measured on 2 CPU cores, on a JPEG copy of the images, 2026-11-21: 0.4842 after one
-epoch (benchmarks/2026-11-21-recipes.md).
+epoch (benchmarks/reports/2026-11-21-recipes.md).
 """
 
 from towers.config import Config

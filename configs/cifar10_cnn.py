@@ -4,7 +4,7 @@
 
 Measured: 0.8112 after 60 epochs, and 0.7788 after 20 in 874 s of training, with two
 CPU towers on 2 cores and a JPEG copy of the images, 2026-11-21
-(benchmarks/2026-11-21-cifar10_cnn.md and -recipes.md).
+(benchmarks/reports/2026-11-21-cifar10_cnn.md and -recipes.md).
 """
 
 from towers.config import Config

@@ -4,7 +4,7 @@
 
 No published figure: the chapter trains on Fashion-MNIST.
 Measured on 2 CPU cores, on a JPEG copy of the images, 2026-11-21: 0.3568 after two
-of its epochs with two towers (benchmarks/2026-11-21-recipes.md).
+of its epochs with two towers (benchmarks/reports/2026-11-21-recipes.md).
 """
 
 import dataclasses

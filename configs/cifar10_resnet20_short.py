@@ -3,7 +3,7 @@
     python run_train.py --config=cifar10_resnet20_short --data_dir=DATA --num_towers=2
 
 Measured: 0.8538 with two towers on 2 CPU cores and a JPEG copy of the images,
-2026-11-21 (benchmarks/2026-11-21-recipes.md).
+2026-11-21 (benchmarks/reports/2026-11-21-recipes.md).
 """
 
 import dataclasses

@@ -4,7 +4,7 @@
 
 Published: 6.97 % error, that is 0.9303 (He et al. 2015, arXiv:1512.03385, table 6).
 Measured on 2 CPU cores, on a JPEG copy of the images, 2026-11-21: 0.3791 after one
-epoch with two towers (benchmarks/2026-11-21-recipes.md).
+epoch with two towers (benchmarks/reports/2026-11-21-recipes.md).
 """
 
 import dataclasses

@@ -11,8 +11,8 @@ of either, compute `param_rates` and `weight_decay` again.
 Measured: 0.9079 with six-view TTA and 0.8973 without, the mean of five seeds, on a JPEG
 copy of the images and two CPU cores (`--num_towers=2`), in 11 minutes and 5 GB; with
 `--precision=bfloat16`, for which the processor had instructions, 0.9059 and 0.8952 in 4
-to 5 minutes (benchmarks/2026-11-22-time_to_accuracy.md); 0.9081 on an H200
-(benchmarks/2026-11-27-gpu.md).
+to 5 minutes (benchmarks/reports/2026-11-22-time_to_accuracy.md); 0.9081 on an H200
+(benchmarks/reports/2026-11-27-gpu.md).
 """
 
 from towers.config import Config

@@ -16,7 +16,7 @@ the squares that are cut out may lie in part outside the image, theirs lie withi
 
 Measured: 0.9319 with six-view TTA and 0.9220 without, with one seed, on a JPEG copy of
 the images and two CPU cores, in bfloat16
-(benchmarks/2026-11-22-cifar10_speedrun_96.md).
+(benchmarks/reports/2026-11-22-cifar10_speedrun_96.md).
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
     python run_train.py --config=cifar10_vit_tiny --data_dir=DATA --num_towers=2
 
 Not measured here on all images: 20 epochs of the first 1,024 reach 0.3239, the mean of
-three seeds, and 0.3288 in PyTorch (benchmarks/2026-11-25-vit_tiny.md). No
+three seeds, and 0.3288 in PyTorch (benchmarks/reports/2026-11-25-vit_tiny.md). No
 published figure for this length: trained from nothing on 50,000 images a Vision
 Transformer is behind a convolutional network of that size.
 """

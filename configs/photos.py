@@ -9,7 +9,7 @@ takes those below, which are for a few hundred images. docs/own_images.md goes t
 it with drawn photos.
 
 On three sets of drawn photos 0.97 and more was measured, on a fourth with 15 images of
-one class 0.81, means of five seeds (benchmarks/2026-11-25-photos_recipe.md).
+one class 0.81, means of five seeds (benchmarks/reports/2026-11-25-photos_recipe.md).
 """
 
 from towers.config import Config

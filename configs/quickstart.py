@@ -3,7 +3,7 @@
     python run_train.py --config=quickstart
 
 Measured: 0.9915, 0.9905 and 0.9930 with the seeds 0, 1 and 2 on 2 CPU cores, after 25
-to 42 s in training steps (benchmarks/2026-11-27-quickstart.md).
+to 42 s in training steps (benchmarks/reports/2026-11-27-quickstart.md).
 """
 
 from towers.config import Config

@@ -80,11 +80,8 @@ def operations() -> dict[str, np.ndarray]:
     for number, name in enumerate(OPERATIONS):
         value = TRIVIAL.value(name, middle, 1, SIDE, SIDE)
         value = MAX_BLUR if name == "blur" else value
-        number, value = (
-            tf.constant([number], tf.int64),
-            tf.constant([value], tf.float64),
-        )
-        found[name] = apply(image, number, value)[0].numpy().astype(np.uint8)
+        chosen = tf.constant([number], tf.int64), tf.constant([value], tf.float64)
+        found[name] = apply(image, *chosen)[0].numpy().astype(np.uint8)
     return found
 
 

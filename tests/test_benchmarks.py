@@ -19,8 +19,6 @@ PROGRAMS = {
     "input",
     "memory",
     "peers",
-    "scaling",
-    "serving",
     "step",
 }
 
@@ -43,18 +41,14 @@ def test_every_strategy_is_trained_for_its_accuracy():
 @pytest.mark.slow
 def test_the_report_on_gpus_in_miniature(tmp_path):
     path = tmp_path / "report.md"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", "--secs=1200"]
-        + [f"--output={path}", f"--sections={','.join(gpu.SECTIONS)}"],
-        cwd=FOLDER.parent,
-        capture_output=True,
-        text=True,
+    sections = ",".join(gpu.SECTIONS)
+    output = output_of(
+        f"gpu --device=cpu --secs=1200 --output={path} --sections={sections}"
     )
-    assert path.read_text() == done.stdout
-    _, summary = done.stdout.split("## Summary")
+    assert path.read_text() == output
+    _, summary = output.split("## Summary")
     for name in gpu.SECTIONS:
-        assert f"| {name} | nothing amiss, " in summary, done.stderr
-    assert done.returncode == 0
+        assert f"| {name} | nothing amiss, " in summary
 
 
 SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
@@ -74,10 +68,6 @@ QUICKSTART = (
             f"step {SMALLEST} --device=cpu --towers=1,8 --strategies=replicated",
             "| cnn | replicated | 8 | float32 |",
         ),
-        (
-            f"scaling {SMALLEST} --device=cpu --models=lenet --workers=2 --weak",
-            "| lenet | 2 | 16 |",
-        ),
         (f"input {SMALLEST} --models=lenet", "| lenet | resident |"),
         (f"{QUICKSTART}0.1 --seeds=2", "- quickstart: plain 0."),
     ],
@@ -92,7 +82,8 @@ def output_of(arguments):
         cwd=FOLDER.parent,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

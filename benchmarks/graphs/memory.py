@@ -7,6 +7,8 @@ a step, whose operations are followed in the order of their creation.
 
 import collections
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable
 
 import tensorflow as tf
@@ -112,7 +114,7 @@ def trainer_accounts(trainer: Trainer) -> list[Account]:
     """The account of every device of a trainer; it is traced for that."""
     named = []
     for copy in trainer.strategy.copies:
-        slots = sum(copy.slots.values(), [])
+        slots = functools.reduce(operator.iadd, copy.slots.values(), [])
         named += [("params", v) for v in copy.params]
         named += [("state", v) for v in [*copy.state, *copy.integers]]
         named += [("slots", v) for v in slots]

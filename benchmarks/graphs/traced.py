@@ -77,7 +77,7 @@ def on_gpus(config: Config) -> Traced:
     tf.config.set_soft_device_placement(True)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
     # Which tries the augmentation on the device; the registry of kernels tells as much.
-    with mock.patch.object(build_trainer, "runs_on", lambda *_: True):
+    with mock.patch.object(build_trainer, "runs_on", return_value=True):
         trainer = build_trainer.create_trainer(
             config, build.build(config, device_kind="GPU"), Devices("GPU", names)
         )

@@ -17,8 +17,8 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 CLASSES, SIDE = 10, 32
@@ -36,7 +36,7 @@ class Zeros(nn.Module):
         self.pads, self.stride = (0, 0, 0, 0, count // 2, count - count // 2), stride
 
     def forward(self, x):
-        return F.pad(x[:, :, :: self.stride, :: self.stride], self.pads)
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], self.pads)
 
 
 class Residual(nn.Module):
@@ -55,8 +55,8 @@ class Residual(nn.Module):
             self.shortcut = Zeros(outputs - inputs, stride)
 
     def forward(self, x):
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 def resnet(widths, blocks, projects):
@@ -131,9 +131,9 @@ class Block(nn.Module):
         n, tokens, channels = x.shape
         parts = self.qkv(self.norm1(x)).view(n, tokens, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(query, key, value)
+        y = functional.scaled_dot_product_attention(query, key, value)
         x = x + self.out(y.transpose(1, 2).reshape(n, tokens, channels))
-        return x + self.mlp(F.gelu(self.hidden(self.norm2(x))))
+        return x + self.mlp(functional.gelu(self.hidden(self.norm2(x))))
 
 
 class VisionTransformer(nn.Module):
@@ -210,7 +210,7 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
             optimizer.zero_grad(set_to_none=True)
             with casts:
                 logits = network(images)
-            F.cross_entropy(logits.float(), labels).backward()
+            functional.cross_entropy(logits.float(), labels).backward()
             optimizer.step()
         if device == "cuda":
             torch.cuda.synchronize()
