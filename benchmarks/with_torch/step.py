@@ -18,8 +18,8 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn import functional
 
 CLASSES, SIDE = 10, 32
 
