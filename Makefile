@@ -1,5 +1,5 @@
-# make train | test | test-all | test-onnx | test-ray | test-torch | test-track |
-# test-types | notebook | dist | lock | clean   (GNU make 3.81 or later)
+# make train | lint | test | test-all | test-onnx | test-ray | test-torch |
+# test-track | docs | notebook | dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -51,18 +51,19 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
 FAILED := { echo "make: the installation failed; the next make starts it anew" >&2; \
     exit 1; }
 
-.PHONY: help setup setup-dev train test test-all test-onnx test-ray test-torch \
-    test-track test-types notebook dist lock clean
+.PHONY: help setup setup-dev train lint test test-all test-onnx test-ray test-torch \
+    test-track docs notebook dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
-	@echo "make test       set up .venv, then ruff and the fast tests"
+	@echo "make lint       set up .venv, then ruff, mypy, deptry and codespell"
+	@echo "make test       the same, then the fast tests"
 	@echo "make test-all   the same with the slow tests"
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-torch the tests against timm, torchvision and transformers"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
-	@echo "make test-types mypy on a program that imports towers, in .venv-types"
+	@echo "make docs       build the pages of the API, in build/api/"
 	@echo "make dist       build the wheel and the source distribution, in dist/"
 	@echo "make notebook   runs docs/photos.ipynb again, in .venv-notebook"
 	@echo "make lock       renew the files requirements*.lock"
@@ -73,14 +74,17 @@ train: setup
 	$(PY) run_eval.py --workdir=$(RUN)
 	@echo "TensorBoard: .venv/bin/tensorboard --logdir=$(RUN)"
 
-test: setup-dev
+lint: setup-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/deptry towers
+	.venv/bin/codespell
+
+test: lint
 	$(PYTEST)
 
-test-all: setup-dev
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
+test-all: lint
 	$(PYTEST) -m "not product"
 
 # .venv/.installed is a copy of the lock that is installed whole, .venv/.installed-dev of
@@ -134,16 +138,16 @@ test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
 	$< -m pytest -m slow tests/test_callbacks.py
 
-test-types: .venv-types/bin/python
-	$< $(PIP) install -e '.[test]' mypy
-	$< -m pytest -m slow -k mypy tests/test_installed.py
-
 # The wheel is built from the source distribution, which has no remains of earlier builds.
 dist: setup
 	rm -rf dist *.egg-info
 	$(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' \
 	    >/dev/null
 	$(PY) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
+docs: .venv-docs/bin/python
+	$< $(PIP) install -e '.[docs]'
+	$< -W error -m pdoc --docformat google --output-directory build/api towers
 
 # In a new folder, whose path is taken out of what was printed. GitHub shows the outputs.
 notebook: .venv-notebook/bin/python
