@@ -9,7 +9,8 @@ the report, and the others still run. The report grows while it is measured.
 - `smoke`: 60 steps and an evaluation, losses against those of the CPU; kernels, how
   long the GPU is busy, and the longest gaps.
 - `step`, `large`: `python -m benchmarks.step`, on images in the memory of the GPU.
-- `recipe`: `python -m benchmarks.accuracy`.
+- `recipe`: `python -m benchmarks.accuracy`; then the author's program, if `--torch`
+  names a Python with PyTorch and `--airbench` a file airbench94_muon.py.
 - `peers`: `python -m benchmarks.peers`; with PyTorch where `--torch` names a Python.
 - `equality`: every strategy against one device and against itself.
 - `input`: `python -m benchmarks.input`.
@@ -20,6 +21,7 @@ Not among them by default:
   launches, and which bytes cross devices; from traced graphs, so on any machine.
 - `graphs`: launches, transposes and what crosses between host and GPU in a step, as
   Grappler leaves it for an H100; on any machine.
+- `program`: an experiment, steps as one program of XLA, input and loop included.
 - `repetition`: as `equality`, with deterministic kernels.
 - `towers`: steps of several GPUs.
 
@@ -44,7 +46,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import measure, proofs
+from benchmarks import measure, peers, proofs
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -123,6 +125,7 @@ SECTIONS = DEFAULT | {
     "placement": proof("placement", 300),
     "kernels": proof("kernels", 300),
     "graphs": proof("graphs", 300),
+    "program": proof("program", 150),
     "repetition": proof("repetition", 300),
     "towers": Section(
         300,
@@ -143,7 +146,10 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
     parser.add_argument("--secs", type=float, default=560.0, help="for everything")
     parser.add_argument(
-        "--torch", default="", help="a Python with PyTorch, for `peers`"
+        "--torch", default="", help="a Python with PyTorch, for `peers` and `recipe`"
+    )
+    parser.add_argument(
+        "--airbench", default="", help="airbench94_muon.py of its author"
     )
     parser.add_argument(
         "--output",
@@ -202,6 +208,14 @@ def commands_of(
         program, *others = words[len(variables) :]
         words = [sys.executable, "-m", f"benchmarks.{program}", *others, *common]
         commands.append((words, variables))
+    if name == "recipe" and options.torch and options.airbench:
+        # Another Python must not find our packages and libraries.
+        python = ["env", *(f"--unset={x}" for x in peers.OURS), options.torch]
+        words = [
+            FOLDER / "with_torch" / "airbench.py",
+            os.path.abspath(options.airbench),
+        ]
+        commands.append(([*python, *words, *common[:2]], {}))
     return commands
 
 
@@ -216,6 +230,8 @@ def run_section(
         result = run_command(command, variables, ends_at - time.monotonic(), write)
         if result != FINE:
             return result
+    if name == "recipe" and not (options.torch and options.airbench):
+        write("\nairbench is not measured: set --torch=PYTHON and --airbench=FILE.")
     return FINE
 
 

@@ -19,6 +19,7 @@ PROGRAMS = {
     "input",
     "memory",
     "peers",
+    "serving",
     "step",
 }
 

@@ -1,4 +1,4 @@
-"""Runs train.py or validate.py of timm, for `benchmarks.fine_tuning`.
+"""Runs train.py or validate.py of timm, for `benchmarks.fine_tuning` and `serving`.
 
     PYTHON timm_program.py CLONE/PROGRAM.py [ARGUMENTS ...]
 
