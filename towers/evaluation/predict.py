@@ -178,7 +178,9 @@ def write_predictions(
     if features:
         results = create_features_file(path)
     else:
-        results = create_table(path, form, prediction.run, top)
+        run = prediction.run
+        subject = run.class_names, run.to_probabilities, run.thresholds
+        results = create_table(path, form, *subject, top)
     with _errors_of_output(path), results as write:
         for batch in prediction.batches():
             write(*batch)

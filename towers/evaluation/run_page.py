@@ -9,7 +9,8 @@ import numpy as np
 
 from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import TITLES, headline, reported_figure, to_json
+from towers.config.metrics import METRICS, title_of
+from towers.evaluation.report import headline, reported_figure, to_json
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import counted, duration

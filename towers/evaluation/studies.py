@@ -19,7 +19,7 @@ from towers.evaluation.figures import calibration_error, figures, fit_temperatur
 from towers.evaluation.predictions import (
     LabelSets,
     Predictions,
-    predictions_of,
+    predictions_of_logits,
     to_probabilities,
 )
 from towers.evaluation.report import spreadsheet_csv, table
@@ -69,21 +69,6 @@ class SplitPredictions(NamedTuple):
         """The predictions from the logits over a temperature."""
         logits = (self.logits / temperature).astype(np.float32)
         return predictions_of_logits(logits, self.labels)
-
-
-def predictions_of_logits(
-    logits: np.ndarray, labels: np.ndarray
-) -> Predictions | LabelSets:
-    """The predictions, whose losses are the cross-entropy."""
-    probabilities = to_probabilities(logits, labels.ndim == 2)
-    with np.errstate(divide="ignore"):
-        if labels.ndim == 2:
-            right = np.where(labels, probabilities, 1 - probabilities)
-            losses = -np.log(right).mean(1)
-        else:
-            losses = -np.log(probabilities[np.arange(len(labels)), labels])
-    outputs = {"logits": logits, "labels": labels, "loss": losses}
-    return predictions_of([{Weights.RAW: outputs}]).reported
 
 
 def predict_split(
