@@ -25,7 +25,7 @@ class Predictions:
     losses: np.ndarray  # float64 [n]
     in_top: np.ndarray | None = None  # bool [n], see TOP
     correct_tta: np.ndarray | None = None  # bool [n], with test-time augmentation
-    logits: np.ndarray | None = None  # [n, classes]
+    logits: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
 
     multi_label = False
 
@@ -171,7 +171,7 @@ def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
         probabilities=counts["probabilities"],
         losses=losses,
         correct_tta=correct_tta,
-        logits=counts.get("logits"),
+        logits=counts.get("logits", np.zeros((0, 0))),
     )
 
 

@@ -186,19 +186,3 @@ def create_display(mode: str, status: Status) -> Display:
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)
-
-
-def counted(number: float, noun: str) -> str:
-    """Return such as "1 epoch", "2.5 epochs" or "1,200 steps"."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{text} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(secs: float) -> str:
-    """Such as "42 s", "3 min 20 s" or "2 h 05 min"."""
-    secs = round(secs)
-    if secs < 60:
-        return f"{secs} s"
-    if secs < 3600:
-        return f"{secs // 60} min {secs % 60:02d} s"
-    return f"{secs // 3600} h {secs % 3600 // 60:02d} min"
