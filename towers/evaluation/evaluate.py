@@ -104,7 +104,7 @@ def evaluate(
         checkpoints = [read_checkpoint(folder, step)]
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
-            progress = Progress.from_json(checkpoint.trainer_state)
+            progress = Progress.from_json(checkpoint.run_state)
             predictions = predictions_of(evaluator.predict(checkpoint, test, weights))
             thresholds = read_thresholds(folder.thresholds, class_names)
             options = {"class_names": class_names, "thresholds": thresholds}
@@ -159,7 +159,7 @@ def _write_result(reports, folder, evaluation, checkpoint, progress):
         evaluation,
         "test",
         step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
+        images=checkpoint.run_state["images_seen"],
         stopwatch=progress.stopwatch,
     )
     if progress.best:
@@ -181,9 +181,9 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
+        images=checkpoint.run_state["images_seen"],
         stopwatch=progress.stopwatch,
-        versions=checkpoint.trainer_state.get("versions", {}),
+        versions=checkpoint.run_state.get("versions", {}),
         run=run,
     )
     console.line(f"report: {page}")

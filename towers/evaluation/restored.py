@@ -211,7 +211,7 @@ def read_run(
     """
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
-    info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
     temperature = 1.0
     if calibrated:
         weights = reported_weights(config, use_ema)

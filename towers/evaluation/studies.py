@@ -359,7 +359,7 @@ def average(
     folders = [RunFolder(x) for x in workdirs]
     checkpoints = [read_checkpoint(folder, step) for folder in folders]
     configs, first = [stored_config(x, step) for x in folders], checkpoints[0]
-    stored = [x.trainer_state["dataset_info"] for x in checkpoints]
+    stored = [x.run_state["dataset_info"] for x in checkpoints]
     infos = [
         dataclasses.replace(DatasetInfo.from_values(x), num_train=None, checksum=None)
         for x in stored
@@ -390,7 +390,7 @@ def average(
     with folder.lock() as lock:
         if Checkpointer(folder.checkpoints).steps():
             raise ConfigError(f"workdir={workdir} has a run; choose another folder")
-        state = first.trainer_state | {"best": None, "open_record": None}
+        state = first.run_state | {"best": None, "open_record": None}
         check = lock.assert_same_folder
         checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
         with Reports(folder, "eval") as reports:

@@ -426,6 +426,6 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
-    names = checkpoint.trainer_state["dataset_info"]["class_names"]
+    names = checkpoint.run_state["dataset_info"]["class_names"]
     weights = weights_in_memory(str(checkpoint.path), kept)
     yield dataclasses.replace(weights, class_names=tuple(map(str, names)))

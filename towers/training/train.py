@@ -203,7 +203,7 @@ def restore(
     names = run.parts.data.class_names
     new = load_trainer(run.trainer, config, checkpoint, names)
     if checkpoint is not None:
-        run.progress = Progress.from_json(checkpoint.trainer_state)
+        run.progress = Progress.from_json(checkpoint.run_state)
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
     if config.linear_probe:

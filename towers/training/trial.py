@@ -260,7 +260,7 @@ def _try(trial, heartbeat):
     _print_operations(config, trainer)
     _print_memory(trainer)
     saved = trial.checkpoint
-    num_worse = saved.trainer_state["num_worse"] if saved else 0
+    num_worse = saved.run_state["num_worse"] if saved else 0
     is_early = 0 < config.patience <= num_worse and trainer.step < parts.last_step
     if is_early or trainer.step >= parts.last_step:
         hint = how_to_continue(config, trainer.step, parts.total_steps, is_early)
