@@ -86,7 +86,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     assert json.loads((workdir / "result.json").read_text()) == result
     assert (result["reported"], result["images"]) == ("test_accuracy_ema", 100)
     # The first call of the run is its first step; nine steps of ten images remain.
-    stored = Checkpointer(workdir / "checkpoints").read().trainer_state["stopwatch"]
+    stored = Checkpointer(workdir / "checkpoints").read().run_state["stopwatch"]
     speed = 9 * 10 / stored["timed_secs"]
     assert result["images_per_sec"] == pytest.approx(speed)
     assert result["train_secs"] == stored["train_secs"] > stored["timed_secs"]

@@ -124,9 +124,7 @@ def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
     assert page.tags <= TAGS
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     links = [v for k, v in page.attributes if k in ("src", "href", "xlink:href")]
-    [figures] = [x for x in links if not x.startswith(("data:image/", "#"))]
-    code = figures.removeprefix("data:application/json;base64,")
-    assert base64.b64decode(code) == (workdir / "report/report.json").read_bytes()
+    assert all(link.startswith(("data:image/", "#")) for link in links)
     assert "url(http" not in (workdir / "report/index.html").read_text()
     drawings = [ElementTree.fromstring(code) for code in page.images("svg+xml")]
     assert len(drawings) == 7

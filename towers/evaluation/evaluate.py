@@ -104,7 +104,7 @@ def evaluate(
         checkpoints = [read_checkpoint(folder, step)]
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
-            progress = Progress.from_json(checkpoint.trainer_state)
+            progress = Progress.from_json(checkpoint.run_state)
             predictions = predictions_of(evaluator.predict(checkpoint, test, weights))
             thresholds = read_thresholds(folder.thresholds, class_names)
             options = {"class_names": class_names, "thresholds": thresholds}
@@ -122,8 +122,8 @@ def evaluate(
     if is_written and not predictions.reported.correct.all():
         console.line(f"the images that are predicted wrongly: {folder.mistakes}")
     if is_of_run and report:
-        evaluated = Evaluated("test", test, predictions, evaluation)
-        subject = folder, config, class_names, evaluated, checkpoint, progress
+        evaluated = Evaluated("test", test, class_names, predictions, evaluation)
+        subject = folder, config, evaluated, checkpoint, progress
         try_to_write(functools.partial(_report, *subject))
     return result
 
@@ -159,7 +159,7 @@ def _write_result(reports, folder, evaluation, checkpoint, progress):
         evaluation,
         "test",
         step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
+        images=checkpoint.run_state["images_seen"],
         stopwatch=progress.stopwatch,
     )
     if progress.best:
@@ -171,19 +171,18 @@ def _write_result(reports, folder, evaluation, checkpoint, progress):
     return result
 
 
-def _report(folder, config, class_names, evaluated, checkpoint, progress):
+def _report(folder, config, evaluated, checkpoint, progress):
     run = read_run(folder.path, step=checkpoint.step, log=console.remark)
     page = write_report(
         folder,
         config,
-        class_names,
         run.image_shape,
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
+        images=checkpoint.run_state["images_seen"],
         stopwatch=progress.stopwatch,
-        versions=checkpoint.trainer_state.get("versions", {}),
+        versions=checkpoint.run_state.get("versions", {}),
         run=run,
     )
     console.line(f"report: {page}")

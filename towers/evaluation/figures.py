@@ -16,7 +16,7 @@ import numpy as np
 
 from towers.config import choices, factories, parse_json
 from towers.config.metrics import METRICS, metrics_of
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError
 from towers.evaluation.predictions import (
     LabelSets,
     Predictions,
@@ -25,6 +25,7 @@ from towers.evaluation.predictions import (
     sigmoid,
     softmax,
 )
+from towers.messages import one_line
 
 Figures = Mapping[str, Any]  # see `figures`
 
@@ -275,7 +276,10 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
     for number in range(NUM_BINS):
         is_in = bins == number
         images, correct = int(is_in.sum()), int(is_right[is_in].sum())
-        row: dict[str, Any] = {"low": number / NUM_BINS, "high": (number + 1) / NUM_BINS}
+        row: dict[str, Any] = {
+            "low": number / NUM_BINS,
+            "high": (number + 1) / NUM_BINS,
+        }
         row["images"] = images
         if images:
             row["probability"] = float(probabilities[is_in].mean())

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from towers.config.metrics import METRICS, metrics_of, title_of
-from towers.data.files.paths import shown
 from towers.data.sources import Source, location_of
 from towers.evaluation.figures import Figures, compute, counts_of, frequent_mistakes
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MAX_CHARACTERS
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
-from towers.reporting.display import duration
+from towers.reporting.quantities import duration
 from towers.run.progress import Stopwatch
 
 # Tables in `result.json`, after the other figures.

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers.config.installation import program
 from towers.config.metrics import METRICS, title_of
 from towers.evaluation import figures
 from towers.evaluation.predictions import LabelSets, precision_recall, worst_mistakes
-from towers.evaluation.report import headline, image_rows, reported_figure, to_json
+from towers.evaluation.report import headline, reported_figure
 from towers.evaluation.run_report import Evaluated
+from towers.messages import program
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.quantities import counted, duration
@@ -178,7 +178,9 @@ def _confusion(content):
     if entries is None:
         return ""
     entries = np.array(entries)
-    worst, counts, images = figures.worst_confusion(entries, len(classes), charts.MAX_CONFUSED)
+    worst, counts, images = figures.worst_confusion(
+        entries, len(classes), charts.MAX_CONFUSED
+    )
     names = [row["name"] for row in classes]
     svg = charts.confusion(counts, images, [names[label] for label in worst])
     title = "Rows: classes. Columns: predictions. Shades: shares of a class"
@@ -186,7 +188,9 @@ def _confusion(content):
         title = f"The {len(worst)} classes with the most mistakes. {title}"
     pairs = [
         (names[label], names[other], count, f"{count / classes[label]['images']:.1%}")
-        for label, other, count in figures.frequent_mistakes(entries, MAX_PAIRS).tolist()
+        for label, other, count in figures.frequent_mistakes(
+            entries, MAX_PAIRS
+        ).tolist()
     ]
     head = ["class", "predicted as", "images", "share of the class"]
     chart = page.chart(title, svg, wide=True)
@@ -336,7 +340,6 @@ def _run(content):
     parts += [
         page.table(["", ""], rows),
         page.details("Options that are not defaults", table),
-        page.download("Download these figures", "report.json", to_json(content)),
     ]
     return f"<div>{''.join(parts)}</div>"
 

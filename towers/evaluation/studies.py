@@ -12,7 +12,6 @@ import numpy as np
 
 from towers import console
 from towers.config import Config, to_json
-from towers.data.files.paths import shown
 from towers.data.sources import Source, checksum, location_of
 from towers.errors import CheckpointError, ConfigError, NumericError
 from towers.evaluation.figures import calibration_error, figures, fit_temperature
@@ -30,6 +29,7 @@ from towers.evaluation.restored import (
     reported_weights,
     training_difference,
 )
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.checkpoint import Snapshot
@@ -344,7 +344,7 @@ def average(
     folders = [RunFolder(x) for x in workdirs]
     checkpoints = [read_checkpoint(folder, step) for folder in folders]
     configs, first = [stored_config(x, step) for x in folders], checkpoints[0]
-    stored = [x.trainer_state["dataset_info"] for x in checkpoints]
+    stored = [x.run_state["dataset_info"] for x in checkpoints]
     infos = [
         dataclasses.replace(DatasetInfo.from_values(x), num_train=None, checksum=None)
         for x in stored
@@ -375,7 +375,7 @@ def average(
     with folder.lock() as lock:
         if Checkpointer(folder.checkpoints).steps():
             raise ConfigError(f"workdir={workdir} has a run; choose another folder")
-        state = first.trainer_state | {"best": None, "open_record": None}
+        state = first.run_state | {"best": None, "open_record": None}
         check = lock.assert_same_folder
         checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
         with Reports(folder, "eval") as reports:

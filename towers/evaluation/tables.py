@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
-from towers.data.files.paths import shown
-from towers.errors import printable
+from towers.messages import printable, shown
 
 FORMS = ("table", "csv", "json")
 
@@ -88,7 +87,9 @@ def create_table(
         if form == "csv":
             numbers = range(1, top + 1)
             columns = [f"{x}_{n}" for n in numbers for x in ("class", "probability")]
-            csv_file.writerow(["path", "label", *(class_names if in_order else columns)])
+            csv_file.writerow(
+                ["path", "label", *(class_names if in_order else columns)]
+            )
         yield write
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from towers import console
 from towers.errors import ConfigError
+from towers.reporting.quantities import duration
 
 # Seconds until the first line and at least between lines; the interval grows by this
 # fraction of the elapsed time.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from towers.data.files.paths import shown
+from towers.messages import shown
 from towers.reporting.charts import COLORS, Series
 
 # Pixels of the longer side of a picture; smaller images are not resized.
@@ -50,13 +50,6 @@ def section(title: str, *parts: Html) -> Html:
 
 def paragraph(words: str) -> Html:
     return f'<p class="muted">{text(words)}</p>'
-
-
-def download(words: str, name: str, content: str) -> Html:
-    """A link that saves the content, which is in the page, in a file of that name."""
-    code = base64.b64encode(content.encode(errors="backslashreplace")).decode()
-    address = f"data:application/json;base64,{code}"
-    return f'<p><a download="{text(name)}" href="{address}">{text(words)}</a></p>'
 
 
 def row(*parts: Html) -> Html:

@@ -355,7 +355,7 @@ class Run:
             tensors = settled_state(trainer)
         step = self.progress.step = int(tensors["step"])
         validate_finite(tensors, step)
-        trainer_state = {
+        run_state = {
             **self.progress.to_json(),
             "images_seen": step * self.config.images_per_step,
             "seed": self.config.seed,
@@ -363,7 +363,7 @@ class Run:
             "config": dataclasses.asdict(self.config),
             "dataset_info": dataclasses.asdict(self.dataset_info),
         }
-        return Snapshot(step, tensors, trainer_state)
+        return Snapshot(step, tensors, run_state)
 
     def save_and_wait(self) -> None:
         """Saves as `save`, and waits until the checkpoint is committed."""
