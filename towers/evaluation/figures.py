@@ -56,32 +56,26 @@ def figures(
         and "images"; "classes", a row of each class; and with one label an image
         "confusion_matrix", see `confusion_entries`.
     """
-    if isinstance(predictions, LabelSets) and thresholds is not None:
+    multi_label = isinstance(predictions, LabelSets)
+    if multi_label:
         predictions = dataclasses.replace(predictions, thresholds=thresholds)
+    result = compute(predictions, metrics_of(multi_label)) | counts_of(predictions)
     labels, classes = predictions.labels, predictions.classes
-    result = compute(predictions, metrics_of(predictions.multi_label))
-    result |= counts_of(predictions)
+    counts = class_counts(labels, classes, len(class_names)).tolist()
     result["classes"] = rows = [
         {"name": name, "images": labeled, "predictions": taken}
         | {"f1": 2 * hits / max(labeled + taken, 1)}
         | ratio("precision", hits, taken)
         | ratio("recall", hits, labeled)
-        for name, hits, labeled, taken in zip(
-            class_names,
-            *class_counts(labels, classes, len(class_names)).tolist(),
-            strict=True,
-        )
+        for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
     ]
-    if isinstance(predictions, LabelSets):
-        columns = {"average_precision": predictions.average_precisions.tolist()}
-        if thresholds is not None:
-            columns["threshold"] = thresholds.tolist()
-        for name, values in columns.items():
-            for row, value in zip(rows, values, strict=True):
-                row[name] = value
-    else:
+    if not multi_label:
         entries = confusion_entries(labels, classes, len(class_names))
-        result["confusion_matrix"] = entries.tolist()
+        return result | {"confusion_matrix": entries.tolist()}
+    for number, row in enumerate(rows):
+        row["average_precision"] = float(predictions.average_precisions[number])
+        if thresholds is not None:
+            row["threshold"] = float(thresholds[number])
     return result
 
 
@@ -116,12 +110,12 @@ def accuracy(predictions: Predictions | LabelSets) -> np.ndarray:
 
 
 def accuracy_tta(predictions: Predictions | LabelSets) -> np.ndarray | None:
-    """Return which images are correct with TTA, bool [n]; None without it."""
+    """Return which images are correct with TTA, bool [n]."""
     return predictions.correct_tta
 
 
 def top5_accuracy(predictions: Predictions) -> np.ndarray | None:
-    """Return which labels are in the top five, bool [n]; None if unknown."""
+    """Return which labels are in the top five, bool [n]."""
     return predictions.in_top
 
 
@@ -138,28 +132,29 @@ def balanced_accuracy(predictions: Predictions) -> float:
 
 def macro_f1(predictions: Predictions | LabelSets) -> float:
     """Return the mean F1 over the classes with images or predictions, or 0."""
-    return _mean_f1(predictions.labels, predictions.classes)
-
-
-def macro_f1_at_thresholds(predictions: LabelSets) -> float | None:
-    """Return `macro_f1` at the thresholds; None without them."""
-    if predictions.thresholds is None:
-        return None
-    classes = predictions.probabilities >= predictions.thresholds
-    return _mean_f1(predictions.labels, classes)
+    hits, labeled, taken = class_counts(predictions.labels, predictions.classes)
+    total = labeled + taken
+    each = 2 * hits[total > 0] / total[total > 0]
+    return float(each.mean()) if each.size else 0.0
 
 
 def micro_f1(predictions: LabelSets) -> float:
     """Return F1 over all pairs of an image and a class."""
-    return _pair_f1(predictions.labels, predictions.classes)
+    labels, classes = predictions.labels, predictions.classes
+    total = labels.sum() + classes.sum()
+    return float(2 * (labels & classes).sum() / max(total, 1))
+
+
+def macro_f1_at_thresholds(predictions: LabelSets) -> float | None:
+    """Return `macro_f1` at the thresholds of held-out images."""
+    decided = predictions.at_thresholds
+    return None if decided is None else macro_f1(decided)
 
 
 def micro_f1_at_thresholds(predictions: LabelSets) -> float | None:
-    """Return `micro_f1` at the thresholds; None without them."""
-    if predictions.thresholds is None:
-        return None
-    classes = predictions.probabilities >= predictions.thresholds
-    return _pair_f1(predictions.labels, classes)
+    """Return `micro_f1` at the thresholds of held-out images."""
+    decided = predictions.at_thresholds
+    return None if decided is None else micro_f1(decided)
 
 
 def mean_average_precision(predictions: LabelSets) -> float:
@@ -178,18 +173,6 @@ def calibration_error(predictions: Predictions | LabelSets) -> float:
     probabilities, is_right = predictions.decisions
     surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
     return float(np.abs(surplus).sum() / len(is_right))
-
-
-def _mean_f1(labels, classes):
-    hits, labeled, taken = class_counts(labels, classes)
-    total = labeled + taken
-    each = 2 * hits[total > 0] / total[total > 0]
-    return float(each.mean()) if each.size else 0.0
-
-
-def _pair_f1(labels, classes):
-    total = labels.sum() + classes.sum()
-    return float(2 * (labels & classes).sum() / max(total, 1))
 
 
 # Counts.
@@ -396,7 +379,7 @@ def create_metric(name: str) -> Metric:
         is_recorded = name not in ("accuracy", "loss", "map")
         return Metric(name, function, is_recorded, row.higher_is_better)
     short = name.rpartition(":")[2]
-    recorded = {name for name, row in METRICS.items() if row.recorded_for}
+    recorded = {name for name, row in METRICS.items() if row.recorded}
     if short in {*recorded, "correct", "images", "predictions"}:
         way = "rename the function"
         raise ConfigError(f"best_by={name}: {short} is another figure; {way}")

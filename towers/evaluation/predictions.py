@@ -46,7 +46,7 @@ class Predictions:
 
     @property
     def decisions(self) -> tuple[np.ndarray, np.ndarray]:
-        """The probabilities, float64 [n], and whether each is of the label, bool [n]."""
+        """The probabilities, and whether each is of the label, [n]."""
         return self.probabilities, self.correct
 
     def texts(self, index: int, class_names: Sequence[str]) -> tuple[str, str]:
@@ -80,6 +80,14 @@ class LabelSets:
     def probabilities(self) -> np.ndarray:
         """The probabilities, float64 [n, classes]."""
         return sigmoid(self.logits)
+
+    @property
+    def at_thresholds(self) -> "LabelSets | None":
+        """The predictions whose `classes` are decided by the thresholds."""
+        if self.thresholds is None:
+            return None
+        decisions = np.where(self.probabilities >= self.thresholds, 1, -1)
+        return LabelSets(self.labels, decisions, self.losses)
 
     @property
     def all_probabilities(self) -> np.ndarray:
@@ -204,7 +212,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def to_probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Return probabilities, float64 [n, classes], by a softmax, or sigmoid per class."""
+    """Return probabilities, float64 [n, classes], by softmax or sigmoid."""
     return sigmoid(logits) if multi_label else softmax(logits)
 
 

@@ -44,7 +44,7 @@ def record_of(
     evaluation: Evaluation[Figures], split: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the recorded metrics, and some others, named such as "test_loss_ema"."""
-    recorded = [name for name, row in METRICS.items() if row.recorded_for]
+    recorded = [name for name, row in METRICS.items() if row.recorded]
     return _named(evaluation, split, [*recorded, *also])
 
 
@@ -111,7 +111,7 @@ def _with_tta(figures, tta):
 def table(
     evaluation: Evaluation[Figures], columns: Mapping[Weights, str] = _WEIGHTS
 ) -> list[str]:
-    """Return the lines of a table: the metrics, then classes by the reported weights."""
+    """Return the lines of a table: metrics, then classes by the reported weights."""
     reported, by_weights = evaluation.reported, evaluation.by_weights
     titles = {weights: columns[weights] for weights in by_weights}
     class_lines = _class_lines(reported, titles[evaluation.reported_weights])

@@ -19,7 +19,6 @@ from towers.data.sets.arrays import Data
 from towers.data.sources import location_of
 from towers.errors import ConfigError
 from towers.evaluation.figures import figures
-from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
 from towers.run.peers import refuse_workers
 from towers.training.train import train
@@ -98,9 +97,8 @@ def cross_validate(
 def _rows(predicted, fold):
     """Rows of `out_of_fold.csv`: numbers of the training images, labels by name."""
     multi_label = predicted.labels.ndim == 2
-    probabilities = to_probabilities(predicted.logits, multi_label)
     names, source = np.array(predicted.class_names), predicted.source
-    for index, row in enumerate(probabilities):
+    for index, row in enumerate(predicted.probabilities):
         label = predicted.labels[index]
         label = ";".join(names[label]) if multi_label else names[label]
         location = location_of(source, index)
