@@ -183,7 +183,7 @@ def _rows(runs) -> Iterator[list[str]]:
     titles = [f"{split} {title_of(name)}" for split, name in kinds]
     yield ["run", *titles, "weights", "step", "images/s"]
     for run in runs:
-        result = next(filter(None, map(run.results.get, _SPLITS)), {})
+        result = run.results.get("test") or run.results.get("validation", {})
         speed, reported = result.get("images_per_sec"), result.get("reported", "")
         yield [
             run.name,

@@ -27,7 +27,7 @@ from towers.evaluation.predictions import (
 )
 from towers.messages import one_line
 
-Figures = Mapping[str, Any]  # see `figures`
+Figures = dict[str, Any]  # see `figures`
 
 # Confidence level of the intervals.
 CONFIDENCE = 0.95
@@ -56,10 +56,10 @@ def figures(
         and "images"; "classes", a row of each class; and with one label an image
         "confusion_matrix", see `confusion_entries`.
     """
-    multi_label = isinstance(predictions, LabelSets)
-    if multi_label:
+    if isinstance(predictions, LabelSets):
         predictions = dataclasses.replace(predictions, thresholds=thresholds)
-    result = compute(predictions, metrics_of(multi_label)) | counts_of(predictions)
+    names = metrics_of(predictions.multi_label)
+    result = compute(predictions, names) | counts_of(predictions)
     labels, classes = predictions.labels, predictions.classes
     counts = class_counts(labels, classes, len(class_names)).tolist()
     result["classes"] = rows = [
@@ -69,7 +69,7 @@ def figures(
         | ratio("recall", hits, labeled)
         for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
     ]
-    if not multi_label:
+    if isinstance(predictions, Predictions):
         entries = confusion_entries(labels, classes, len(class_names))
         return result | {"confusion_matrix": entries.tolist()}
     for number, row in enumerate(rows):

@@ -63,7 +63,7 @@ class Predicted:
         """Return names and probabilities of the k most likely classes, per image."""
         if k < 1:
             raise ConfigError(f"k={k}: must be at least 1")
-        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k].tolist()
         return [
             [(self.class_names[c], float(row[c])) for c in classes]
             for row, classes in zip(self.probabilities, order, strict=True)

@@ -65,14 +65,13 @@ def accuracy_line(
     at: str, evaluation: Evaluation[Figures], split: str, tta: str
 ) -> str:
     """Return the line of an evaluation of a checkpoint."""
-    figures = evaluation.reported
+    figures, by_weights = evaluation.reported, evaluation.by_weights
     name = _result_metric(figures)
     line = f"{at}: {split} {title_of(name)} {figures[name]:.4f}"
     if name == "accuracy":
         line += " ({correct} of {images})".format(**figures)
-    if len(evaluation.by_weights) > 1:
-        raw = evaluation.by_weights[Weights.RAW]
-        line += f", with the raw weights {raw[name]:.4f}"
+    if len(by_weights) > 1:
+        line += f", with the raw weights {by_weights[Weights.RAW][name]:.4f}"
     return line + _with_tta(figures, tta)
 
 
@@ -91,8 +90,7 @@ def epoch_line(
     name = _result_metric(figures)
     line = f"epoch {epoch:g}: {split} {title_of(name)} {figures[name]:.4f}"
     line += _with_tta(figures, tta)
-    for other in metrics:
-        line += f", {other} {figures[other]:.4f}"
+    line += "".join(f", {other} {figures[other]:.4f}" for other in metrics)
     line += f", loss {figures['loss']:.4g}"
     if training_loss is not None:
         line += f", training loss {training_loss:.4g}"
@@ -118,17 +116,15 @@ def table(
     if len(titles) > 1:
         titles[evaluation.reported_weights] += " (reported)"
     rows = [["", *titles.values()]]
-    for name in METRICS:
-        if name in reported:
-            title = title_of(name, "map" in reported)
-            rows.append([title, *(_cell(x, name) for x in by_weights.values())])
+    for name in filter(reported.__contains__, METRICS):
+        cells = (
+            with_interval(figures[name], figures.get(f"{name}_interval"))
+            for figures in by_weights.values()
+        )
+        rows.append([title_of(name, "map" in reported), *cells])
     row_format = "  {:18}" + "  {:25}" * len(titles)
     lines = [row_format.format(*cells) for cells in rows]
     return [line.rstrip() for line in (*lines, *class_lines)]
-
-
-def _cell(figures, name):
-    return with_interval(figures[name], figures.get(f"{name}_interval"))
 
 
 def with_interval(value: float, interval: Sequence[float] | None) -> str:

@@ -82,18 +82,13 @@ def _about(content):
     name, metric = headline(result)
     split, _, suffix = name.partition(f"_{metric}")
     if (correct := reported_figure(result, "correct")) is not None:
-        images = result[f"{split}_images"]
-        what = "have all labels correct" if metric == "map" else "are correct"
-        sentences.append(f"{correct:,} of {images:,} {split} images {what}.")
+        sentences.append(f"{correct:,} of {result[f'{split}_images']:,} images.")
     if suffix:
-        sentences.append(f"This is the {title_of(metric)} of the EMA weights.")
+        sentences.append("EMA weights.")
         if (other := result.get(f"{split}_{metric}")) is not None:
             sentences.append(f"With the raw weights it is {other:.4f}.")
-    if split == "validation":
-        sentences.append("These images are held out of the training set;")
+    if split == "validation" or not reported_figure(result, "classes"):
         sentences.append(f"{program('eval')} --report evaluates the test images.")
-    elif not reported_figure(result, "classes"):
-        sentences.append(f"{program('eval')} --report adds the confusion matrix.")
     return page.paragraph(" ".join(sentences))
 
 
@@ -134,13 +129,9 @@ def _curves(content):
     if not curves:
         return page.paragraph("metrics.jsonl has no records, so there are no curves.")
     panels = []
-    names = ["loss", "accuracy", "map"]
-    names += [
-        name.partition("_")[2].removesuffix("_ema")
-        for name in curves
-        if name.startswith(("test_", "validation_")) and "_tta" not in name
-    ]
-    for name in dict.fromkeys(names):
+    parts = (name.removesuffix("_ema").partition("_") for name in curves)
+    names = [x for split, _, x in parts if split in ("test", "validation")]
+    for name in dict.fromkeys(["loss", "accuracy", *names]):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):

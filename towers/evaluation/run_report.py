@@ -148,7 +148,7 @@ def write_report(
 
 def _pixels(source, values):
     """Return index -> image, uint8 [height, width, channels], of the rows of images."""
-    rows = [row for rows in values.values() for row in rows]
+    rows = [x for rows in values.values() for x in rows if isinstance(x, dict)]
     pixels = {}
     for number in {row["index"] for row in rows if "index" in row}:
         index = tf.constant([number], tf.int64)

@@ -357,8 +357,8 @@ def average(
     infos = [DatasetInfo.from_values(x.run_state["dataset_info"]) for x in checkpoints]
     for folder, checkpoint, info in zip(folders, checkpoints, infos, strict=True):
         both = f"{folder.path} and {folders[0].path}"
-        ignored = {"num_train": infos[0].num_train, "checksum": infos[0].checksum}
-        if dataclasses.replace(info, **ignored) != infos[0]:
+        count, checksum_ = infos[0].num_train, infos[0].checksum
+        if dataclasses.replace(info, num_train=count, checksum=checksum_) != infos[0]:
             raise ConfigError(f"{both} have other classes or preprocessing")
         try:
             validate_architecture(first.tensors, checkpoint.tensors)

@@ -60,7 +60,7 @@ class Series(NamedTuple):
 
     name: str  # in the legend
     x: Sequence[float]
-    y: Sequence[float]  # NaN leaves a gap
+    y: Sequence[float] | np.ndarray  # NaN leaves a gap
     color: int = 0  # from len(COLORS) on the curve is dashed
     is_faint: bool = False  # for values of single steps
 
