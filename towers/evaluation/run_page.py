@@ -82,9 +82,10 @@ def _about(content):
     name, metric = headline(result)
     split, _, suffix = name.partition(f"_{metric}")
     if (correct := reported_figure(result, "correct")) is not None:
-        sentences.append(f"{correct:,} of {result[f'{split}_images']:,} images.")
+        images = result[f"{split}_images"]
+        sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
     if suffix:
-        sentences.append("EMA weights.")
+        sentences.append(f"This is the {title_of(metric)} of the EMA weights.")
         if (other := result.get(f"{split}_{metric}")) is not None:
             sentences.append(f"With the raw weights it is {other:.4f}.")
     if split == "validation" or not reported_figure(result, "classes"):
