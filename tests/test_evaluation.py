@@ -91,31 +91,17 @@ def test_a_run_without_averages_has_no_ema_weights(tmp_path):
         evaluate(tmp_path, use_ema=True)
 
 
-@pytest.fixture
-def arrive(workdir):
-    """Puts the checkpoints of steps 4, 8 and 10, one with each call, into the folder,
-    which has none before."""
+def test_following_evaluates_each_new_checkpoint_once_until_the_last(workdir, capfd):
     folder, aside = workdir / "checkpoints", workdir / "aside"
     folder.rename(aside)
-    names = iter(sorted(os.listdir(aside)))
-
-    def arrive():
-        folder.mkdir(exist_ok=True)
-        name = next(names)
-        shutil.copytree(aside / name, folder / name)
-
-    return arrive
-
-
-def test_following_evaluates_each_new_checkpoint_once_until_the_last(
-    workdir, arrive, capfd
-):
-    slept = []
+    folder.mkdir()
+    names, slept = iter(sorted(os.listdir(aside))), []
 
     def sleep(secs):
         slept.append(secs)
-        if len(slept) % 2:
-            arrive()
+        if len(slept) % 2:  # a checkpoint arrives
+            name = next(names)
+            shutil.copytree(aside / name, folder / name)
 
     config = dataclasses.replace(CONFIG, batch_size=500)
     result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import shutil
-import sys
 import types
 
 import keras
@@ -31,7 +30,6 @@ from towers.evaluation.studies import (
     predict_split,
 )
 from towers.parallel.copies import Weights
-from towers.run.checkpointer import Checkpointer
 
 CONFIG = Config(
     model="cnn",
@@ -275,17 +273,6 @@ def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):
     with pytest.raises(ConfigError, match=r"same weights.* --ensemble"):
         towers.average([runs[0], tmp_path / "scratch"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_mean_whose_writing_was_stopped_is_written_again(runs, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "save", lambda *args: sys.exit(9))
-        with pytest.raises(SystemExit):
-            towers.average(runs, tmp_path / "mean")
-    names = {path.name for path in (tmp_path / "mean").iterdir()}
-    assert {"config.json", "dataset_info.json"} < names
-    towers.average(runs, tmp_path / "mean")
-    towers.load_run(tmp_path / "mean")
 
 
 # Folds.

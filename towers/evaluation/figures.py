@@ -9,7 +9,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,18 +43,9 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of `result.json`, of Python's types.
 
-    A ratio of nothing, such as the precision of a class that is never predicted, is 0,
-    as in scikit-learn with `zero_division=0`.
-
-    Args:
-        predictions: of all images.
-        class_names: in the order of the logits.
-        thresholds: probabilities from which the classes of a label set are predicted.
-
-    Returns:
-        The metrics of the task, and NAME_interval of those that are shares; "correct"
-        and "images"; "classes", a row of each class; and with one label an image
-        "confusion_matrix", see `confusion_entries`.
+    These are the metrics of the task, and NAME_interval of shares; "correct", "images",
+    "classes" and, with one label an image, "confusion_matrix", `confusion_entries`. As
+    in scikit-learn with `zero_division=0`, a ratio of nothing is 0.
     """
     if isinstance(predictions, LabelSets):
         predictions = dataclasses.replace(predictions, thresholds=thresholds)
@@ -248,12 +239,7 @@ def _bins(probabilities):
 
 
 def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
-    """Return the bins of the calibration error.
-
-    Returns:
-        "low", "high" and "images" of each bin; with images also their mean
-        "probability", "accuracy" and "accuracy_interval".
-    """
+    """Return the bins of the calibration error, for `charts.reliability`."""
     probabilities, is_right = predictions.decisions
     bins, rows = _bins(probabilities), []
     for number in range(NUM_BINS):
@@ -294,15 +280,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the threshold of each class with the highest F1 on these images.
+    """Return the threshold of each class with the highest F1, or 1/2 without images.
 
-    Args:
-        labels: bool [n, classes].
-        probabilities: floats [n, classes].
-
-    Returns:
-        float64 [classes], halfway between two probabilities; 1/2 without images. Images
-        with at least this probability are predicted to have the class.
+    It is halfway between two probabilities; both arguments are [n, classes].
     """
     thresholds = np.full(labels.shape[1], 0.5)
     for number in np.flatnonzero(labels.any(0)):
@@ -326,11 +306,7 @@ def thresholds_json(predictions: LabelSets, class_names: Sequence[str]) -> str:
 def read_thresholds(
     path: pathlib.Path, class_names: Sequence[str]
 ) -> np.ndarray | None:
-    """Return the thresholds in a file, float64 [classes]; None without a file.
-
-    Raises:
-        ConfigError: the file lacks a probability for a class.
-    """
+    """Return the thresholds in a file, float64 [classes]; None without a file."""
     try:
         values = parse_json(path.read_bytes())
         chosen = [values[name] for name in class_names]
@@ -364,15 +340,7 @@ class Metric(NamedTuple):
 
 
 def create_metric(name: str) -> Metric:
-    """Return the metric of `--best_by`.
-
-    Args:
-        name: of a metric, or FILE.py:FUNCTION of labels and probabilities [n, classes].
-
-    Raises:
-        ConfigError: there is no such function, it has the name of a figure, or, when it
-            is called, it returns no number.
-    """
+    """Return the metric of `--best_by`, of METRICS or FILE.py:FUNCTION."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
         row = METRICS["accuracy" if name == "auto" else name]

@@ -74,7 +74,7 @@ class Predicted:
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
         return [
-            [self.class_names[c] for c in np.flatnonzero(row >= self.thresholds)]
+            [self.class_names[c] for c in (row >= self.thresholds).nonzero()[0].tolist()]
             for row in self.probabilities
         ]
 
@@ -285,8 +285,8 @@ class _Prediction:
         if counts["labeled"]:
             images = f"{counts['correct']} of {counts['labeled']} labeled images"
             share = f"({counts['correct'] / counts['labeled']:.4f})"
-            where = "(in folders named like a class)"
-            console.remark(f"{images} {where} predicted correctly {share}")
+            folders = "(in folders named like a class)"
+            console.remark(f"{images} {folders} predicted correctly {share}")
         if self.failed and not may_fail:
             files = f"{len(self.failed)} of {counts['read'] + len(self.failed)} files"
             raise DataError(f"{files} cannot be read; each is named above")
@@ -338,5 +338,5 @@ def _errors_of_output(output):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit()
     except (OSError, UnicodeEncodeError) as error:
-        where, why = output or "standard output", image_paths.reason(error)
-        raise ConfigError(f"{where}: cannot be written: {why}") from None
+        path, why = output or "standard output", image_paths.reason(error)
+        raise ConfigError(f"{path}: cannot be written: {why}") from None

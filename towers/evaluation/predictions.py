@@ -219,15 +219,9 @@ def to_probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
 def precision_recall(
     labels: np.ndarray, scores: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the precision-recall curve of a class.
+    """Return precision, recall and threshold of a class at each different score.
 
-    Args:
-        labels: bool [n].
-        scores: floats [n].
-
-    Returns:
-        Precision, recall and threshold, float64 [m], for each of the m different
-        scores, the highest first. Without labels the recall is 0.
+    The highest score is the first. Without labels, bool [n], the recall is 0.
     """
     order = np.argsort(-scores, kind="stable")
     scores = scores[order]

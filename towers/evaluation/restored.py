@@ -116,16 +116,10 @@ class RestoredRun:
         return model
 
     def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
-        """Return the inputs of the network, as in an evaluation.
+        """Return the inputs of the network, float32 [n, *input_shape].
 
         Args:
             images: uint8 [n, *image_shape]; also in a graph of TensorFlow.
-
-        Returns:
-            float32 [n, *input_shape].
-
-        Raises:
-            ValueError: the images are of another shape or type.
         """
         images, shape = tf.convert_to_tensor(images), self.image_shape
         if images.dtype != tf.uint8:
@@ -212,12 +206,7 @@ def read_run(
     use_ema: bool | None = None,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
-    """Return the trained network of a run, on devices that were chosen before.
-
-    Raises:
-        ConfigError: with `calibrated`, `calibration.json` is not of this step and these
-            weights.
-    """
+    """Return the trained network of a run, on devices that were chosen before."""
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
@@ -264,10 +253,7 @@ def read_checkpoint(
 class RunEvaluator:
     """The network of a run on all devices, and a data set to evaluate it on.
 
-    Attributes:
-        parts: what was built of the config.
-        difference: how training images differ from the run's; empty if they do not, or
-            it is unknown.
+    `difference` says how the training images differ from the run's, if both are known.
     """
 
     def __init__(

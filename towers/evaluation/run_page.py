@@ -28,7 +28,7 @@ Pictures = Mapping[int, np.ndarray]  # index -> uint8 [height, width, channels]
 
 
 class Figure(NamedTuple):
-    """A figure of the page; those of one section stand next to each other."""
+    """A figure of the page, next to the other figures of its section."""
 
     section: str  # the title
     draw: Callable[[Content], page.Html]  # empty if it does not apply
@@ -206,21 +206,21 @@ def _class_table(content):
     if not (classes := reported_figure(content["result"], "classes")):
         return ""
     columns = {
-        "class": lambda row: row["name"],
-        "images": lambda row: row["images"],
-        "accuracy (recall)": lambda row: row["recall"],
-        "95 % interval": lambda row: "{:.4f} to {:.4f}".format(*row["recall_interval"]),
-        "precision": lambda row: row["precision"],
-        "F1": lambda row: row["f1"],
+        "name": "class",
+        "images": "images",
+        "recall": "accuracy (recall)",
+        "recall_interval": "95 % interval",
+        "precision": "precision",
+        "f1": "F1",
+        "average_precision": "average precision",
     }
-    if "average_precision" in classes[0]:
-        columns["average precision"] = lambda row: row["average_precision"]
+    keys = [key for key in columns if key in classes[0]]
     rows = sorted(classes, key=lambda row: (not row["images"], row["recall"]))
     title = f"All {len(classes)} classes"
     if len(rows) > MAX_ROWS:
         title = f"The {MAX_ROWS} least accurate of {len(rows)} classes"
-    cells = [[cell(row) for cell in columns.values()] for row in rows[:MAX_ROWS]]
-    return page.details(title, page.table([*columns], cells))
+    cells = [[row[key] for key in keys] for row in rows[:MAX_ROWS]]
+    return page.details(title, page.table([columns[key] for key in keys], cells))
 
 
 def _reliability_values(evaluated):
@@ -286,13 +286,11 @@ def _most_confident(evaluated):
 
 
 def _mistakes(content):
-    if not (rows := content["mistakes"]):
-        return ""
-    result = content["result"]
-    images = result[f"{result['reported'].partition('_')[0]}_images"]
-    number = images - reported_figure(result, "correct")
-    remark = f"{len(rows)} of {number:,} mistakes"
-    return page.paragraph(remark) + _pictures(rows, content["pixels"])
+    return _pictures(content["mistakes"], content["pixels"])
+
+
+def _confident(content):
+    return _pictures(content["most_confident"], content["pixels"])
 
 
 def _activation_maps(content):
@@ -357,7 +355,7 @@ FIGURES = (
     Figure("Mistakes with the highest loss", _mistakes, "mistakes", _worst_mistakes),
     Figure(
         "The most confident correct prediction of a class",
-        lambda content: _pictures(content["most_confident"], content["pixels"]),
+        _confident,
         "most_confident",
         _most_confident,
     ),

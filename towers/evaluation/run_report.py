@@ -28,7 +28,7 @@ from towers.run.folder import RunFolder
 from towers.run.progress import Stopwatch
 from towers.threads import num_cores
 
-# Records of trainings that are drawn as curves, besides those of evaluations.
+# Records of training steps that are drawn as curves.
 _RECORDS = (
     *("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate"),
     *("images_per_sec", "input_wait_percent"),
@@ -85,23 +85,11 @@ def write_report(
     versions: Mapping[str, str],
     run: RestoredRun | None = None,
 ) -> pathlib.Path:
-    """Write `report/index.html` and `report.json` in a run's folder.
+    """Write `report/index.html`, whose path is returned, and `report.json`.
 
-    Args:
-        folder: of the run.
-        config: of the run.
-        image_shape: height, width, channels.
-        records: of `metrics.jsonl`.
-        evaluated: the last evaluation; None if there was none.
-        step: steps taken until the evaluation.
-        images: images trained on until the evaluation.
-        stopwatch: of the training.
-        versions: of the packages of the training.
-        run: the network that was evaluated, for activation maps of the worst mistakes;
-            None in a training, whose command and machine are then reported.
-
-    Returns:
-        The path of the page.
+    With the evaluated `run` the page has activation maps; without it this process has
+    trained, and its command and machine are reported. `step` and `images` are of the
+    evaluation.
     """
     # Importing Matplotlib takes a while.
     from towers.evaluation.run_page import computed_values, report_page
@@ -178,8 +166,7 @@ def activation_maps(
 ) -> np.ndarray | None:
     """Return Grad-CAM of the logits `classes` [n] (Selvaraju et al. 2017).
 
-    Returns:
-        float32 [n, h, w] from 0 to 1; None if no layer has a height and a width.
+    It is float32 [n, h, w] from 0 to 1; None if no layer has a height and a width.
     """
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:

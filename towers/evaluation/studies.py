@@ -78,17 +78,9 @@ def predict_split(
 ) -> SplitPredictions:
     """Predict the images of a split with the network of a run.
 
-    Args:
-        workdir: the run's folder.
-        split: "test"; "validation", the images that its training held out; or "train",
-            those that it was trained on.
-        config: the run's, with the devices and batch size; by default the stored one.
-        step: as of `predict`.
-        use_ema: as of `predict`.
-
-    Raises:
-        ConfigError: the run has no such images, or other images would be held out now
-            than in its training.
+    `split` is "test", "validation" (images that its training held out) or "train". The
+    other arguments are as of `predict`. ConfigError if the run has no such images, or
+    other images would be held out now than in its training.
     """
     if split not in SPLITS:
         raise ConfigError(f"split={split}: must be one of {', '.join(SPLITS)}")
@@ -285,12 +277,8 @@ def label_errors(
     predicted as their label are left out, as in cleanlab, which has the same tolerance.
     Source: Northcutt et al. 2021, "Confident learning", arXiv:1911.00068.
 
-    Args:
-        labels: integers [n].
-        probabilities: floats [n, classes].
-
-    Returns:
-        The images and these classes, int64 [m] each, the least probable labels first.
+    Labels are integers [n], probabilities [n, classes]; images and classes come with
+    the least probable labels first.
     """
     images = np.arange(len(labels))
     counts = np.bincount(labels, minlength=probabilities.shape[1])
@@ -311,10 +299,7 @@ def label_errors(
 def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, and classes that they should not have, or lack, as `label_errors`.
-
-    The labels are bool [n, classes].
-    """
+    """Return images, and classes that they lack or should lack, as `label_errors`."""
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]

@@ -34,16 +34,10 @@ def create_table(
     thresholds: np.ndarray | None,
     top: int,
 ) -> Iterator[Write]:
-    """Yield a function that writes a line for each image.
+    """Yield a function that writes a line for each image to a file or standard output.
 
-    Args:
-        path: of the file; empty for standard output.
-        form: of FORMS. "json" has null for NaN and, of label sets, the classes
-            "present".
-        class_names: in the order of the logits.
-        to_probabilities: of logits [n, classes].
-        thresholds: float64 [classes] of label sets.
-        top: classes per image; 0 for all, in their order.
+    With `top=0` all classes are written in their order. "json" has null for NaN and, of
+    label sets, the classes "present".
     """
     digits = "{:.6f}" if top else "{:.6g}"  # small ones too
     in_order, top = not top, min(top or len(class_names), len(class_names))

@@ -103,6 +103,8 @@ def _cell(value):
     if isinstance(value, int | float):
         number = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         return f'<td class="number">{number}</td>'
+    if isinstance(value, list):
+        value = "{:.4f} to {:.4f}".format(*value)
     kind = ' class="short"' if len(str(value)) <= _SHORT else ""
     return f"<td{kind}>{text(value)}</td>"
 
