@@ -51,6 +51,11 @@ def metrics_of(multi_label: bool, recorded: bool = False) -> list[str]:
     return [k for k, row in rows if task in (row.recorded if recorded else row.tasks)]
 
 
+def recorded_metrics() -> list[str]:
+    """Return the names of the metrics that trainings of some task record."""
+    return [name for name, row in METRICS.items() if row.recorded]
+
+
 def title_of(name: str, multi_label: bool = False) -> str:
     """Return the title of a metric; the name if it is not in the table."""
     if multi_label and name == "accuracy":

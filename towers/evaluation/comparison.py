@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
-from towers.config.metrics import title_of
+from towers.config.metrics import recorded_metrics, title_of
 from towers.errors import ConfigError
 from towers.evaluation.report import reported_figure, with_interval
 from towers.evaluation.run_page import curve_chart, is_share, metric_series
@@ -27,7 +27,7 @@ _PERIODS = {
     *("checkpoint_every_secs", "checkpoint_every_steps", "keep_checkpoints"),
 }
 
-_SPLITS, _FIGURES = ("test", "validation"), ("map", "accuracy", "loss")
+_SPLITS = ("test", "validation")
 
 # Student's t, the 97.5 % quantiles for 1 to 9 degrees of freedom.
 _QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
@@ -177,7 +177,7 @@ def _rows(runs) -> Iterator[list[str]]:
     kinds = [
         (split, name)
         for split in _SPLITS
-        for name in _FIGURES
+        for name in recorded_metrics()
         if any(_figure(run, split, name) for run in runs)
     ]
     titles = [f"{split} {title_of(name)}" for split, name in kinds]
@@ -225,7 +225,7 @@ def _curves(runs):
     """Return the section of curves, a color per run."""
     kinds = [
         (f"{split} {title_of(name)}", name, [f"{split}_{name}_ema", f"{split}_{name}"])
-        for name in _FIGURES
+        for name in recorded_metrics()
         for split in _SPLITS
     ]
     kinds.append(("training loss", "loss", ["epoch_loss", "loss"]))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers.config import choices, factories, parse_json
-from towers.config.metrics import METRICS, metrics_of
+from towers.config.metrics import METRICS, metrics_of, recorded_metrics
 from towers.errors import ConfigError
 from towers.evaluation.predictions import (
     LabelSets,
@@ -347,8 +347,7 @@ def create_metric(name: str) -> Metric:
         is_recorded = name not in ("accuracy", "loss", "map")
         return Metric(name, function, is_recorded, row.higher_is_better)
     short = name.rpartition(":")[2]
-    recorded = {name for name, row in METRICS.items() if row.recorded}
-    if short in {*recorded, "correct", "images", "predictions"}:
+    if short in (*recorded_metrics(), "correct", "images", "predictions"):
         way = "rename the function"
         raise ConfigError(f"best_by={name}: {short} is another figure; {way}")
 

@@ -73,10 +73,8 @@ class Predicted:
         """Return the names of the classes that are predicted for each image."""
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
-        return [
-            [self.class_names[c] for c in (row >= self.thresholds).nonzero()[0].tolist()]
-            for row in self.probabilities
-        ]
+        is_present = (self.probabilities >= self.thresholds).tolist()
+        return [list(itertools.compress(self.class_names, row)) for row in is_present]
 
 
 def predict(

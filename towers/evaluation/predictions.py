@@ -76,7 +76,7 @@ class LabelSets:
         """Whether the predicted classes are exactly the labels, bool [n]."""
         return (self.classes == self.labels).all(1)
 
-    @functools.cached_property
+    @property
     def probabilities(self) -> np.ndarray:
         """The probabilities, float64 [n, classes]."""
         return sigmoid(self.logits)
@@ -86,7 +86,7 @@ class LabelSets:
         """The predictions whose `classes` are decided by the thresholds."""
         if self.thresholds is None:
             return None
-        decisions = np.where(self.probabilities >= self.thresholds, 1, -1)
+        decisions = np.int8(2) * (self.probabilities >= self.thresholds) - np.int8(1)
         return LabelSets(self.labels, decisions, self.losses)
 
     @property

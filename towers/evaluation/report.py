@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from towers.config.metrics import METRICS, metrics_of, title_of
+from towers.config.metrics import METRICS, metrics_of, recorded_metrics, title_of
 from towers.data.sources import Source, location_of
 from towers.evaluation.figures import Figures, compute, counts_of, frequent_mistakes
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
@@ -44,8 +44,7 @@ def record_of(
     evaluation: Evaluation[Figures], split: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the recorded metrics, and some others, named such as "test_loss_ema"."""
-    recorded = [name for name, row in METRICS.items() if row.recorded]
-    return _named(evaluation, split, [*recorded, *also])
+    return _named(evaluation, split, [*recorded_metrics(), *also])
 
 
 def _named(evaluation, split, names):

@@ -94,11 +94,14 @@ def _about(content):
 
 
 def _tiles(content):
-    result, curves, tiles = content["result"], content["curves"], []
+    result, curves = content["result"], content["curves"]
     metric = headline(result)[1] if result["reported"] else "accuracy"
-    for name in METRICS:
-        if name != metric and (value := reported_figure(result, name)) is not None:
-            tiles.append((title_of(name, metric == "map"), f"{value:.4f}", ""))
+    values = {name: reported_figure(result, name) for name in METRICS if name != metric}
+    tiles = [
+        (title_of(name, metric == "map"), f"{value:.4f}", "")
+        for name, value in values.items()
+        if value is not None
+    ]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
     length = counted(float(f"{max(epochs):.4g}"), "epoch") if epochs else ""
     tiles.append(("step", f"{result['step']:,}", length))
@@ -302,36 +305,29 @@ def _activation_maps(content):
 def _pictures(rows, pixels):
     cells = []
     for row in rows:
-        label, prediction = page.text(row["label"]), page.text(row["prediction"])
-        lines = [f"<b>{label}</b>"]
+        lines = [f"<b>{page.text(row['label'])}</b>"]
         if row["label"] != row["prediction"]:
+            prediction = page.text(row["prediction"])
             lines.append(f'<span class="wrong">as {prediction}</span>')
-        probability = f"probability {row['probability']:.3f}"
-        lines.append(f'<span class="muted">{probability}</span>')
+        lines.append(f'<span class="muted">probability {row["probability"]:.3f}</span>')
+        if row["path"]:
+            name = page.text(row["path"].replace("\\", "/").rpartition("/")[2])
+            lines.append(f'<span class="muted name">{name}</span>')
         place = row["path"] or f"image {row['index']}"
         about = f"{place}; loss {row['loss']:.3f}"
-        if row["path"]:
-            name = page.text(place.replace("\\", "/").rpartition("/")[2])
-            lines.append(f'<span class="muted name">{name}</span>')
         cells.append((pixels[row["index"]], about, lines))
     return page.pictures(cells) if cells else ""
 
 
 def _run(content):
     versions = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
-    machine = content["machine"] or "not recorded"
-    rows = [("versions", versions), ("machine", machine)]
-    rows.append(("written", content["written"]))
-    parts = []
+    rows = [("versions", versions), ("machine", content["machine"] or "not recorded")]
+    html = page.table(["", ""], rows)
     if content["command"]:
-        parts.append(f"<pre>{page.text(shlex.join(content['command']))}</pre>")
+        html = f"<pre>{page.text(shlex.join(content['command']))}</pre>{html}"
     options = [(name, str(value)) for name, value in content["options"].items()]
     table = page.table(["option", "value"], options)
-    parts += [
-        page.table(["", ""], rows),
-        page.details("Options that are not defaults", table),
-    ]
-    return f"<div>{''.join(parts)}</div>"
+    return f"<div>{html}{page.details('Options that are not defaults', table)}</div>"
 
 
 def _speed(content):
