@@ -13,10 +13,9 @@ from towers.config import FIELDS, Config, parse_json
 from towers.config.metrics import recorded_metrics, title_of
 from towers.errors import ConfigError
 from towers.evaluation.report import reported_figure, with_interval
-from towers.evaluation.run_page import curve_chart, is_share, metric_series
+from towers.evaluation.run_page import curve_chart, metric_series
 from towers.evaluation.run_report import curves_of, result_of_records
 from towers.reporting import page
-from towers.reporting.charts import Series
 from towers.run.folder import RunFolder
 from towers.run.reports import read_metrics
 from towers.run.stored_config import stored_config
@@ -222,7 +221,7 @@ def _page(runs, rows, differing, difference):
 
 
 def _curves(runs):
-    """Return the section of curves, a color per run."""
+    # A color per run.
     kinds = [
         (f"{split} {title_of(name)}", name, [f"{split}_{name}_ema", f"{split}_{name}"])
         for name in recorded_metrics()
@@ -237,9 +236,5 @@ def _curves(runs):
             found = (metric_series(run.curves, x, run.name, color) for x in names)
             series += next(filter(None, found), [])
         if series:
-            panels.append(curve_chart(title, series, is_share(metric), legend=False))
-    if not panels:
-        return ""
-    keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
-    legend = f"<p>{page.legend(keys)}</p>"
-    return page.section("Curves", legend, page.grid(*panels))
+            panels.append(curve_chart(title, series, metric))
+    return page.section("Curves", page.grid(*panels)) if panels else ""

@@ -195,10 +195,10 @@ def follow(
         if awaited:
             is_idle = folder.holder() is None
             idle = "; no process trains this run now" if is_idle else ""
+            period = f"looking every {interval_secs:g} s{idle}"
+            end = "It ends with the run's last step, or with Ctrl-C"
             console.line(
-                f"waiting for {awaited} in {folder.checkpoints}, looking every "
-                f"{interval_secs:g} s{idle}. It ends with the run's last step, or with "
-                "Ctrl-C"
+                f"waiting for {awaited} in {folder.checkpoints}, {period}. {end}"
             )
         awaited = ""
         sleep(interval_secs)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,8 +224,6 @@ def _read_temperature(folder, step, weights):
         temperature, *fitted = (content[x] for x in ("temperature", "weights", "step"))
         if fitted != [weights.value, step]:
             raise ValueError("it is of the {} weights of step {}".format(*fitted))
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"the temperature is {temperature}")
         return temperature
     except (OSError, ValueError, LookupError, TypeError) as error:
         of = f"the {weights.value} weights of step {step} ({one_line(error)})"

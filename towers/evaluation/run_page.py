@@ -69,28 +69,17 @@ def _head(content):
     if accuracy is None:
         return title + page.paragraph("The run was not evaluated.") + _tiles(content)
     name, metric = headline(result)
-    caption = f"{name.partition('_')[0]} {title_of(metric)}"
+    split, _, suffix = name.partition(f"_{metric}")
+    caption = f"{split} {title_of(metric)}{' of the EMA weights' if suffix else ''}"
     if interval := reported_figure(result, f"{metric}_interval"):
         caption += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
     figure = f"{result[name]:.4f} <small>{page.text(caption)}</small>"
-    figure = f'<div class="figure">{figure}</div>'
-    return f"{title}{figure}{_about(content)}{_tiles(content)}"
-
-
-def _about(content):
-    result, sentences = content["result"], []
-    name, metric = headline(result)
-    split, _, suffix = name.partition(f"_{metric}")
-    if (correct := reported_figure(result, "correct")) is not None:
-        images = result[f"{split}_images"]
-        sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
-    if suffix:
-        sentences.append(f"This is the {title_of(metric)} of the EMA weights.")
-        if (other := result.get(f"{split}_{metric}")) is not None:
-            sentences.append(f"With the raw weights it is {other:.4f}.")
-    if split == "validation" or not reported_figure(result, "classes"):
-        sentences.append(f"{program('eval')} --report evaluates the test images.")
-    return page.paragraph(" ".join(sentences))
+    title += f'<div class="figure">{figure}</div>'
+    if not reported_figure(result, "classes") or split == "validation":
+        title += page.paragraph(
+            f"{program('eval')} --report evaluates the test images."
+        )
+    return title + _tiles(content)
 
 
 def _tiles(content):
@@ -144,24 +133,18 @@ def _curves(content):
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages
         if series:
-            panels.append(curve_chart(title_of(name), series, is_share(name)))
+            panels.append(curve_chart(title_of(name), series, name))
     if rate := metric_series(curves, "learning_rate", "learning rate", 3):
         panels.append(curve_chart("learning rate", rate))
     return page.grid(*panels)
 
 
-def is_share(name: str) -> bool:
-    """Return whether the best value of a metric is 1."""
-    return name in METRICS and METRICS[name].higher_is_better
-
-
-def curve_chart(
-    title: str, series: Sequence[Series], is_share: bool = False, legend: bool = True
-) -> page.Html:
+def curve_chart(title: str, series: Sequence[Series], metric: str = "") -> page.Html:
     """Return a chart of curves, with a legend if there are several."""
     title = title if title[1:2].isupper() else title[:1].upper() + title[1:]  # mAP
+    is_share = metric in METRICS and METRICS[metric].higher_is_better
     chart = charts.curves(title, series, is_share)
-    return page.chart(title, chart, series if legend and len(series) > 1 else ())
+    return page.chart(title, chart, series if len(series) > 1 else ())
 
 
 # Classes.
@@ -226,10 +209,6 @@ def _class_table(content):
     return page.details(title, page.table([columns[key] for key in keys], cells))
 
 
-def _reliability_values(evaluated):
-    return figures.reliability(evaluated.predictions.reported)
-
-
 def _reliability(content):
     title = "Calibration: how often a probability is right"
     rows = content["reliability"]
@@ -288,14 +267,6 @@ def _most_confident(evaluated):
     return evaluated.image_rows(right[np.sort(first)[:MAX_RIGHT]])
 
 
-def _mistakes(content):
-    return _pictures(content["mistakes"], content["pixels"])
-
-
-def _confident(content):
-    return _pictures(content["most_confident"], content["pixels"])
-
-
 def _activation_maps(content):
     rows = [row for row in content["mistakes"] if row["index"] in content["maps"]]
     legend = "Red: where the network finds the class that it predicts wrongly."
@@ -340,7 +311,12 @@ FIGURES = (
     Figure("Curves", _curves),
     Figure("Confusion matrix", _confusion),
     Figure("Classes and calibration", _class_accuracies),
-    Figure("Classes and calibration", _reliability, "reliability", _reliability_values),
+    Figure(
+        "Classes and calibration",
+        _reliability,
+        "reliability",
+        lambda evaluated: figures.reliability(evaluated.predictions.reported),
+    ),
     Figure(
         "Classes and calibration",
         _precision_recall,
@@ -348,10 +324,15 @@ FIGURES = (
         _precision_recall_values,
     ),
     Figure("Table of classes", _class_table),
-    Figure("Mistakes with the highest loss", _mistakes, "mistakes", _worst_mistakes),
+    Figure(
+        "Mistakes with the highest loss",
+        lambda content: _pictures(content["mistakes"], content["pixels"]),
+        "mistakes",
+        _worst_mistakes,
+    ),
     Figure(
         "The most confident correct prediction of a class",
-        _confident,
+        lambda content: _pictures(content["most_confident"], content["pixels"]),
         "most_confident",
         _most_confident,
     ),

@@ -184,10 +184,9 @@ def activation_maps(
 
 
 def _is_spatial(layer):
+    shape = getattr(getattr(layer, "output", None), "shape", ())  # a list has none
     is_input = isinstance(layer, keras.layers.InputLayer)
-    output = getattr(layer, "output", None)
-    has_one = isinstance(output, keras.KerasTensor) and len(output.shape) == 4
-    return has_one and not is_input and max(output.shape[1:3]) > 1
+    return not is_input and len(shape) == 4 and max(shape[1:3]) > 1
 
 
 def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:

@@ -74,12 +74,11 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> Html:
 def chart(title: str, image: Html, series: Sequence[Series] = (), wide=False) -> Html:
     """Return a chart with its title and legend; a wide one scrolls."""
     kind = ' class="wide"' if wide else ""
-    caption = f"<figcaption><b>{text(title)}</b>{legend(series)}</figcaption>"
+    caption = f"<figcaption><b>{text(title)}</b>{_legend(series)}</figcaption>"
     return f"<figure{kind}>{caption}{image}</figure>"
 
 
-def legend(series: Sequence[Series]) -> Html:
-    """Return the names of curves with their colors."""
+def _legend(series):
     return "".join(
         f'<span class="key"><i style="color:{COLORS[s.color % len(COLORS)]}'
         f"{';border-top-style:dashed' if s.color >= len(COLORS) else ''}"
