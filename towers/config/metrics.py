@@ -16,8 +16,9 @@ BOTH = ONE + SETS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricRow(Choice):
-    """A metric of the predictions for all images; `help` is its title."""
+    """A metric of the predictions for all images of an evaluation."""
 
+    title: str = ""  # in tables and charts; by default `help`
     higher_is_better: bool = True  # the best value is 1
     tasks: tuple[str, ...] = BOTH
     recorded: tuple[str, ...] = ()  # tasks whose trainings record it
@@ -28,15 +29,32 @@ class MetricRow(Choice):
 # image counts, bool [n], whose share has an interval; None if it does not apply.
 METRICS = {
     "map": MetricRow(
-        "mAP", target="mean_average_precision", tasks=SETS, recorded=SETS, selects=True
+        "mean average precision of label sets",
+        title="mAP",
+        target="mean_average_precision",
+        tasks=SETS,
+        recorded=SETS,
+        selects=True,
     ),
     "map_micro": MetricRow("AP of all pairs", tasks=SETS),
-    "accuracy": MetricRow("accuracy", recorded=BOTH, selects=True),
+    "accuracy": MetricRow(
+        "correct predictions", title="accuracy", recorded=BOTH, selects=True
+    ),
     "accuracy_tta": MetricRow("accuracy with TTA", recorded=BOTH),
     "top5_accuracy": MetricRow("top-5 accuracy", tasks=ONE),
-    "loss": MetricRow("loss", higher_is_better=False, recorded=BOTH, selects=True),
-    "balanced_accuracy": MetricRow("mean recall", tasks=ONE, selects=True),
-    "macro_f1": MetricRow("mean F1", recorded=SETS, selects=True),
+    "loss": MetricRow(
+        "the lowest loss",
+        title="loss",
+        higher_is_better=False,
+        recorded=BOTH,
+        selects=True,
+    ),
+    "balanced_accuracy": MetricRow(
+        "mean recall of the classes", title="mean recall", tasks=ONE, selects=True
+    ),
+    "macro_f1": MetricRow(
+        "mean F1 of the classes", title="mean F1", recorded=SETS, selects=True
+    ),
     "macro_f1_at_thresholds": MetricRow("mean F1, thresholds", tasks=SETS),
     "micro_f1": MetricRow("F1 of all pairs", tasks=SETS),
     "micro_f1_at_thresholds": MetricRow("F1, thresholds", tasks=SETS),
@@ -60,4 +78,5 @@ def title_of(name: str, multi_label: bool = False) -> str:
     """Return the title of a metric; the name if it is not in the table."""
     if multi_label and name == "accuracy":
         return "all labels correct"
-    return METRICS[name].help if name in METRICS else name
+    row = METRICS.get(name)
+    return row.title or row.help if row else name
