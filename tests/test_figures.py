@@ -161,6 +161,14 @@ def test_the_calibration_error_equals_a_plain_loop(scale):
     assert found == pytest.approx(expected, rel=1e-9) and expected > 0.01
 
 
+def test_the_last_bin_of_the_calibration_has_what_is_certain():
+    """A wrong image of probability 1, and a right one of 0.95."""
+    logits = np.array([[200, 0], [3, 0]], np.float32)
+    batch = {"logits": logits, "labels": np.array([1, 0]), "loss": np.zeros(2)}
+    found = figures(of_one_kind([batch]), "ab")["calibration_error"]
+    assert found == pytest.approx(probabilities_of(logits)[1, 0] / 2)
+
+
 def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
     labels = np.arange(8, dtype=np.int32)
     batch = {"logits": np.zeros((8, 8), np.float32), "labels": labels, "loss": labels}
