@@ -108,7 +108,7 @@ def test_a_function_of_the_user_decides(small, tmp_path):
     lines = [x for x in records(tmp_path / "run") if "validation_distance" in x]
     keys = [(x["validation_distance_ema"], -x["validation_loss_ema"]) for x in lines]
     best = lines[keys.index(max(keys))]
-    stored = saved(tmp_path / "run").trainer_state["best"]
+    stored = saved(tmp_path / "run").run_state["best"]
     assert stored["step"] == best["step"]
     assert stored["score"] == best["validation_distance_ema"] < 0
     f1 = dataclasses.replace(config, best_by="macro_f1", max_steps=3)
@@ -161,7 +161,7 @@ def test_the_best_step_stays_where_auto_is_the_same_metric(small, tmp_path):
     for steps, best_by in ((best, "accuracy"), (best + 3, "auto")):
         options = {"patience": 0, "max_steps": steps, "best_by": best_by}
         train(tmp_path, dataclasses.replace(PATIENT, **options))
-    assert saved(tmp_path).trainer_state["best"]["step"] == best
+    assert saved(tmp_path).run_state["best"]["step"] == best
 
 
 def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it():
@@ -268,7 +268,7 @@ def test_evaluations_that_were_cut_off_are_made_up_for_once(
             train(tmp_path, config, callbacks=[Cut(step)])
     assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
-    states = [saved(path).trainer_state for path in (tmp_path, expected.path)]
+    states = [saved(path).run_state for path in (tmp_path, expected.path)]
     for key in "best", "num_worse", "num_plateaus", "open_record", "accuracy":
         assert states[0][key] == states[1][key]
     best = (tmp_path / "best").read_text(), (expected.path / "best").read_text()

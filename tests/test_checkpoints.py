@@ -56,8 +56,8 @@ def test_what_was_saved_is_restored_bit_for_bit_and_in_order(tmp_path):
     restored = restore(tmp_path)
     assert restored.path == path and restored.step == 1200
     assert_same(restored.tensors, example_tensors(1200))
-    assert restored.trainer_state.pop("versions")["tensorflow"] == tf.__version__
-    assert restored.trainer_state == {"images": 64 * 1200, "step": 1200}
+    assert restored.run_state.pop("versions")["tensorflow"] == tf.__version__
+    assert restored.run_state == {"images": 64 * 1200, "step": 1200}
     assert os.listdir(tmp_path) == ["step-00001200"]
 
 

@@ -15,10 +15,10 @@ from towers.reporting.display import (
     LiveDisplay,
     PlainDisplay,
     Status,
-    counted,
     create_display,
     plain_line,
 )
+from towers.reporting.quantities import counted
 
 STATUS = Status(
     last_step=39100,

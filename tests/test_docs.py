@@ -13,8 +13,8 @@ from towers.cli import train_flags
 from towers.cli.flags import define_config_flags, given_flags
 from towers.config import FIELDS, synonyms
 from towers.config.choices import STRATEGIES
+from towers.config.metrics import METRICS
 from towers.config.recipes import config_of_flags
-from towers.evaluation import report
 from towers.exporting.formats import LIMITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -204,7 +204,8 @@ def test_the_messages_of_troubleshooting_are_those_of_the_package():
 def test_tests_that_are_named_exist():
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
-    metrics = {f"test_{name}" for name in ("images", *report.NAMES, *report.TABLES)}
+    names = {"images", "correct", "classes", "confusion_matrix", *METRICS}
+    metrics = {f"test_{name}{end}" for name in names for end in ("", "_interval")}
     for page in PAGES:
         for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text()):
             is_metric = name.removesuffix("_ema") in metrics

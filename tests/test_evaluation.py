@@ -51,7 +51,7 @@ def count_correct(workdir, step, use_ema):
 
 @pytest.mark.parametrize(
     "batch_size,num_towers",
-    [(7, 3), (24, 5), *(slow(*x) for x in ((1, 1), (23, 2), (500, 8)))],
+    [(7, 3), *(slow(*x) for x in ((24, 5), (1, 1), (500, 8)))],
 )
 @pytest.mark.row(24)
 def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
@@ -64,17 +64,6 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
         assert result[f"test_accuracy{suffix}"] == correct / NUM_TEST
 
 
-def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir):
-    expected = []
-    for step, use_ema in ((4, True), (10, False)):
-        result, suffix = evaluate(workdir, step=step, use_ema=use_ema), "_ema" * use_ema
-        expected.append(count_correct(workdir, step, use_ema))
-        assert (result["step"], result["reported"]) == (step, f"test_accuracy{suffix}")
-        assert result[f"test_correct{suffix}"] == expected[-1]
-        assert ("test_correct" in result) == (not use_ema)
-    assert len(set(expected)) > 1
-
-
 def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     workdir, capfd
 ):
@@ -85,11 +74,6 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
         assert f"{result[name]:.4f}" in line
     assert json.loads((workdir / "result.json").read_text()) == result
     assert (result["reported"], result["images"]) == ("test_accuracy_ema", 100)
-    # The first call of the run is its first step; nine steps of ten images remain.
-    stored = Checkpointer(workdir / "checkpoints").read().trainer_state["stopwatch"]
-    speed = 9 * 10 / stored["timed_secs"]
-    assert result["images_per_sec"] == pytest.approx(speed)
-    assert result["train_secs"] == stored["train_secs"] > stored["timed_secs"]
     for suffix in ("", "_ema"):
         events = EventAccumulator(str(workdir / "tensorboard" / f"eval{suffix}"))
         events.Reload()
@@ -99,42 +83,25 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
         assert tf.make_ndarray(event.tensor_proto) == np.float32(result[f"test_{name}"])
 
 
-def test_all_test_images_count_without_averages_and_where_others_were_held_out(
-    tmp_path,
-):
+def test_a_run_without_averages_has_no_ema_weights(tmp_path):
     train(tmp_path, small_config(ema_decay=0.0, validation_fraction=0.2, max_steps=1))
-    result = evaluate(tmp_path)
+    result = evaluate(tmp_path, use_ema=False)
     assert result["test_images"] == NUM_TEST
-    assert result["reported"] == "test_accuracy"
-    with pytest.raises(ConfigError, match="use_ema.* ema_decay is 0"):
+    with pytest.raises(ConfigError, match=r"use_ema.* ema_decay is 0"):
         evaluate(tmp_path, use_ema=True)
 
 
-@pytest.fixture
-def arrive(workdir):
-    """Puts the checkpoints of steps 4, 8 and 10, one with each call, into the folder,
-    which has none before."""
+def test_following_evaluates_each_new_checkpoint_once_until_the_last(workdir, capfd):
     folder, aside = workdir / "checkpoints", workdir / "aside"
     folder.rename(aside)
-    names = iter(sorted(os.listdir(aside)))
-
-    def arrive():
-        folder.mkdir(exist_ok=True)
-        name = next(names)
-        shutil.copytree(aside / name, folder / name)
-
-    return arrive
-
-
-def test_following_evaluates_each_new_checkpoint_once_until_the_last(
-    workdir, arrive, capfd
-):
-    slept = []
+    folder.mkdir()
+    names, slept = iter(sorted(os.listdir(aside))), []
 
     def sleep(secs):
         slept.append(secs)
-        if len(slept) % 2:
-            arrive()
+        if len(slept) % 2:  # a checkpoint arrives
+            name = next(names)
+            shutil.copytree(aside / name, folder / name)
 
     config = dataclasses.replace(CONFIG, batch_size=500)
     result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)
@@ -152,7 +119,7 @@ def test_following_evaluates_each_new_checkpoint_once_until_the_last(
 def test_a_time_that_is_none_is_refused(workdir, secs):
     values = flags.FlagValues()
     flags.DEFINE_float("secs", 0.0, "", 0.0, 1e6, flag_values=values)
-    with pytest.raises(ConfigError, match="secs=.*"):
+    with pytest.raises(ConfigError, match="secs="):
         config_flags.parse(["program", f"--secs={secs}"], values)
     with pytest.raises(ConfigError, match="eval_interval_secs="):
         evaluate(workdir, eval_interval_secs=float(secs))

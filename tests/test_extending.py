@@ -1,15 +1,22 @@
 """docs/extending.md, followed: every file in it trains two steps from outside."""
 
+import json
 import pathlib
 import re
 import shlex
 
 import numpy as np
 import pytest
+import small_runs
 from marks import slow
+from sklearn.metrics import cohen_kappa_score
 
 from towers.cli.flags import define_config_flags, given_flags
 from towers.config import Config, choices
+from towers.config.metrics import BOTH, METRICS, MetricRow
+from towers.evaluation import figures, run_page
+from towers.evaluation.evaluate import evaluate
+from towers.reporting import page
 from towers.training.train import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
@@ -17,9 +24,7 @@ SECTION = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^```\npython run_train.py (.*?)\n```$", re.MULTILINE | re.DOTALL)
 
-SECTIONS = {
-    heading: text for heading, text in SECTION.findall(PAGE.read_text())
-}  # fmt: skip
+SECTIONS = dict(SECTION.findall(PAGE.read_text()))
 EXAMPLES = {h: text for h, text in SECTIONS.items() if BLOCK.search(text)}
 
 # Two steps on a few images, whatever the example leaves open.
@@ -89,6 +94,38 @@ def test_an_example_trains_two_steps_from_outside(heading, folder):
     else:  # with the usual choice it is another run
         with pytest.raises(AssertionError):
             assert_close(result.state, plain.state)
+
+
+def test_a_row_adds_a_metric_and_a_row_a_figure_of_the_report(
+    tmp_path, monkeypatch, capsys
+):
+    def kappa(predictions):
+        values.append(cohen_kappa_score(predictions.labels, predictions.classes))
+        return values[-1]
+
+    values = []
+    monkeypatch.setattr(figures, "kappa", kappa, raising=False)
+    monkeypatch.setitem(METRICS, "kappa", MetricRow("Cohen's kappa", recorded=BOTH))
+    figure = run_page.Figure(
+        "Largest loss",
+        lambda content: page.paragraph(f"it is {content['largest'][0]}"),
+        "largest",
+        lambda evaluated: [float(evaluated.predictions.reported.losses.max())],
+    )
+    monkeypatch.setattr(run_page, "FIGURES", (*run_page.FIGURES, figure))
+    small_runs.use(monkeypatch)
+    config = small_runs.small_config(eval_every_epochs=1.0, ema_decay=0.0)
+    result = train(tmp_path, config)
+    assert result.history["test_kappa"].values[-1] == values[-1]
+    capsys.readouterr()
+    found = evaluate(tmp_path, report=True)
+    assert found["test_kappa"] == values[-1]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["Cohen's", "kappa", f"{values[-1]:.4f}"] in lines
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert content["curves"]["test_kappa"]["values"][-1] == values[-1]
+    html = (tmp_path / "report" / "index.html").read_text()
+    assert "Cohen&#x27;s kappa" in html and f"it is {content['largest'][0]}" in html
 
 
 def assert_close(state, other):

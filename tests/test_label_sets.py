@@ -54,7 +54,7 @@ def random_sets(num_images, num_classes, seed=0):
 def figures_of(labels, logits, thresholds=None):
     names = [f"class {i}" for i in range(labels.shape[1])]
     losses_of_images = losses_by_numpy(labels, np.nan_to_num(logits))
-    predictions = LabelSets(labels, logits, losses_of_images, np.zeros(0, bool))
+    predictions = LabelSets(labels, logits, losses_of_images)
     return figures(predictions, names, thresholds)
 
 

@@ -62,80 +62,53 @@ SPLIT = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 
 @pytest.mark.parametrize(
     "trained,options",
-    [slow({}, {}), ({}, {"num_towers": 3, "batch_size": 7}), (SPLIT, {})],
+    [({}, {"num_towers": 3, "batch_size": 7}), slow(SPLIT, {})],
 )
-def test_the_best_classes_have_their_probabilities(photos, capfd, trained, options):
-    """On any number of devices, also where those of the run shared a network."""
+def test_probabilities_are_those_of_the_network(photos, capfd, trained, options):
     workdir = small_runs.uninterrupted(small_config(**trained)).path
     config = prediction_config(RunFolder(workdir), **options)
-    assert config.group_size == 1
+    paths = sorted_files(photos)
+    powers = np.exp(expected_logits(workdir, paths))
+    expected = powers / powers.sum(1, keepdims=True)
+    order = np.argsort(-expected)[:, :3]
     capfd.readouterr()
-    write_predictions(workdir, [str(photos)], config, top=3, form="json")
-    rows = list(map(json.loads, capfd.readouterr().out.splitlines()))
-    paths = sorted_files(photos)
-    logits = expected_logits(workdir, paths)
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    assert [row["path"] for row in rows] == paths
-    for row, path, expected in zip(rows, paths, probabilities, strict=True):
-        assert row["label"] == pathlib.Path(path).parent.name
-        best = [CLASS_NAMES[i] for i in np.argsort(-expected)[:3]]
-        assert [x["class"] for x in row["predictions"]] == best
-        found = [x["probability"] for x in row["predictions"]]
-        np.testing.assert_allclose(found, np.sort(expected)[::-1][:3], atol=1e-5)
-
-
-def test_in_python_arrays_are_returned_and_nothing_is_printed(
-    workdir, photos, tmp_path, capfd
-):
-    (tmp_path / "no.png").write_bytes(b"no image")
-    paths = sorted_files(photos)
-    config = prediction_config(RunFolder(workdir), batch_size=9)
-    predicted = predict(workdir, [photos, tmp_path], config)
+    predicted = predict(workdir, photos, config)
+    assert not capfd.readouterr().out
+    np.testing.assert_allclose(predicted.probabilities, expected, atol=1e-6)
     assert predicted.paths == paths
     assert predicted.labels == [pathlib.Path(path).parent.name for path in paths]
-    exps = np.exp(expected_logits(workdir, paths))
-    expected = exps / exps.sum(1, keepdims=True)
-    np.testing.assert_allclose(predicted.probabilities, expected, atol=1e-6)
-    first = predicted.top(2)[0]
-    order = np.argsort(-expected[0])[:2]
-    assert [name for name, _ in first] == [CLASS_NAMES[i] for i in order]
-    assert list(predicted.failed) == [str(tmp_path / "no.png")]
-    assert capfd.readouterr().out == ""
-    with pytest.raises(DataError, match="1 of 1 files cannot be read"):
-        predict(workdir, tmp_path, config)
+    write_predictions(workdir, [str(photos)], config, top=3, form="json")
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["path"] for row in rows] == paths
+    for row, top, classes, p in zip(
+        rows, predicted.top(3), order, expected, strict=True
+    ):
+        best = [CLASS_NAMES[x] for x in classes]
+        assert [x["class"] for x in row["predictions"]] == best
+        assert [name for name, _ in top] == best
+        found = [x["probability"] for x in row["predictions"]]
+        np.testing.assert_allclose(found, p[classes], atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "form",
     [
-        slow(np.stack, id="array"),
         lambda images: list(images)[:1] + [Image.fromarray(x) for x in images[1:]],
-        slow(
-            lambda images: tf.data.Dataset.from_tensor_slices(np.float32(images)),
-            id="elements",
-        ),
         lambda images: tf.data.Dataset.from_tensor_slices((images, images)).batch(4),
     ],
-    ids=[None, "list", None, "batches"],
+    ids=["list", "batches"],
 )
-def test_images_in_memory_are_predicted_as_their_files(
-    workdir, photos, form, tmp_path, monkeypatch
-):
+def test_images_in_memory_are_predicted_as_their_files(workdir, photos, form, tmp_path):
     (tmp_path / CLASS_NAMES[0]).mkdir()
-    monkeypatch.chdir(tmp_path / CLASS_NAMES[0])  # no label of theirs
-    paths = sorted_files(photos)
-    images = [np.asarray(Image.open(path)) for path in paths]
-    large = [np.asarray(Image.fromarray(x).resize((40, 31))) for x in images]
-    found, fitted = (predict(workdir, form(x)) for x in (images, large))
-    expected = predict(workdir, paths)
-    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
-    assert found.paths == [str(number) for number in range(len(paths))]
-    assert found.labels == [None] * len(paths)
-
-    for number, pixels in enumerate(large):
-        Image.fromarray(pixels).save(f"{number:02}.tif")
-    files = predict(workdir, sorted(tmp_path.glob("*/*.tif")))
-    np.testing.assert_array_equal(fitted.probabilities, files.probabilities)
+    images = [np.asarray(Image.open(path)) for path in sorted_files(photos)]
+    images = [np.asarray(Image.fromarray(x).resize((40, 31))) for x in images]
+    for number, pixels in enumerate(images):
+        Image.fromarray(pixels).save(tmp_path / CLASS_NAMES[0] / f"{number:02}.tif")
+    found, files = predict(workdir, form(images)), predict(workdir, tmp_path)
+    np.testing.assert_array_equal(found.probabilities, files.probabilities)
+    assert found.paths == [str(number) for number in range(len(images))]
+    assert found.labels == [None] * len(images)
+    assert set(files.labels) == {CLASS_NAMES[0]}
 
 
 def test_one_image_of_any_kind_is_taken_and_others_are_refused(workdir, photos):
@@ -144,22 +117,16 @@ def test_one_image_of_any_kind_is_taken_and_others_are_refused(workdir, photos):
     pixels = np.asarray(image)
     turned = image.transpose(Image.Transpose.ROTATE_90)
     turned.getexif()[0x112] = 6
-    ones = [image, pixels, turned, image.convert("RGBA"), [pixels * 1.0], [path]]
-    for one in (*ones, pixels.tolist(), pixels + np.float32(0.001)):
+    for one in (image, turned, image.convert("RGBA"), [path], pixels.tolist()):
         np.testing.assert_array_equal(predict(workdir, one).probabilities, expected)
-    predict(workdir, photos.glob("*/*.png"))
-    for other, words in (
-        (pixels / 255, "leave out the division"),
-        (np.where(pixels > 9, pixels, np.nan), "not finite"),
-        ({"a": pixels}, "dict of inputs"),
-        (None, "object"),
-        (np.tile(pixels[None], 3), "not resized"),
-        (tf.data.Dataset.from_tensors(pixels).repeat(), "no end"),
-        (np.zeros((0, 8, 8, 3)), "no image"),
-        (np.zeros((0, 8, 8)), "no image"),
-        ([[[1, 2], [3]]], "differ in shape"),
+    for other in (
+        pixels / 255,
+        np.where(pixels > 9, pixels, np.nan),
+        np.tile(pixels[None], 3),  # 9 channels
+        tf.data.Dataset.from_tensors(pixels).repeat(),
+        np.zeros((0, 8, 8, 3)),
     ):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError):
             predict(workdir, other)
 
 
@@ -167,22 +134,12 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
     paths = sorted_files(photos)[::9]
     expected = predict(workdir, paths).probabilities
     capfd.readouterr()
-    outputs = {}
-    for form in ("csv", "json"):
-        write_predictions(workdir, paths, form=form, top=0)
-        outputs[form] = capfd.readouterr().out.splitlines()
-    header, *rows = csv.reader(outputs["csv"])
+    write_predictions(workdir, paths, form="csv", top=0)
+    header, *rows = csv.reader(capfd.readouterr().out.splitlines())
     assert header == ["path", "label", *CLASS_NAMES]
     np.testing.assert_allclose([np.float64(x[2:]) for x in rows], expected, rtol=1e-5)
-    for line, row in zip(outputs["json"], expected, strict=True):
-        predictions = json.loads(line)["predictions"]
-        assert [x["class"] for x in predictions] == list(CLASS_NAMES)
-        found = [x["probability"] for x in predictions]
-        np.testing.assert_allclose(found, row, rtol=1e-5)
-    top = predict(workdir, paths).top
-    for call in (lambda: write_predictions(workdir, paths, top=-1), lambda: top(-1)):
-        with pytest.raises(ConfigError, match="-1: must be at least"):
-            call()
+    with pytest.raises(ConfigError, match="-1: must be at least"):
+        write_predictions(workdir, paths, top=-1)
 
 
 @pytest.mark.parametrize("use_ema,tta", [(True, "none"), (False, "mirror")])
@@ -190,18 +147,13 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     workdir, photos, capfd, use_ema, tta
 ):
     config = evaluation_config(RunFolder(workdir), tta=tta)
-    result, ema = evaluate(workdir, config, use_ema=use_ema), "_ema" * use_ema
-    correct = round(result[f"test_accuracy{'_tta' * (tta != 'none')}{ema}"] * NUM_TEST)
+    result = evaluate(workdir, config, use_ema=use_ema)
+    name = "test_accuracy_ema" if use_ema else "test_accuracy_tta"
+    correct = round(result[name] * NUM_TEST)
     capfd.readouterr()
     write_predictions(workdir, [str(photos)], config, use_ema=use_ema, form="csv")
     out, err = capfd.readouterr()
-    words = "EMA weights" if use_ema else "raw weights"
-    words += " of step 10" + ", test-time augmentation mirror" * (tta == "mirror")
-    assert {
-        f"predicting with the {words}",
-        f"{correct} of {NUM_TEST} labeled images (in folders named like a class) "
-        f"predicted correctly ({correct / NUM_TEST:.4f})",
-    } <= set(err.splitlines())
+    assert f"{correct} of {NUM_TEST} labeled images" in err
     if tta == "none":  # one by one
         rows = {
             int(pathlib.Path(x["path"]).stem): x for x in csv.DictReader(out.split())
@@ -226,15 +178,8 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
         write_predictions(workdir, [paths[0], str(tmp_path), paths[1]], form="csv")
     out, err = capfd.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
-    for name, words in {
-        "broken.png": "it is no JPEG, PNG",
-        "photo.heic": "it is no JPEG, PNG",
-        "waiting.jpg": "is not a file",
-        "lost.png": "No such file",
-        "loop": "is a link to a folder that it is in",
-    }.items():
-        [line] = [x for x in err.splitlines() if str(tmp_path / name) in x]
-        assert words in line
+    for name in ("broken.png", "photo.heic", "waiting.jpg", "lost.png", "loop"):
+        assert sum(str(tmp_path / name) in x for x in err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("features", ["", "logits"])
@@ -248,10 +193,7 @@ def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, fe
     if not features:
         refuses("/dev/full", "cannot be written: No space")
     # Such as `--output a.png b.png`, where --output lacks its value.
-    image = sorted_files(photos)[0]
-    content = pathlib.Path(image).read_bytes()
-    refuses(image, "is the name of an image")
-    assert pathlib.Path(image).read_bytes() == content
+    refuses(sorted_files(photos)[0], "is the name of an image")
     refuses(workdir / "config.json", "is a file of the run")
 
 
@@ -284,7 +226,7 @@ def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch):
 # Files.
 
 
-def test_folders_are_walked_in_order_and_nothing_is_listed_ahead(tmp_path):
+def test_folders_are_walked_in_order(tmp_path):
     names = "b/2.png b/10.JPG b/a/x.webp a.gif .hid/x.png b/.x.png".split()
     for name in [*names, "/".join("z" * 60) + "/deep.png"]:
         path = tmp_path / "first" / name
@@ -293,14 +235,12 @@ def test_folders_are_walked_in_order_and_nothing_is_listed_ahead(tmp_path):
     (tmp_path / "first" / "c").symlink_to(tmp_path / "first" / "b")
     (tmp_path / "second").mkdir()
     (tmp_path / "odd").touch()
-    paths = walk([str(tmp_path / x) for x in ("first", "second", "odd")], pytest.fail)
-    found = [next(paths)]
     (tmp_path / "second" / "new.bmp").touch()
-    found += paths
+    found = walk([str(tmp_path / x) for x in ("first", "second", "odd")], pytest.fail)
     expected = "a.gif b/10.JPG b/2.png b/a/x.webp c/10.JPG c/2.png c/a/x.webp".split()
     expected += ["/".join("z" * 60) + "/deep.png"]
     expected = [f"first/{name}" for name in expected] + ["second/new.bmp", "odd"]
-    assert found == [str(tmp_path / name) for name in expected]
+    assert [*found] == [str(tmp_path / name) for name in expected]
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])
@@ -308,20 +248,6 @@ def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
     files = read_files(sorted_files(photos), (8, 8, channels), MAX_IMAGE_PIXELS)
     with pytest.raises(ConfigError, match=f"images of {channels} channels, and"):
         next(files)
-
-
-def test_the_next_batch_is_read_while_one_is_used():
-    images = np.zeros((100, 8, 8, 3), np.uint8)
-    read = []
-    files = read_files(
-        ((i, read.append(i) or x) for i, x in enumerate(images)),
-        (8, 8, 3),
-        MAX_IMAGE_PIXELS,
-        ahead=60,
-    )
-    assert next(files).path == "0"
-    assert len(read) > 60
-    assert [int(file.path) for file in files] == list(range(1, 100))
 
 
 def test_the_label_is_the_class_whose_name_the_folder_has():

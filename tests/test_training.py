@@ -84,10 +84,10 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
 
     checkpoint = saved(tmp_path)
     assert_equal_states(checkpoint.tensors, state)
-    assert checkpoint.trainer_state["images_seen"] == 8 * 12
-    assert checkpoint.trainer_state["seed"] == config.seed
-    assert checkpoint.trainer_state["config"] == dataclasses.asdict(config)
-    assert checkpoint.trainer_state["stopwatch"]["train_secs"] > 0
+    assert checkpoint.run_state["images_seen"] == 8 * 12
+    assert checkpoint.run_state["seed"] == config.seed
+    assert checkpoint.run_state["config"] == dataclasses.asdict(config)
+    assert checkpoint.run_state["stopwatch"]["train_secs"] > 0
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored == dataclasses.asdict(config)
 
@@ -162,7 +162,7 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     result = evaluate(tmp_path, config)
     assert {n: result[n] for n in names} == pytest.approx({n: last[n] for n in names})
     assert result["test_accuracy"] * 23 == result["test_correct"]
-    assert saved(tmp_path).trainer_state["best"] is None  # test images decide none
+    assert saved(tmp_path).run_state["best"] is None  # test images decide none
 
 
 def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, capfd):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from towers.config import factories
 from towers.config.choices import TABLES
 from towers.config.list_options import height_and_width
+from towers.config.metrics import METRICS, metrics_of
 from towers.config.preprocessing import parse_standardization
 from towers.config.pretrained import IMAGENET
 from towers.errors import ConfigError
@@ -49,7 +50,7 @@ def validate_without_validation(config: "Config") -> None:
 
 def validate_metric(config: "Config", multi_label: bool) -> None:
     """Raise ConfigError if `best_by` does not fit the number of labels an image."""
-    if config.best_by == ("balanced_accuracy" if multi_label else "map"):
+    if config.best_by in METRICS and config.best_by not in metrics_of(multi_label):
         reason = "several labels, and the metric is of one"
         if not multi_label:
             reason = "one label, and the metric is of several"

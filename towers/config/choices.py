@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from towers.config.metrics import METRICS
 from towers.config.networks import MODELS
 from towers.config.rows import (
     AugmentRow,
@@ -199,15 +200,10 @@ STRATEGIES = {
     ),
 }
 
-METRICS = {
+# The choices of --best_by.
+BEST_BY = {
     "auto": Choice("accuracy, of label sets map", target="accuracy"),
-    "accuracy": Choice("correct predictions"),
-    "loss": Choice("the lowest loss", target="negative_loss"),
-    "macro_f1": Choice("mean F1 of the classes"),
-    "balanced_accuracy": Choice("mean recall of the classes"),
-    "map": Choice(
-        "mean average precision of label sets", target="mean_average_precision"
-    ),
+    **{name: row for name, row in METRICS.items() if row.selects},
 }
 
 TTA = {
@@ -232,7 +228,7 @@ TABLES: dict[str, Mapping[str, Choice]] = {
     "loss": LOSSES,
     "schedule": SCHEDULES,
     "strategy": STRATEGIES,
-    "best_by": METRICS,
+    "best_by": BEST_BY,
     "tta": TTA,
 }
 CLOSED = ("policy", "tta")

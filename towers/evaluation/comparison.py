@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
+from towers.config.metrics import recorded_metrics, title_of
 from towers.errors import ConfigError
-from towers.evaluation.report import TITLES, reported_figure
-from towers.evaluation.run_page import metric_series
+from towers.evaluation.report import reported_figure, with_interval
+from towers.evaluation.run_page import curve_chart, metric_series
 from towers.evaluation.run_report import curves_of, result_of_records
-from towers.reporting import charts, page
-from towers.reporting.charts import Series
+from towers.reporting import page
 from towers.run.folder import RunFolder
 from towers.run.reports import read_metrics
 from towers.run.stored_config import stored_config
 
-# What a run prints and stores; it makes no difference to the result.
+# Options without influence on the result.
 _PERIODS = {
     *("log_every_steps", "summary_every_steps", "summary_every_secs"),
     *("checkpoint_every_secs", "checkpoint_every_steps", "keep_checkpoints"),
 }
 
-_SPLITS, _FIGURES = ("test", "validation"), ("map", "accuracy", "loss")
+_SPLITS = ("test", "validation")
 
 # Student's t, the 97.5 % quantiles for 1 to 9 degrees of freedom.
 _QUANTILES = 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
@@ -42,11 +42,10 @@ class ComparedRun(NamedTuple):
 
 
 def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
-    """Prints a table of runs, and writes a web page with their results, curves and the
-    options that differ.
+    """Print a table of runs, and write a page with their results, curves and options.
 
-    Where the runs are two groups that differ in more than the seed, and have the same
-    seeds, also the mean difference in accuracy with its 95 % interval.
+    If the runs are two groups that differ in more than the seed, and have the same
+    seeds, also the mean difference of their results with its 95 % interval.
 
     Args:
         workdirs: folders of two or more runs.
@@ -55,25 +54,31 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
         The path of the page, `report/compare.html` in the first folder.
 
     Raises:
-        TowersError: such as a ConfigError where a folder holds no run.
+        TowersError: such as a ConfigError if a folder holds no run.
     """
     if len(workdirs) < 2:
         names = ",".join(map(str, workdirs))
         raise ConfigError(f"compare={names}: give two runs or more")
     folders = [RunFolder(workdir) for workdir in workdirs]
-    runs = [
-        ComparedRun(
-            name, stored_config(folder), _results(folder, records), curves_of(records)
-        )
-        for name, folder in zip(_names(folders), folders, strict=True)
-        for records in [read_metrics(folder.metrics)[0]]
-    ]
-    for line in _lines(runs):
-        console.line(line)
+    runs = []
+    for name, folder in zip(_names(folders), folders, strict=True):
+        records = read_metrics(folder.metrics)[0]
+        results, curves = _results(folder, records), curves_of(records)
+        runs.append(ComparedRun(name, stored_config(folder), results, curves))
+    rows, differing = list(_rows(runs)), _differing(runs)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
+        console.line("  ".join(cells).rstrip())
+    for name, values in differing.items():
+        console.line(f"{name}: {' | '.join(str(x) or 'empty' for x in values)}")
+    if difference := paired_difference(runs):
+        console.line(difference)
     path = folders[0].report / "compare.html"
+    text = _page(runs, rows, differing, difference)
     try:
         store.make_folders(path.parent)
-        store.write_aside(path, _page(runs).encode(errors="backslashreplace"))
+        store.write_aside(path, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     console.line(f"comparison: {path}")
@@ -83,48 +88,47 @@ def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
 def paired_difference(runs: Sequence[ComparedRun]) -> str:
     """Describe the mean difference of two groups of runs with the same seeds."""
     split = next((x for x in _SPLITS if all(x in run.results for run in runs)), None)
-    if split is None:
-        return ""
-    with_map = all(_figure(run, split, "map") for run in runs)
-    name = "map" if with_map else "accuracy"
-    groups = {}  # options but for the seed -> seed -> run
+    groups: dict[tuple, dict[int, ComparedRun]] = {}  # other options -> seed -> run
     for run in runs:
         same = dataclasses.asdict(run.config) | dict.fromkeys(["seed", *_PERIODS])
         groups.setdefault(tuple(same.values()), {})[run.config.seed] = run
-    if len(groups) != 2 or sum(map(len, groups.values())) < len(runs):
+    if split is None or len(groups) != 2:
         return ""
-    pair = one_group, other_group = [*groups.values()]
+    one_group, other_group = groups.values()
     seeds = sorted(one_group.keys() & other_group.keys())
-    if not seeds:
+    if not seeds or len(one_group) + len(other_group) < len(runs):
         return ""
+    with_map = all(_figure(run, split, "map") for run in runs)
+    name = "map" if with_map else "accuracy"
     names = [option for option in _differing(runs) if option != "seed"]
     one, other = (
         " ".join(f"{x}={getattr(group[seeds[0]].config, x)}" for x in names)
-        for group in pair
+        for group in (one_group, other_group)
     )
-    first, second = (
-        [reported_figure(group[seed].results[split], name) for seed in seeds]
-        for group in pair
-    )
-    differences = [y - x for x, y in zip(first, second, strict=True)]
+    differences = [
+        reported_figure(other_group[seed].results[split], name)
+        - reported_figure(one_group[seed].results[split], name)
+        for seed in seeds
+    ]
     mean = statistics.fmean(differences)
-    text = f"{split.capitalize()} {TITLES[name]} with {other} minus {one}: {mean:+.4f}"
+    text = f"{split.capitalize()} {title_of(name)} with {other} minus {one}: "
+    text += f"{mean:+.4f}"
     if len(seeds) > 1:
         error = statistics.stdev(differences) / math.sqrt(len(seeds))
-        interval = t_quantile(len(seeds) - 1) * error
-        text += f", 95 % interval {mean - interval:+.4f} to {mean + interval:+.4f}"
+        reach = t_quantile(len(seeds) - 1) * error
+        text += f", 95 % interval {mean - reach:+.4f} to {mean + reach:+.4f}"
     return f"{text}; mean over pairs of the same seed ({', '.join(map(str, seeds))})"
 
 
 def _names(folders):
-    """The last part of each path; the whole paths where these are alike."""
+    """Return the last part of each path, or whole paths if some are alike."""
     paths = [os.path.normpath(folder.path) for folder in folders]
     names = list(map(os.path.basename, paths))
     return names if len(set(names)) == len(names) else paths
 
 
 def _results(folder, records):
-    """Split -> its last evaluation, with held-out images the best step's."""
+    """Return split -> its last evaluation, of held-out images the best step's."""
     try:
         best = int(folder.best.read_text().removeprefix("step-"))
     except (OSError, ValueError):
@@ -161,24 +165,24 @@ def t_quantile(freedom: int) -> float:
 
 
 def _differing(runs):
-    """Option -> its values in the runs, where they differ."""
+    """Return option -> its values in the runs, if they differ."""
     names = [name for name in FIELDS if name not in _PERIODS]
     values = {name: [getattr(run.config, name) for run in runs] for name in names}
     return {name: x for name, x in values.items() if len(set(x)) > 1}
 
 
 def _rows(runs) -> Iterator[list[str]]:
-    """Yield the table of results: a column for each split and figure."""
+    """Yield the rows of the table: a column for each split and metric."""
     kinds = [
         (split, name)
         for split in _SPLITS
-        for name in _FIGURES
+        for name in recorded_metrics()
         if any(_figure(run, split, name) for run in runs)
     ]
-    titles = [f"{split} {TITLES[name]}" for split, name in kinds]
+    titles = [f"{split} {title_of(name)}" for split, name in kinds]
     yield ["run", *titles, "weights", "step", "images/s"]
     for run in runs:
-        result = next((x for x in map(run.results.get, _SPLITS) if x), {})
+        result = run.results.get("test") or run.results.get("validation", {})
         speed, reported = result.get("images_per_sec"), result.get("reported", "")
         yield [
             run.name,
@@ -190,70 +194,47 @@ def _rows(runs) -> Iterator[list[str]]:
 
 
 def _figure(run, split, name):
-    """Return a figure of a run with its 95 % interval as a text; empty if unknown."""
-    if split not in run.results:
-        return ""
-    value, interval = (
-        reported_figure(run.results[split], x) for x in (name, f"{name}_interval")
-    )
-    text = "" if value is None else f"{value:.4f}"
-    return "{} ({:.4f} to {:.4f})".format(text, *interval) if interval else text
+    """Return a figure with its 95 % interval as a text; empty if unknown."""
+    result = run.results.get(split, {"reported": None})
+    value = reported_figure(result, name)
+    interval = reported_figure(result, f"{name}_interval")
+    return "" if value is None else with_interval(value, interval)
 
 
-def _lines(runs):
-    """Lines to print."""
-    rows = list(_rows(runs))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
-    for name, values in _differing(runs).items():
-        yield f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
-    if difference := paired_difference(runs):
-        yield difference
-
-
-def _page(runs):
-    head, *rows = _rows(runs)
+def _page(runs, rows, differing, difference):
+    head, *rows = rows
     names = [run.name for run in runs]
-    differing = [[name, *map(str, x)] for name, x in _differing(runs).items()]
     options = page.paragraph("All options are alike.")
     if differing:
-        options = page.table(["option", *names], differing)
-    difference = paired_difference(runs)
+        cells = [[name, *map(str, x)] for name, x in differing.items()]
+        options = page.table(["option", *names], cells)
     return page.page(
         f"Comparison of {', '.join(names)}",
         [
             f"<h1>Comparison of {len(runs)} runs</h1>",
             page.table(head, rows),
             page.paragraph(f"{difference}.") if difference else "",
-            *_curves(runs),
+            _curves(runs),
             page.section("Options that differ", options),
         ],
     )
 
 
 def _curves(runs):
-    """The section of curves, a color per run."""
-    panels = []
-    titled = {
-        f"{split.capitalize()} {TITLES[name]}": [
-            f"{split}_{name}_ema",
-            f"{split}_{name}",
-        ]
-        for name in _FIGURES
+    # A color per run.
+    kinds = [
+        (f"{split} {title_of(name)}", name, [f"{split}_{name}_ema", f"{split}_{name}"])
+        for name in recorded_metrics()
         for split in _SPLITS
-    }
-    titled |= {"Training loss": ["epoch_loss", "loss"]}
-    for title, names in (titled | {"Learning rate": ["learning_rate"]}).items():
+    ]
+    kinds.append(("training loss", "loss", ["epoch_loss", "loss"]))
+    kinds.append(("learning rate", "learning_rate", ["learning_rate"]))
+    panels = []
+    for title, metric, names in kinds:
         series = []
         for color, run in enumerate(runs):
             found = (metric_series(run.curves, x, run.name, color) for x in names)
             series += next(filter(None, found), [])
         if series:
-            is_share = title.endswith(("mAP", "accuracy"))
-            panels.append(page.chart(title, charts.curves(title, series, is_share)))
-    if panels:
-        keys = [Series(run.name, [], [], color) for color, run in enumerate(runs)]
-        legend = f"<p>{page.legend(keys)}</p>"
-        yield page.section("Curves", legend, page.grid(*panels))
+            panels.append(curve_chart(title, series, metric))
+    return page.section("Curves", page.grid(*panels)) if panels else ""

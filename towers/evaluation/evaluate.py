@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,8 @@ from towers.evaluation.report import (
 from towers.evaluation.restored import (
     RunEvaluator,
     evaluated_weights,
-    evaluation_devices,
     read_checkpoint,
     read_run,
-    training_difference,
 )
 from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.schedules import num_images
@@ -51,19 +49,19 @@ def evaluate(
     report: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint of a run on all test images and reports it.
+    """Evaluate a checkpoint of a run on all test images.
 
     Args:
         workdir: the run's folder.
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
         data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
-            test images of the run's data set; as of `train`. Of a run that was not
-            trained on arrays nothing is written then.
-        step: of the checkpoint, "best" or "last", see `load_run`; the last where new
+            test images of the run's data set; as of `train`. Nothing is written if the
+            run was not trained on arrays.
+        step: of the checkpoint, "best" or "last", see `load_run`; the last one if new
             ones are looked for.
         use_ema: only the EMA weights (True) or the raw weights (False); by
-            default both, where the run keeps averages.
+            default both, if the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
         report: write a web page about the run, `report/index.html`.
@@ -75,41 +73,57 @@ def evaluate(
         the run's, "test_loss", "step" and so on.
 
     Raises:
-        TowersError: such as a CheckpointError where no checkpoint is valid and fits.
+        TowersError: such as a CheckpointError if no checkpoint is valid and fits.
     """
     _validate_arguments(data, step, eval_interval_secs)
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
     config = config or evaluation_config(folder, step)
     weights = evaluated_weights(config, use_ema)
-    devices = evaluation_devices(config, folder)
     info = stored_dataset_info(folder, step)
-    # Of images that are not the run's nothing is written.
+    # Nothing is written about images that are not the run's.
     is_of_run = data is None or config.choice_of("dataset").is_given
     if data is not None:
         config = _with_test_set(config, data, info, is_of_run)
         if report and not is_of_run:
             console.warn("report: of data other than the run's no page is written")
     # The end of a run that is followed is counted in epochs of its training images.
-    evaluator = RunEvaluator(config, devices, info, test_only=not eval_interval_secs)
+    evaluator = RunEvaluator(folder, config, info, test_only=not eval_interval_secs)
     parts = evaluator.parts
-    if difference := training_difference(info, parts.data):
+    if evaluator.difference:
         why = "test images may have been trained on"
-        console.warn(f"not the data set of the run: {difference}; {why}")
+        console.warn(f"not the data set of the run: {evaluator.difference}; {why}")
     test, class_names = parts.data.test, parts.data.class_names
 
+    checkpoints: Iterable[Checkpoint]
     if eval_interval_secs:
         checkpoints = follow(folder, eval_interval_secs, sleep)
     else:
         checkpoints = [read_checkpoint(folder, step)]
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
-            progress = Progress.from_json(checkpoint.trainer_state)
+            progress = Progress.from_json(checkpoint.run_state)
             predictions = predictions_of(evaluator.predict(checkpoint, test, weights))
-            thresholds = read_thresholds(folder.thresholds, class_names)
-            options = {"class_names": class_names, "thresholds": thresholds}
-            evaluation = predictions.map(functools.partial(figures, **options))
-            result = _write_result(reports, folder, evaluation, checkpoint, progress)
+            evaluation = predictions.map(
+                functools.partial(
+                    figures,
+                    class_names=class_names,
+                    thresholds=read_thresholds(folder.thresholds, class_names),
+                )
+            )
+            result = result_of(
+                evaluation,
+                "test",
+                step=checkpoint.step,
+                images=checkpoint.run_state["images_seen"],
+                stopwatch=progress.stopwatch,
+            )
+            if progress.best:
+                result["best_step"] = progress.best["step"]
+            record = record_of(evaluation, "test")
+            curves = {k.removeprefix("test_"): v for k, v in record.items()}
+            reports.scalars(checkpoint.step, curves)
+            reports.file(folder.result, to_json(result))
             mistakes = mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
@@ -122,9 +136,8 @@ def evaluate(
     if is_written and not predictions.reported.correct.all():
         console.line(f"the images that are predicted wrongly: {folder.mistakes}")
     if is_of_run and report:
-        evaluated = Evaluated("test", test, predictions, evaluation)
-        subject = folder, config, class_names, evaluated, checkpoint, progress
-        try_to_write(functools.partial(_report, *subject))
+        evaluated = Evaluated("test", test, class_names, predictions, evaluation)
+        try_to_write(lambda: _report(folder, config, evaluated, checkpoint, progress))
     return result
 
 
@@ -135,55 +148,36 @@ def _validate_arguments(data, step, eval_interval_secs):
         options = f"step={step} with eval_interval_secs={eval_interval_secs:g}"
         raise ConfigError(f"{options}: drop one of the two")
     if data is not None and eval_interval_secs:
-        raise ConfigError("data is evaluated once; leave eval_interval_secs out")
+        raise ConfigError("data is evaluated once; omit eval_interval_secs")
 
 
 def _with_test_set(config, data, info, is_of_run):
-    """The config with `data` as its data set, fitted to images of another one."""
-    class_names, fitted = info.class_names if info else (), {}
+    """Return the config with `data` as its data set, resized if it is not the run's."""
+    class_names, resized = info.class_names if info else (), {}
     if info and not is_of_run:
-        fitted = {
+        resized = {
             "image_shape": info.image_shape,
             "max_pixels": config.max_image_pixels,
             "center_crop": config.center_crop,
             "interpolation": config.interpolation,
         }
     multi_label = info is not None and info.multi_label
-    name = arrays.give_test_set(data, class_names, multi_label=multi_label, **fitted)
+    name = arrays.give_test_set(data, class_names, multi_label=multi_label, **resized)
     return replace(config, dataset=name)
 
 
-def _write_result(reports, folder, evaluation, checkpoint, progress):
-    """Writes `result.json` and the curves; its content."""
-    result = result_of(
-        evaluation,
-        "test",
-        step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
-        stopwatch=progress.stopwatch,
-    )
-    if progress.best:
-        result["best_step"] = progress.best["step"]
-    record = record_of(evaluation, "test")
-    curves = {k.removeprefix("test_"): v for k, v in record.items()}
-    reports.scalars(checkpoint.step, curves)
-    reports.file(folder.result, to_json(result))
-    return result
-
-
-def _report(folder, config, class_names, evaluated, checkpoint, progress):
+def _report(folder, config, evaluated, checkpoint, progress):
     run = read_run(folder.path, step=checkpoint.step, log=console.remark)
     page = write_report(
         folder,
         config,
-        class_names,
         run.image_shape,
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
-        images=checkpoint.trainer_state["images_seen"],
+        images=checkpoint.run_state["images_seen"],
         stopwatch=progress.stopwatch,
-        versions=checkpoint.trainer_state.get("versions", {}),
+        versions=checkpoint.run_state.get("versions", {}),
         run=run,
     )
     console.line(f"report: {page}")
@@ -192,7 +186,7 @@ def _report(folder, config, class_names, evaluated, checkpoint, progress):
 def follow(
     folder: RunFolder, interval_secs: float, sleep: Callable[[float], None]
 ) -> Iterator[Checkpoint]:
-    """The newest checkpoint, then each newer one as it comes; never ends."""
+    """Yield the newest checkpoint, then each newer one as it comes; never end."""
     checkpointer, awaited = checkpointer_of(folder), "a checkpoint"
     while True:
         if checkpoint := checkpointer.read_new():
@@ -200,13 +194,13 @@ def follow(
             awaited = f"a checkpoint after step {checkpoint.step}"
         if awaited:
             is_idle = folder.holder() is None
-            message = "; no process trains this run now" if is_idle else ""
-            period = f"looking every {interval_secs:g} s{message}"
+            idle = "; no process trains this run now" if is_idle else ""
+            period = f"looking every {interval_secs:g} s{idle}"
             end = "It ends with the run's last step, or with Ctrl-C"
             console.line(
                 f"waiting for {awaited} in {folder.checkpoints}, {period}. {end}"
             )
-        awaited = None
+        awaited = ""
         sleep(interval_secs)
 
 

@@ -1,25 +1,35 @@
-"""The figures of an evaluation, from the logits and labels of all test images.
+"""Functions of the metrics in `towers/config/metrics.py`, and tables of an evaluation.
 
-They are computed in NumPy, in float64, from what the devices give for each image, so
-that strategy, towers and batch size change nothing but the rounding of the logits.
+They are computed in NumPy, in float64, from what the devices give for each image:
+strategy, towers and batch size change only the rounding of the logits.
 """
 
+import dataclasses
 import json
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from towers.config import choices, factories, parse_json
-from towers.errors import ConfigError, one_line
-from towers.evaluation.predictions import TOP, LabelSets, Predictions, sigmoid, softmax
+from towers.config.metrics import METRICS, metrics_of, recorded_metrics
+from towers.errors import ConfigError
+from towers.evaluation.predictions import (
+    LabelSets,
+    Predictions,
+    average_precision,
+    precision_recall,
+    sigmoid,
+    softmax,
+)
+from towers.messages import one_line
 
-Figures = Mapping[str, Any]  # see `figures`
+Figures = dict[str, Any]  # see `figures`
 
-# Of the intervals.
+# Confidence level of the intervals.
 CONFIDENCE = 0.95
 
 # Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599.
@@ -31,88 +41,142 @@ def figures(
     class_names: Sequence[str],
     thresholds: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The figures of `result.json`, of Python's types. Label sets are predicted at 1/2,
-    and where there are `thresholds`, float64 [classes], also at these.
+    """Return the figures of `result.json`, of Python's types.
 
-    A ratio of nothing, such as the precision of a class that is never predicted, is 0,
-    as in scikit-learn with `zero_division=0`. The mean F1 leaves out classes without
-    images and predictions, as scikit-learn does by default.
-
-    Returns:
-        "accuracy", "correct", "images", "loss" (the mean); "accuracy_interval";
-        "accuracy_tta" with test-time augmentation; "calibration_error"; "macro_f1", the
-        mean F1 over the classes; "classes", a row of each class. With one label an
-        image "balanced_accuracy", the mean recall over the classes with images;
-        "top5_accuracy" and its interval where there are more classes than TOP;
-        "confusion_matrix", see `confusion_entries`. Of label sets "accuracy" is the
-        fraction of images whose labels are all predicted, and no others; "map" the mean
-        of the average precisions of classes with images, "map_micro" of all pairs of an
-        image and a class; "micro_f1" of these pairs.
+    These are the metrics of the task, and NAME_interval of shares; "correct", "images",
+    "classes" and, with one label an image, "confusion_matrix", `confusion_entries`. As
+    in scikit-learn with `zero_division=0`, a ratio of nothing is 0.
     """
+    if isinstance(predictions, LabelSets):
+        predictions = dataclasses.replace(predictions, thresholds=thresholds)
+    names = metrics_of(predictions.multi_label)
+    result = compute(predictions, names) | counts_of(predictions)
     labels, classes = predictions.labels, predictions.classes
-    images, correct = len(labels), int(predictions.correct.sum())
     counts = class_counts(labels, classes, len(class_names)).tolist()
-    rows = [
+    result["classes"] = rows = [
         {"name": name, "images": labeled, "predictions": taken}
         | {"f1": 2 * hits / max(labeled + taken, 1)}
         | ratio("precision", hits, taken)
         | ratio("recall", hits, labeled)
         for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
     ]
-    result = ratio("accuracy", correct, images) | {
-        "loss": float(predictions.losses.mean()),
-        "correct": correct,
-        "images": images,
-        "calibration_error": calibration_error(predictions),
-        "macro_f1": mean_f1(labels, classes),
-        "classes": rows,
-    }
-    if predictions.correct_tta.size:
-        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
-    if isinstance(predictions, LabelSets):
-        return result | _label_set_figures(predictions, rows, thresholds)
-    entries = confusion_entries(labels, classes, len(class_names))
-    result["confusion_matrix"] = entries.tolist()
-    result["balanced_accuracy"] = balanced_accuracy(predictions)
-    if len(class_names) > TOP and predictions.in_top.size:
-        result |= ratio("top5_accuracy", int(predictions.in_top.sum()), images)
+    if isinstance(predictions, Predictions):
+        entries = confusion_entries(labels, classes, len(class_names))
+        return result | {"confusion_matrix": entries.tolist()}
+    for number, row in enumerate(rows):
+        row["average_precision"] = float(predictions.average_precisions[number])
+        if thresholds is not None:
+            row["threshold"] = float(thresholds[number])
     return result
 
 
-def _label_set_figures(predictions, rows, thresholds):
-    """The figures of label sets alone; adds columns to the rows of the classes."""
-    labels, scores = predictions.labels, predictions.scores
-    for row, *columns in zip(rows, labels.T, scores.T, strict=True):
-        row["average_precision"] = average_precision(*columns)
-    each = [row["average_precision"] for row in rows if row["images"]]
-    result = {
-        "map": float(np.mean(each)) if each else 0.0,
-        "map_micro": average_precision(labels.ravel(), scores.ravel()),
-        "micro_f1": _micro_f1(labels, predictions.classes),
-    }
-    if thresholds is not None:
-        chosen = labels, predictions.probabilities >= thresholds
-        result["macro_f1_at_thresholds"] = mean_f1(*chosen)
-        result["micro_f1_at_thresholds"] = _micro_f1(*chosen)
-        for row, threshold in zip(rows, thresholds.tolist(), strict=True):
-            row["threshold"] = threshold
+def compute(
+    predictions: Predictions | LabelSets, names: Iterable[str]
+) -> dict[str, Any]:
+    """Return the metrics that apply, and the intervals of shares."""
+    result: dict[str, Any] = {}
+    for name in names:
+        value = globals()[METRICS[name].target or name](predictions)
+        if isinstance(value, np.ndarray):
+            result |= ratio(name, int(value.sum()), len(value))
+        elif value is not None:
+            result[name] = value
     return result
 
 
-def _micro_f1(labels, classes):
-    """F1 over all pairs of an image and a class."""
+def counts_of(predictions: Predictions | LabelSets) -> dict[str, int]:
+    """Return the numbers of "correct" predictions and "images"."""
+    return {
+        "correct": int(predictions.correct.sum()),
+        "images": len(predictions.labels),
+    }
+
+
+# Functions of the metrics.
+
+
+def accuracy(predictions: Predictions | LabelSets) -> np.ndarray:
+    """Return which images are predicted correctly, bool [n]."""
+    return predictions.correct
+
+
+def accuracy_tta(predictions: Predictions | LabelSets) -> np.ndarray | None:
+    """Return which images are correct with TTA, bool [n]."""
+    return predictions.correct_tta
+
+
+def top5_accuracy(predictions: Predictions) -> np.ndarray | None:
+    """Return which labels are in the top five, bool [n]."""
+    return predictions.in_top
+
+
+def loss(predictions: Predictions | LabelSets) -> float:
+    """Return the mean loss."""
+    return float(predictions.losses.mean())
+
+
+def balanced_accuracy(predictions: Predictions) -> float:
+    """Return the mean recall over the classes with images."""
+    hits, images, _ = class_counts(predictions.labels, predictions.classes)
+    return float(np.mean(hits[images > 0] / images[images > 0]))
+
+
+def macro_f1(predictions: Predictions | LabelSets) -> float:
+    """Return the mean F1 over the classes with images or predictions, or 0."""
+    hits, labeled, taken = class_counts(predictions.labels, predictions.classes)
+    total = labeled + taken
+    each = 2 * hits[total > 0] / total[total > 0]
+    return float(each.mean()) if each.size else 0.0
+
+
+def micro_f1(predictions: LabelSets) -> float:
+    """Return F1 over all pairs of an image and a class."""
+    labels, classes = predictions.labels, predictions.classes
     total = labels.sum() + classes.sum()
     return float(2 * (labels & classes).sum() / max(total, 1))
 
 
+def macro_f1_at_thresholds(predictions: LabelSets) -> float | None:
+    """Return `macro_f1` at the thresholds of held-out images."""
+    decided = predictions.at_thresholds
+    return None if decided is None else macro_f1(decided)
+
+
+def micro_f1_at_thresholds(predictions: LabelSets) -> float | None:
+    """Return `micro_f1` at the thresholds of held-out images."""
+    decided = predictions.at_thresholds
+    return None if decided is None else micro_f1(decided)
+
+
+def mean_average_precision(predictions: LabelSets) -> float:
+    """Return the mean over the classes with images; 0 without any."""
+    each = predictions.average_precisions[predictions.labels.any(0)]
+    return float(each.mean()) if each.size else 0.0
+
+
+def map_micro(predictions: LabelSets) -> float:
+    """Return the average precision of all pairs of an image and a class."""
+    return average_precision(predictions.labels.ravel(), predictions.scores.ravel())
+
+
+def calibration_error(predictions: Predictions | LabelSets) -> float:
+    """Return the mean distance of probability and accuracy over the bins."""
+    probabilities, is_right = predictions.decisions
+    surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
+    return float(np.abs(surplus).sum() / len(is_right))
+
+
+# Counts.
+
+
 def ratio(name: str, successes: int, trials: int) -> dict[str, Any]:
-    """A proportion under a name, and its interval under NAME_interval."""
+    """Return a share by its name, and its interval as NAME_interval."""
     interval = wilson_interval(successes, trials)
     return {name: successes / max(trials, 1), f"{name}_interval": interval}
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:
-    """The score interval of a binomial proportion, [low, high] (Wilson 1927)."""
+    """Return the score interval of a binomial proportion (Wilson 1927)."""
     if not trials:
         return [0.0, 1.0]
     z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -127,28 +191,12 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 def class_counts(
     labels: np.ndarray, classes: np.ndarray, num_classes: int = 0
 ) -> np.ndarray:
-    """Count correct predictions, images and predictions, int64 [3, classes], of labels
-    and classes [n], or bool [n, classes].
-    """
+    """Count correct predictions, images and predictions, int64 [3, classes]."""
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
     each = labels[labels == classes], labels, classes
     return np.array([np.bincount(x, minlength=num_classes) for x in each])
-
-
-def mean_f1(labels: np.ndarray, classes: np.ndarray) -> float:
-    """The mean F1 over the classes with images or predictions; 0 without any."""
-    hits, labeled, taken = class_counts(labels, classes)
-    total = labeled + taken
-    each = 2 * hits[total > 0] / total[total > 0]
-    return float(each.mean()) if each.size else 0.0
-
-
-def balanced_accuracy(predictions: Predictions) -> float:
-    """The mean recall over the classes with images."""
-    hits, images, _ = class_counts(predictions.labels, predictions.classes)
-    return float(np.mean(hits[images > 0] / images[images > 0]))
 
 
 def confusion_entries(
@@ -160,7 +208,7 @@ def confusion_entries(
 
 
 def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
-    """The entries of pairs of different classes with the largest numbers of images."""
+    """Return the entries of different classes with the most images."""
     wrong = entries[entries[:, 0] != entries[:, 1]]
     return wrong[np.argsort(-wrong[:, 2], kind="stable")[:most]]
 
@@ -168,9 +216,7 @@ def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
 def worst_confusion(
     entries: np.ndarray, num_classes: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the classes with the most mistakes, in increasing order, their confusion
-    matrix, and the numbers of their images.
-    """
+    """Return the classes with the most mistakes, their confusion matrix, and images."""
     labels, predicted, counts = entries.T
     wrong = counts * (labels != predicted)
     images = np.bincount(labels, counts, num_classes).astype(np.int64)
@@ -187,28 +233,22 @@ def worst_confusion(
 
 
 def _bins(probabilities):
-    """int64 [n], the numbers of the bins: NUM_BINS equal ones (low, high]."""
+    # Equal bins (low, high].
     bins = np.ceil(np.nan_to_num(probabilities) * NUM_BINS)
     return np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
 
 
-def calibration_error(predictions: Predictions | LabelSets) -> float:
-    """Return the mean distance of probability and accuracy over the bins."""
-    probabilities, is_right = predictions.decisions
-    surplus = np.bincount(_bins(probabilities), probabilities - is_right, NUM_BINS)
-    return float(np.abs(surplus).sum() / len(is_right))
-
-
 def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
-    """Return the bins of the calibration error: "low", "high" and "images", and if it
-    has any their mean "probability", "accuracy" and "accuracy_interval".
-    """
+    """Return the bins of the calibration error, for `charts.reliability`."""
     probabilities, is_right = predictions.decisions
     bins, rows = _bins(probabilities), []
     for number in range(NUM_BINS):
         is_in = bins == number
         images, correct = int(is_in.sum()), int(is_right[is_in].sum())
-        row = {"low": number / NUM_BINS, "high": (number + 1) / NUM_BINS}
+        row: dict[str, Any] = {
+            "low": number / NUM_BINS,
+            "high": (number + 1) / NUM_BINS,
+        }
         row["images"] = images
         if images:
             row["probability"] = float(probabilities[is_in].mean())
@@ -225,7 +265,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     targets = labels if multi_label else np.eye(logits.shape[1])[labels]
 
     def slope(log_temperature):
-        """Sign of the derivative of the convex cross-entropy over 1 / temperature."""
+        # Its sign is that of the derivative of the convex cross-entropy.
         probabilities = to_probabilities(logits * math.exp(-log_temperature))
         return np.sum(logits * (probabilities - targets))
 
@@ -239,42 +279,10 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 # Label sets.
 
 
-def precision_recall(
-    labels: np.ndarray, scores: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The precision-recall curve of a class: precision and recall, float64 [m], and the
-    score from which on images are predicted, for each of the m different scores, the
-    highest first. Without labels the recall is 0. Labels are bool, scores float [n].
-    """
-    order = np.argsort(-scores, kind="stable")
-    scores = scores[order]
-    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
-    hits = np.cumsum(labels[order])[last]
-    return hits / (last + 1), hits / max(labels.sum(), 1), scores[last]
-
-
-def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the `precision_recall` curve, as scikit-learn computes it; 0
-    without labels.
-    """
-    precision, recall, _ = precision_recall(labels, scores)
-    return float(np.diff(recall, prepend=0) @ precision)
-
-
-def mean_average_precision(predictions: LabelSets) -> float:
-    """The mean over the classes with images; 0 where there are none."""
-    labels, scores = predictions.labels, predictions.scores
-    each = [
-        average_precision(labels[:, c], scores[:, c])
-        for c in labels.any(0).nonzero()[0]
-    ]
-    return float(np.mean(each)) if each else 0.0
-
-
 def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """float64 [classes]: per class the threshold with the highest F1, halfway between
-    two probabilities; images with at least this probability are predicted to have the
-    class. 1/2 for a class without images. Both arguments are [n, classes].
+    """Return the threshold of each class with the highest F1, or 1/2 without images.
+
+    It is halfway between two probabilities; both arguments are [n, classes].
     """
     thresholds = np.full(labels.shape[1], 0.5)
     for number in np.flatnonzero(labels.any(0)):
@@ -290,7 +298,7 @@ def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
 
 
 def thresholds_json(predictions: LabelSets, class_names: Sequence[str]) -> str:
-    """The content of `thresholds.json`: `best_thresholds` by the names of classes."""
+    """Return the content of `thresholds.json`, `best_thresholds` by class name."""
     values = best_thresholds(predictions.labels, predictions.probabilities).tolist()
     return json.dumps(dict(zip(class_names, values, strict=True)), indent=2) + "\n"
 
@@ -298,9 +306,7 @@ def thresholds_json(predictions: LabelSets, class_names: Sequence[str]) -> str:
 def read_thresholds(
     path: pathlib.Path, class_names: Sequence[str]
 ) -> np.ndarray | None:
-    """float64 [classes]: the thresholds in a file; None where there is no file.
-    ConfigError where it has no probability for each class.
-    """
+    """Return the thresholds in a file, float64 [classes]; None without a file."""
     try:
         values = parse_json(path.read_bytes())
         chosen = [values[name] for name in class_names]
@@ -316,48 +322,36 @@ def read_thresholds(
     return thresholds
 
 
-# Metrics of --best_by.
-
-# In each evaluation during training, see `report.figures_of_counts`.
-FIGURES_OF_COUNTS = (
-    *("correct", "images", "accuracy", "accuracy_tta", "loss", "map", "macro_f1"),
-    "predictions",
-)
+# The metric of --best_by.
 
 
 class Metric(NamedTuple):
-    """A metric of the predictions for all images; NaN is worse than any number."""
+    """The metric that decides which step is best."""
 
     name: str  # in records, after the split
     function: Callable[[Predictions | LabelSets], float]
-    is_recorded: bool  # whether a run records it next to the usual ones
+    is_recorded: bool  # whether only best_by asks for it
+    higher_is_better: bool = True
 
     def score(self, figures: Figures) -> float:
-        """The metric of an evaluation, by `figures_of_counts`. What a run records,
-        and the mAP, which takes long, are not computed again.
-        """
-        if self.is_recorded:
-            return figures[self.name]
-        if self.name == "map":
-            return figures["map"]
-        return self.function(figures["predictions"])
+        """Return the metric of an evaluation; higher is better."""
+        value = figures[self.name]
+        return value if self.higher_is_better else -value
 
 
 def create_metric(name: str) -> Metric:
-    """Return the metric of `--best_by`, by name or FILE.py:FUNCTION of labels and
-    probabilities [n, classes]. ConfigError if there is no such function, it has the
-    name of a figure, or gives no number.
-    """
+    """Return the metric of `--best_by`, of METRICS or FILE.py:FUNCTION."""
     function = factories.resolve("best_by", name)
     if not choices.find("best_by", name).is_in_a_file:
-        usual = "accuracy", "loss", "map"
-        return Metric(name, function, name not in usual)
+        row = METRICS["accuracy" if name == "auto" else name]
+        is_recorded = name not in ("accuracy", "loss", "map")
+        return Metric(name, function, is_recorded, row.higher_is_better)
     short = name.rpartition(":")[2]
-    if short in FIGURES_OF_COUNTS:
+    if short in (*recorded_metrics(), "correct", "images", "predictions"):
         way = "rename the function"
         raise ConfigError(f"best_by={name}: {short} is another figure; {way}")
 
-    def compute(predictions):
+    def compute_score(predictions):
         number = function(predictions.labels, predictions.all_probabilities)
         try:
             return float(number)
@@ -365,20 +359,4 @@ def create_metric(name: str) -> Metric:
             reason = f"gave {type(number).__name__}, and not a number"
             raise ConfigError(f"best_by={name}: {reason}") from None
 
-    return Metric(short, compute, True)
-
-
-def accuracy(predictions: Predictions | LabelSets) -> float:
-    """The part of images that are predicted correctly."""
-    return float(predictions.correct.mean())
-
-
-def negative_loss(predictions: Predictions | LabelSets) -> float:
-    """The mean loss, negative."""
-    mean = float(predictions.losses.mean())
-    return -mean if math.isfinite(mean) else math.nan
-
-
-def macro_f1(predictions: Predictions | LabelSets) -> float:
-    """The mean F1 over the classes with images or predictions."""
-    return mean_f1(predictions.labels, predictions.classes)
+    return Metric(short, compute_score, True)

@@ -1,4 +1,4 @@
-"""Predictions of a run's network for images; no data set is needed."""
+"""Predictions for images, without the data set of the run."""
 
 import collections
 import contextlib
@@ -19,7 +19,6 @@ from towers.data.augment.tta import create_tta
 from towers.data.batches import hold_out
 from towers.data.files import image_folder
 from towers.data.files import paths as image_paths
-from towers.data.files.paths import shown
 from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, location_of
@@ -31,6 +30,7 @@ from towers.evaluation.restored import (
     reported_weights,
 )
 from towers.evaluation.tables import FORMS, create_features_file, create_table
+from towers.messages import shown
 from towers.models.create import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor
@@ -48,8 +48,8 @@ class Predicted:
         probabilities: float64 [n, classes].
         class_names: in the order of the probabilities.
         failed: path -> why an image cannot be read.
-        thresholds: float64 [classes], of a network of several labels an image the
-            probabilities from which classes are predicted; None of other networks.
+        thresholds: float64 [classes], the probabilities from which classes of label
+            sets are predicted; None with one label an image.
     """
 
     paths: list[str]
@@ -60,10 +60,10 @@ class Predicted:
     thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
-        """Names and probabilities of the k most likely classes, per image."""
+        """Return names and probabilities of the k most likely classes, per image."""
         if k < 1:
             raise ConfigError(f"k={k}: must be at least 1")
-        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k].tolist()
         return [
             [(self.class_names[c], float(row[c])) for c in classes]
             for row, classes in zip(self.probabilities, order, strict=True)
@@ -73,10 +73,8 @@ class Predicted:
         """Return the names of the classes that are predicted for each image."""
         if self.thresholds is None:
             return [[name] for [(name, _)] in self.top()]
-        return [
-            [self.class_names[c] for c in np.flatnonzero(row >= self.thresholds)]
-            for row in self.probabilities
-        ]
+        is_present = (self.probabilities >= self.thresholds).tolist()
+        return [list(itertools.compress(self.class_names, row)) for row in is_present]
 
 
 def predict(
@@ -88,22 +86,23 @@ def predict(
     use_ema: bool | None = None,
     calibrated: bool = False,
 ) -> Predicted:
-    """The predictions for images, in their order. The label of an image file is the
-    class whose name its folder has.
+    """Predict images, in their order.
+
+    The label of an image file is the class whose name its folder has.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
         images: one or several image files of any size, or folders of files; or images
-            in memory, which are fitted to the network as files are: an array of numbers
-            from 0 to 255, [n, height, width, channels] or of one image, images of
-            Pillow, a list of either, or a `tf.data.Dataset`, whose labels are ignored.
+            in memory, which are resized as files are: an array of numbers from 0 to
+            255, [n, height, width, channels] or of one image, images of Pillow, a list
+            of either, or a `tf.data.Dataset`, whose labels are ignored.
         config: the run's, with the device, towers, batch size and test-time
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
         step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
-            weights, where the run keeps them.
-        calibrated: probabilities with the temperature that `calibrate` has fitted.
+            weights, if the run keeps them.
+        calibrated: use the temperature of `calibrate`.
 
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float64
@@ -112,7 +111,7 @@ def predict(
         `present()`, the names of the predicted classes.
 
     Raises:
-        TowersError: such as a DataError where no file can be read.
+        TowersError: such as a DataError if no file can be read.
     """
     prediction = _Prediction(workdir, images, config, step, use_ema, calibrated)
     batches = list(prediction.batches())
@@ -144,10 +143,15 @@ def write_predictions(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> None:
-    """Writes the predictions for images, batch by batch.
+    """Write the predictions for images, batch by batch.
 
     Args:
-        workdir, images, config, step, use_ema, calibrated: as of `predict`.
+        workdir: as of `predict`, like the others without a line here.
+        images: as of `predict`.
+        config: as of `predict`.
+        step: as of `predict`.
+        use_ema: as of `predict`.
+        calibrated: as of `predict`.
         top: classes of each image; 0 for all, in the order of the classes, which are
             then the columns of "csv".
         form: "table", "csv" or "json", a line for each image.
@@ -156,8 +160,8 @@ def write_predictions(
         output: path of a file; by default standard output, or `features.npz`.
 
     Raises:
-        TowersError: such as a DataError where some files cannot be read: they are named
-            on standard error, and the others are done.
+        TowersError: such as a DataError if some files cannot be read: they are named
+            on standard error, and the others are predicted.
     """
     if top < 0:
         raise ConfigError(f"top={top}: must be at least 0, for all classes")
@@ -169,16 +173,19 @@ def write_predictions(
     path = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(path):
         raise ConfigError(f"output={path}: is the name of an image; choose another")
-    if path and os.path.realpath(path) in map(
-        os.path.realpath, RunFolder(workdir).files()
-    ):
+    of_run = {os.path.realpath(x) for x in RunFolder(workdir).files()}
+    if path and os.path.realpath(path) in of_run:
         raise ConfigError(f"output={path}: is a file of the run; choose another")
-    subject = workdir, images, config, step, use_ema, calibrated
-    prediction = _Prediction(*subject, features)
+    prediction = _Prediction(
+        workdir, images, config, step, use_ema, calibrated, features
+    )
+    run = prediction.run
     if features:
         results = create_features_file(path)
     else:
-        results = create_table(path, form, prediction.run, top)
+        results = create_table(
+            path, form, run.class_names, run.to_probabilities, run.thresholds, top
+        )
     with _errors_of_output(path), results as write:
         for batch in prediction.batches():
             write(*batch)
@@ -186,9 +193,7 @@ def write_predictions(
 
 
 class _Prediction:
-    """The network of a run, the images that it predicts, and the files that
-    `failed`.
-    """
+    """The network of a run, the images that it predicts, and the files that failed."""
 
     def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
         self._paths, self._images = paths_or_images(images)
@@ -196,22 +201,28 @@ class _Prediction:
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
         devices = evaluation_devices(config, folder, console.remark)
-        options = {"step": step, "calibrated": calibrated, "use_ema": use_ema}
-        self.run = read_run(workdir, **options, log=console.remark)
+        self.run = read_run(
+            workdir,
+            step=step,
+            calibrated=calibrated,
+            use_ema=use_ema,
+            log=console.remark,
+        )
         model = without_noise(self.run.network(weights), features)
         tta = "none" if features else config.tta
         if tta != config.tta:
             console.remark(f"tta={config.tta} is not used for features")
         self._predictor = create_predictor(model, devices.towers, create_tta(tta))
-        message = "EMA" if weights is Weights.EMA else "raw"
-        message += f" weights of step {self.run.step}"
-        message += f", test-time augmentation {tta}" if tta != "none" else ""
-        console.remark(f"predicting with the {message}")
+        name = "EMA" if weights is Weights.EMA else "raw"
+        message = f"predicting with the {name} weights of step {self.run.step}"
+        if tta != "none":
+            message += f", test-time augmentation {tta}"
+        console.remark(message)
         self._has_classes, self._counts = not features, collections.Counter()
         self.failed: dict[str, str] = {}
 
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
-        """Yield paths, labels (-1 without) and outputs of each batch."""
+        """Yield paths, labels (-1 if unknown) and outputs of each batch."""
         paths, counts = self._paths, self._counts
         label_of = Labels(self.run.class_names, paths)
         is_training_image = _training_images(self.run)
@@ -229,13 +240,18 @@ class _Prediction:
             yield names, labels, outputs
 
     def _readable_files(self):
+        trained, config = self.run.config, self._config
         files = enumerate(self._images)
         if self._paths:
             files = image_paths.walk(self._paths, self._fail)
-        trained, config = self.run.config, self._config
-        options = trained.center_crop, trained.interpolation, config.batch_size
-        options = config.max_image_pixels, *options
-        for file in read_files(files, self.run.image_shape, *options):
+        for file in read_files(
+            files,
+            self.run.image_shape,
+            config.max_image_pixels,
+            trained.center_crop,
+            trained.interpolation,
+            config.batch_size,
+        ):
             if file.image is None:
                 self._fail(file.path, file.fault)
             else:
@@ -246,15 +262,12 @@ class _Prediction:
         console.error(f"{shown(path)}: {why}")
 
     def _outputs(self, batch, size):
-        """Return the outputs; a last batch is filled up, so as not to be traced
-        anew.
-        """
-        run = self.run
-        images = np.zeros((size, *run.image_shape), np.uint8)
+        """Return the outputs of a batch, padded to `size` to avoid retracing."""
+        images = np.zeros((size, *self.run.image_shape), np.uint8)
         images[: len(batch)] = [file.image for file in batch]
         with tf.device("CPU:0"):
             mask = tf.constant(np.arange(size) < len(batch), tf.float32)
-            inputs = {"images": run.preprocess(images), "mask": mask}
+            inputs = {"images": self.run.preprocess(images), "mask": mask}
         outputs = next(self._predictor.predictions([inputs]))[Weights.RAW]
         result = outputs.get("logits_tta", outputs["logits"])
         # NumPy has no bfloat16.
@@ -270,8 +283,8 @@ class _Prediction:
         if counts["labeled"]:
             images = f"{counts['correct']} of {counts['labeled']} labeled images"
             share = f"({counts['correct'] / counts['labeled']:.4f})"
-            where = "(in folders named like a class)"
-            console.remark(f"{images} {where} predicted correctly {share}")
+            folders = "(in folders named like a class)"
+            console.remark(f"{images} {folders} predicted correctly {share}")
         if self.failed and not may_fail:
             files = f"{len(self.failed)} of {counts['read'] + len(self.failed)} files"
             raise DataError(f"{files} cannot be read; each is named above")
@@ -282,8 +295,9 @@ class _Prediction:
 
 
 def _training_images(run: RestoredRun) -> Callable[[str], bool]:
-    """Returns a function that is True for paths of the network's training images; False
-    where that is not known, as of a folder of images that has changed since.
+    """Return a function that is True for paths of the network's training images.
+
+    It is False if that is unknown, as with a folder of images that has changed since.
     """
     config, folder_of = run.config, functools.cache(os.path.realpath)
     if config.dataset != "image_folder" or is_url(config.data_dir):
@@ -314,12 +328,13 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
 
 @contextlib.contextmanager
 def _errors_of_output(output):
-    """Errors of writing as a line; a closed pipe, as of `| head`, ends the program."""
+    """Report errors of writing in a line; a closed pipe, as of `| head`, is the end."""
     try:
         yield
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
+        # The exit flushes standard output once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit()
     except (OSError, UnicodeEncodeError) as error:
-        where, why = output or "standard output", image_paths.reason(error)
-        raise ConfigError(f"{where}: cannot be written: {why}") from None
+        path, why = output or "standard output", image_paths.reason(error)
+        raise ConfigError(f"{path}: cannot be written: {why}") from None

@@ -1,4 +1,4 @@
-"""The figures of an evaluation as lines, `result.json` and `mistakes.csv`."""
+"""Results of an evaluation as lines of text, `result.json` and `mistakes.csv`."""
 
 import csv
 import io
@@ -10,69 +10,44 @@ from typing import Any
 
 import numpy as np
 
-from towers.data.files.paths import shown
+from towers.config.metrics import METRICS, metrics_of, recorded_metrics, title_of
 from towers.data.sources import Source, location_of
-from towers.evaluation.figures import (
-    Figures,
-    frequent_mistakes,
-    mean_average_precision,
-    mean_f1,
-)
+from towers.evaluation.figures import Figures, compute, counts_of, frequent_mistakes
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MAX_CHARACTERS
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
-from towers.reporting.display import duration
+from towers.reporting.quantities import duration
 from towers.run.progress import Stopwatch
 
-# The figures in `result.json`, in their order.
-NAMES = (
-    *("map", "map_micro", "accuracy", "accuracy_interval", "accuracy_tta"),
-    *("top5_accuracy", "top5_accuracy_interval"),
-    *("loss", "correct", "balanced_accuracy", "macro_f1", "micro_f1"),
-    *("macro_f1_at_thresholds", "micro_f1_at_thresholds", "calibration_error"),
-)
+# Tables in `result.json`, after the other figures.
 TABLES = ("classes", "confusion_matrix")
-
-# Those that evaluations record in `metrics.jsonl` and TensorBoard.
-RECORDED = ("map", "accuracy", "accuracy_tta", "loss", "macro_f1")
 
 _FORMULA = re.compile(r"^([=+@\t\r-])(?![\d.]+$)")  # not -1 or +0.5
 
-# Classes, and pairs of classes, that the table lists.
+# Maximum number of classes, and of pairs of classes, in the printed table.
 MAX_LISTED = 5
 
 _WEIGHTS = {Weights.RAW: "raw weights", Weights.EMA: "EMA weights"}
-TITLES = {
-    "map": "mAP",
-    "map_micro": "AP of all pairs",
-    "accuracy": "accuracy",
-    "accuracy_tta": "accuracy with TTA",
-    "top5_accuracy": "top-5 accuracy",
-    "loss": "loss",
-    "macro_f1": "mean F1",
-    "macro_f1_at_thresholds": "mean F1, thresholds",
-    "micro_f1": "F1 of all pairs",
-    "calibration_error": "calibration error",
-}
 
 
 def figures_of_counts(counts: Mapping[str, Any]) -> Figures:
-    """Return counts of the trainer's `evaluate` with means and "predictions"."""
-    predictions, images = predictions_of_counts(counts), int(counts["images"])
-    result = {"correct": int(counts["correct"]), "images": images}
-    means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
-    result |= {k: counts[v] / images for k, v in means.items() if v in counts}
-    if isinstance(predictions, LabelSets):
-        result["map"] = mean_average_precision(predictions)
-        result["macro_f1"] = mean_f1(predictions.labels, predictions.classes)
+    """Return the figures that a training records, and its "predictions"."""
+    predictions = predictions_of_counts(counts)
+    names = metrics_of(predictions.multi_label, recorded=True)
+    result = compute(predictions, names) | counts_of(predictions)
     return result | {"predictions": predictions}
 
 
 def record_of(
-    evaluation: Evaluation[Figures], split: str, names: Sequence[str] = RECORDED
+    evaluation: Evaluation[Figures], split: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return results by their names in `metrics.jsonl`, as "test_loss_ema"."""
+    """Return the recorded metrics, and some others, named such as "test_loss_ema"."""
+    return _named(evaluation, split, [*recorded_metrics(), *also])
+
+
+def _named(evaluation, split, names):
     return {
         _name(split, name, weights): figures[name]
         for weights, figures in evaluation.by_weights.items()
@@ -88,15 +63,14 @@ def _name(split, name, weights):
 def accuracy_line(
     at: str, evaluation: Evaluation[Figures], split: str, tta: str
 ) -> str:
-    """A line that begins with `at`: the reported accuracy."""
-    figures = evaluation.reported
-    name, line = "accuracy", f"{at}: {split} accuracy "
-    line += "{accuracy:.4f} ({correct} of {images})".format(**figures)
-    if "map" in figures:
-        name, line = "map", f"{at}: {split} mAP {figures['map']:.4f}"
-    if len(evaluation.by_weights) > 1:
-        raw = evaluation.by_weights[Weights.RAW]
-        line += f", with the raw weights {raw[name]:.4f}"
+    """Return the line of an evaluation of a checkpoint."""
+    figures, by_weights = evaluation.reported, evaluation.by_weights
+    name = _result_metric(figures)
+    line = f"{at}: {split} {title_of(name)} {figures[name]:.4f}"
+    if name == "accuracy":
+        line += " ({correct} of {images})".format(**figures)
+    if len(by_weights) > 1:
+        line += f", with the raw weights {by_weights[Weights.RAW][name]:.4f}"
     return line + _with_tta(figures, tta)
 
 
@@ -112,15 +86,18 @@ def epoch_line(
 ) -> str:
     """Return the line of an evaluation during the training."""
     figures = evaluation.reported
-    name, title = ("map", "mAP") if "map" in figures else ("accuracy", "accuracy")
-    line = f"epoch {epoch:g}: {split} {title} {figures[name]:.4f}"
+    name = _result_metric(figures)
+    line = f"epoch {epoch:g}: {split} {title_of(name)} {figures[name]:.4f}"
     line += _with_tta(figures, tta)
-    for other in metrics:
-        line += f", {other} {figures[other]:.4f}"
+    line += "".join(f", {other} {figures[other]:.4f}" for other in metrics)
     line += f", loss {figures['loss']:.4g}"
     if training_loss is not None:
         line += f", training loss {training_loss:.4g}"
-    return f"{line}, {duration(secs)}{', best' * is_best}"
+    return f"{line}, {duration(secs)}{', best' if is_best else ''}"
+
+
+def _result_metric(figures):
+    return next(name for name in METRICS if name in figures)
 
 
 def _with_tta(figures, tta):
@@ -131,49 +108,48 @@ def _with_tta(figures, tta):
 def table(
     evaluation: Evaluation[Figures], columns: Mapping[Weights, str] = _WEIGHTS
 ) -> list[str]:
-    """The lines of the table of an evaluation; class by class the reported figures."""
+    """Return the lines of a table: metrics, then classes by the reported weights."""
     reported, by_weights = evaluation.reported, evaluation.by_weights
     titles = {weights: columns[weights] for weights in by_weights}
     class_lines = _class_lines(reported, titles[evaluation.reported_weights])
     if len(titles) > 1:
         titles[evaluation.reported_weights] += " (reported)"
     rows = [["", *titles.values()]]
-    names = dict(TITLES)
-    if "map" in reported:
-        names["accuracy"] = "all labels correct"
-    for name, title in names.items():
-        if name in reported:
-            rows.append([title, *(_cell(x, name) for x in by_weights.values())])
+    for name in filter(reported.__contains__, METRICS):
+        cells = (
+            with_interval(figures[name], figures.get(f"{name}_interval"))
+            for figures in by_weights.values()
+        )
+        rows.append([title_of(name, "map" in reported), *cells])
     row_format = "  {:18}" + "  {:25}" * len(titles)
     lines = [row_format.format(*cells) for cells in rows]
     return [line.rstrip() for line in (*lines, *class_lines)]
 
 
-def _cell(figures, name):
-    interval = figures.get(f"{name}_interval")
-    text = f"{figures[name]:.4f}"
+def with_interval(value: float, interval: Sequence[float] | None) -> str:
+    """Return a figure, and its interval if there is one, as a text."""
+    text = f"{value:.4f}"
     return text if interval is None else "{} ({:.4f} to {:.4f})".format(text, *interval)
 
 
 def _class_lines(figures, kind):
-    """The classes with the lowest F1, and the most frequent mistakes."""
     classes = figures["classes"]
     names = [shown(row["name"], MAX_CHARACTERS) for row in classes]
-    present = [row for row in classes if row["images"] or row["predictions"]]
-    lowest = sorted(present, key=lambda row: row["f1"])[:MAX_LISTED]
+    present = [n for n, x in enumerate(classes) if x["images"] or x["predictions"]]
+    lowest = sorted(present, key=lambda number: classes[number]["f1"])[:MAX_LISTED]
     title = f"class ({kind})"
     if len(classes) > MAX_LISTED:
         title = f"lowest F1 of {len(classes)} classes ({kind})"
-    shortened = [shown(row["name"], MAX_CHARACTERS) for row in lowest]
-    width = max(map(len, (title, *shortened)))
+    width = max(map(len, [title, *(names[number] for number in lowest)]))
     yield f"  {title:{width}}  images  precision  recall      F1"
-    for name, row in zip(shortened, lowest, strict=True):
-        cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
-        yield f"  {name:{width}}  {cells.format(**row)}"
+    cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
+    for number in lowest:
+        yield f"  {names[number]:{width}}  {cells.format(**classes[number])}"
     entries = np.array(figures.get("confusion_matrix", np.zeros((0, 3), np.int64)))
-    mistakes = []
-    for label, other, count in frequent_mistakes(entries, MAX_LISTED):
-        mistakes.append(f"{names[label]} as {names[other]} {count}")
+    mistakes = [
+        f"{names[label]} as {names[other]} {count}"
+        for label, other, count in frequent_mistakes(entries, MAX_LISTED)
+    ]
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"
 
@@ -186,38 +162,39 @@ def result_of(
     images: int,
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
-    """The content of `result.json` after `step` steps on `images` images."""
+    """Return the content of `result.json` after `step` steps on `images` images."""
+    names = [x for x in evaluation.reported if x not in (*TABLES, "images")]
     speed = None
     if stopwatch.timed_secs:
         steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs
         speed = steps_per_sec * images / max(step, 1)
     return {
         "reported": _name(split, "accuracy", evaluation.reported_weights),
-        **record_of(evaluation, split, NAMES),
+        **_named(evaluation, split, names),
         "step": step,
         "images": images,
         f"{split}_images": evaluation.reported["images"],
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
         "images_per_sec": speed,
-        **record_of(evaluation, split, TABLES),
+        **_named(evaluation, split, TABLES),
     }
 
 
 def reported_figure(result: Mapping[str, Any], name: str) -> Any:
-    """Return a figure of the weights that a run reports, or None."""
+    """Return a figure of the reported weights, or None."""
     return result.get((result["reported"] or "accuracy").replace("accuracy", name))
 
 
 def headline(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name in a result of the figure that a run reports, and its metric."""
+    """Return the name in a result of its main figure, and the metric."""
     name = result["reported"]
     with_map = name.replace("accuracy", "map")
     return (with_map, "map") if with_map in result else (name, "accuracy")
 
 
 def to_json(result: Mapping[str, Any]) -> str:
-    """Return the text of `result.json`; a figure that is not finite is null."""
+    """Return the text of `result.json`; numbers that are not finite are null."""
 
     def finite(value):
         if isinstance(value, Mapping):
@@ -256,9 +233,8 @@ def spreadsheet_csv(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> st
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(
-            _FORMULA.sub(r"'\1", x) if isinstance(x, str) else x for x in row
-        )
+        cells = (_FORMULA.sub(r"'\1", x) if isinstance(x, str) else x for x in row)
+        writer.writerow(cells)
     return text.getvalue()
 
 

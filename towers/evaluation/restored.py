@@ -1,9 +1,8 @@
-"""The network of a run with its trained parameters, without its data set."""
+"""Trained networks: a run without its data set, and its evaluation on a data set."""
 
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +13,13 @@ import tensorflow as tf
 
 from towers import build, build_trainer, console
 from towers.config import Config, parse_json
-from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.data.batches import EvalBatches
-from towers.data.sources import DataSet, Source
-from towers.errors import (
-    CheckpointError,
-    ConfigError,
-    data_errors_of_tensorflow,
-    one_line,
-)
+from towers.data.sources import Source
+from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import read_thresholds
 from towers.evaluation.predictions import sigmoid, to_probabilities
+from towers.messages import one_line, program
 from towers.models.create import without_noise
 from towers.models.keras import given
 from towers.parallel import devices
@@ -46,13 +40,8 @@ class RestoredRun:
         step: of the checkpoint.
         config: of the run.
         dataset_info: classes and preprocessing of its data set.
-        tensors: the checkpoint's, name -> array.
+        tensors: of the checkpoint, name -> array.
         temperature: divides the logits before they become probabilities.
-        class_names: in the order of the logits.
-        image_shape: height, width, channels of the images that `preprocess` takes.
-        mean, std: by which images are standardized, per channel, in units of
-            0..255.
-        input_shape: height, width, channels of the input of the network.
     """
 
     path: pathlib.Path
@@ -64,28 +53,34 @@ class RestoredRun:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The names of the classes in the order of the logits."""
         return self.dataset_info.class_names
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """Height, width, channels of the images that `preprocess` takes."""
         return self.dataset_info.image_shape
 
     @property
     def mean(self) -> tuple[float, ...]:
+        """The mean that standardizes images, per channel, in units of 0..255."""
         return self.dataset_info.mean
 
     @property
     def std(self) -> tuple[float, ...]:
+        """The standard deviation, as `mean`."""
         return self.dataset_info.std
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
+        """Height, width, channels of the input of the network."""
         return self._augment.image_shape
 
     @functools.cached_property
     def model(self) -> keras.Model:
-        """The network with the raw parameters: preprocessed images [n, *input_shape] ->
-        logits [n, classes]. Built when it is first used.
+        """The network with the raw parameters, built when it is first used.
+
+        It maps preprocessed images [n, *input_shape] to logits [n, classes].
 
         Raises:
             ConfigError: the network is in a file that is missing.
@@ -95,7 +90,7 @@ class RestoredRun:
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
-        """Return the network with the EMA weights; None if the run keeps none."""
+        """The network with the EMA weights; None if the run keeps none."""
         is_kept = self.config.ema_decay > 0
         return without_noise(self.network(Weights.EMA)) if is_kept else None
 
@@ -120,7 +115,7 @@ class RestoredRun:
         return model
 
     def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
-        """The inputs of the network, float32 [n, *input_shape], as in an evaluation.
+        """Return the inputs of the network, float32 [n, *input_shape].
 
         Args:
             images: uint8 [n, *image_shape]; also in a graph of TensorFlow.
@@ -136,17 +131,17 @@ class RestoredRun:
 
     @functools.cached_property
     def thresholds(self) -> np.ndarray | None:
-        """Return the thresholds of label sets, of held-out images or 1/2; else None."""
+        """The thresholds of label sets, float64 [classes], else None."""
         if not self.dataset_info.multi_label:
             return None
         chosen = read_thresholds(RunFolder(self.path).thresholds, self.class_names)
         if chosen is None:
             return np.full(len(self.class_names), 0.5)
-        with np.errstate(divide="ignore"):  # the same logits
+        with np.errstate(divide="ignore"):  # at the same logits
             return sigmoid(np.log(chosen / (1 - chosen)) / self.temperature)
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities, float64 [n, classes], of logits [n, classes]."""
+        """Return probabilities, float64 [n, classes], of logits [n, classes]."""
         logits = logits.astype(np.float64) / self.temperature
         return to_probabilities(logits, self.dataset_info.multi_label)
 
@@ -156,9 +151,9 @@ class RestoredRun:
 
 
 def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> RestoredRun:
-    """The network of a run with its trained parameters; needs no data set, no recipe.
+    """Load the trained network of a run; needs no data set and no recipe.
 
-    Where TensorFlow has made no devices in this process, it gets the first GPU, or none
+    If TensorFlow has no devices in this process yet, it gets the first GPU, or none
     while a training of the run holds the GPUs.
 
     Args:
@@ -173,8 +168,8 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
         their input; `class_names`, in the order of the logits; `config`, `step`.
 
     Raises:
-        TowersError: such as a CheckpointError where no checkpoint is valid, or a
-            ConfigError where the run's network is in a file that is missing.
+        TowersError: such as a CheckpointError if no checkpoint is valid, or a
+            ConfigError if the run's network is in a file that is missing.
     """
     with contextlib.suppress(ConfigError):  # devices that were made before stay
         devices.configure(_free_device("auto", RunFolder(workdir), console.line), 1)
@@ -193,7 +188,7 @@ def evaluation_devices(
 
 
 def _free_device(device, folder, log):
-    """The CPU for device=auto while a training of the run holds the GPUs."""
+    """Return cpu for device=auto while a training of the run holds the GPUs."""
     holder = folder.holder()
     if device != "auto" or not holder or holder.get("device") != "GPU":
         return device
@@ -210,19 +205,17 @@ def read_run(
     use_ema: bool | None = None,
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
-    """Return the trained network of a run, on devices that were chosen before.
-    ConfigError if `calibrated` and `calibration.json` is not of this step and these
-    weights.
-    """
+    """Return the trained network of a run, on devices that were chosen before."""
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
-    info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
     temperature = 1.0
     if calibrated:
         weights = reported_weights(config, use_ema)
         temperature = _read_temperature(folder, checkpoint.step, weights)
-    values = config, info, checkpoint.tensors, temperature
-    return RestoredRun(folder.path, checkpoint.step, *values)
+    return RestoredRun(
+        folder.path, checkpoint.step, config, info, checkpoint.tensors, temperature
+    )
 
 
 def _read_temperature(folder, step, weights):
@@ -231,8 +224,6 @@ def _read_temperature(folder, step, weights):
         temperature, *fitted = (content[x] for x in ("temperature", "weights", "step"))
         if fitted != [weights.value, step]:
             raise ValueError("it is of the {} weights of step {}".format(*fitted))
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"the temperature is {temperature}")
         return temperature
     except (OSError, ValueError, LookupError, TypeError) as error:
         of = f"the {weights.value} weights of step {step} ({one_line(error)})"
@@ -247,7 +238,7 @@ def read_checkpoint(
     step: int | str = "best",
     log: Callable[[str], None] = console.line,
 ) -> Checkpoint:
-    """The checkpoint of a step; CheckpointError where none is valid."""
+    """Return the checkpoint of a step; CheckpointError if none is valid."""
     checkpoint = checkpointer_of(folder, log).read(step)
     if checkpoint is None:
         way = f"or let {program('eval')} wait for one with --eval_interval_secs"
@@ -257,43 +248,41 @@ def read_checkpoint(
 
 
 class RunEvaluator:
-    """Predicts images of the data set of a run with its checkpoints, on all devices;
-    with `test_only` the `parts` have no training images.
+    """The network of a run on all devices, and a data set to evaluate it on.
+
+    `difference` says how the training images differ from the run's, if both are known.
     """
 
     def __init__(
         self,
+        folder: RunFolder,
         config: Config,
-        chosen_devices: devices.Devices,
         info: DatasetInfo | None,
-        test_only: bool,
+        test_only: bool = True,
     ):
+        chosen = evaluation_devices(config, folder)
         self.parts = build.build(
             config,
-            device_kind=chosen_devices.kind,
+            device_kind=chosen.kind,
             for_training=False,
             dataset_info=info,
             test_only=test_only,
         )
+        data, self.difference = self.parts.data, ""
+        if info is not None and info.num_train is not None and data.train is not None:
+            self.difference = info.training_difference(DatasetInfo.of(data))
         self._batch_size = config.batch_size
-        self._trainer = build_trainer.create_trainer(config, self.parts, chosen_devices)
+        self._trainer = build_trainer.create_trainer(config, self.parts, chosen)
 
     def predict(
         self, checkpoint: Checkpoint, source: Source, weights: Sequence[Weights]
     ) -> Iterator[Mapping[Weights, Mapping[str, np.ndarray]]]:
-        """Yields the outputs for batches of a source, see `Evaluator.predictions`."""
+        """Yield the outputs for batches of a source, see `Evaluator.predictions`."""
         trainer, batch_size = self._trainer, self._batch_size
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         stream = EvalBatches(source, self.parts.augment, batch_size).stream()
         with data_errors_of_tensorflow():
             yield from trainer.evaluator.predictions(stream, weights)
-
-
-def training_difference(info: DatasetInfo | None, data: DataSet) -> str:
-    """Describe how training images differ from a run's, if both are known."""
-    if info is None or info.num_train is None or data.train is None:
-        return ""
-    return info.training_difference(DatasetInfo.of(data))
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
@@ -308,7 +297,7 @@ def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:
 def evaluated_weights(
     config: Config, use_ema: bool | None = None
 ) -> tuple[Weights, ...]:
-    """The weights to evaluate: what `use_ema` asks for, by default all of the run."""
+    """Return the weights that `use_ema` asks for, by default all of the run."""
     reported = reported_weights(config, use_ema)
     both = use_ema is None and reported is Weights.EMA
     return (Weights.RAW, Weights.EMA) if both else (reported,)

@@ -1,79 +1,65 @@
-"""The page of a report, from its content."""
+"""The page of a report: a table of its figures, and how each is computed and drawn."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from towers.config.installation import program
-from towers.evaluation.figures import frequent_mistakes, worst_confusion
-from towers.evaluation.report import TITLES, headline, reported_figure, to_json
+from towers.config.metrics import METRICS, title_of
+from towers.evaluation import figures
+from towers.evaluation.predictions import LabelSets, precision_recall, worst_mistakes
+from towers.evaluation.report import headline, reported_figure
+from towers.evaluation.run_report import Evaluated
+from towers.messages import program
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
-from towers.reporting.display import counted, duration
+from towers.reporting.quantities import counted, duration
 
-# Pairs of classes, and classes, that are listed.
+# Maximum number of pairs of classes, and of classes, in tables.
 MAX_PAIRS, MAX_ROWS = 15, 200
+# Maximum number of pictures of mistakes, and of correct predictions.
+MAX_MISTAKES, MAX_RIGHT = 20, 10
+# Maximum number of precision-recall curves, and of points of each.
+MAX_CURVES, MAX_POINTS = 6, 200
 
 Content = Mapping[str, Any]
+Pictures = Mapping[int, np.ndarray]  # index -> uint8 [height, width, channels]
 
 
-def report_page(
-    content: Content,
-    pixels: Mapping[int, np.ndarray],
-    maps: Mapping[int, np.ndarray] = MappingProxyType({}),
-) -> str:
+class Figure(NamedTuple):
+    """A figure of the page, next to the other figures of its section."""
+
+    section: str  # the title
+    draw: Callable[[Content], page.Html]  # empty if it does not apply
+    name: str = ""  # of the computed values in `report.json`
+    compute: Callable[[Evaluated], Any] = lambda evaluated: ()
+
+
+def computed_values(evaluated: Evaluated | None) -> dict[str, Any]:
+    """Return the values of the figures in `report.json` by name."""
+    return {
+        figure.name: figure.compute(evaluated) if evaluated else ()
+        for figure in FIGURES
+        if figure.name
+    }
+
+
+def report_page(content: Content, pixels: Pictures, maps: Pictures) -> page.Html:
     """Return the page, from `report.json`, and images and activation maps by index."""
-    result = content["result"]
-    classes = reported_figure(result, "classes")
-    parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
-    if classes:
-        accuracy = reported_figure(result, "accuracy")
-        title = "Calibration: how often a probability is right"
-        parts += [
-            page.section("Confusion matrix", *_confusion(result, classes)),
-            page.section(
-                "Classes and calibration",
-                page.row(
-                    _classes(classes, accuracy),
-                    page.chart(title, charts.reliability(content["reliability"])),
-                    *_precision_recall(content),
-                ),
-                _class_table(classes),
-            ),
-        ]
-    for title, name in (
-        ("Mistakes with the highest loss", "mistakes"),
-        ("The most confident correct prediction of a class", "most_confident"),
-    ):
-        if rows := content[name]:
-            title += _of_all(name, len(rows), result)
-            parts.append(page.section(title, _pictures(rows, pixels)))
-    if maps:
-        rows = [row for row in content["mistakes"] if row["index"] in maps]
-        legend = "Red: where the network finds the class that it predicts wrongly."
-        pictures = page.paragraph(legend), _pictures(rows, maps)
-        parts.append(page.section("Grad-CAM", *pictures))
-    parts += [page.section("Run", *_run(content))]
-    return page.page(f"{content['run']}: report", parts)
-
-
-def _of_all(name, count, result):
-    """Return how many mistakes, or classes, there are if the page shows fewer."""
-    split = result["reported"].partition("_")[0]
-    number, noun = result[f"{split}_images"] - reported_figure(result, "correct"), ""
-    if name == "most_confident":
-        classes = reported_figure(result, "classes")
-        number, noun = sum(row["images"] > 0 for row in classes), " classes"
-        if headline(result)[1] == "map":
-            return ""
-    return f", {count} of {number:,}{noun}" if count < number else ""
+    drawn: dict[str, list[page.Html]] = {}
+    content = {**content, "pixels": pixels, "maps": maps}
+    for figure in FIGURES:
+        if html := figure.draw(content):
+            drawn.setdefault(figure.section, []).append(html)
+    sections = [
+        page.section(title, page.row(*parts) if len(parts) > 1 else parts[0])
+        for title, parts in drawn.items()
+    ]
+    return page.page(f"{content['run']}: report", [_head(content), *sections])
 
 
 def _head(content):
-    """The reported accuracy, and other figures."""
     result = content["result"]
     title = f"<h1>{page.text(content['run'])}</h1>"
     height, width, *_ = content["image_shape"]
@@ -83,40 +69,28 @@ def _head(content):
     if accuracy is None:
         return title + page.paragraph("The run was not evaluated.") + _tiles(content)
     name, metric = headline(result)
-    caption = f"{name.partition('_')[0]} {TITLES[metric]}"
+    split, _, suffix = name.partition(f"_{metric}")
+    caption = f"{split} {title_of(metric)}{' of the EMA weights' if suffix else ''}"
     if interval := reported_figure(result, f"{metric}_interval"):
         caption += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
     figure = f"{result[name]:.4f} <small>{page.text(caption)}</small>"
-    figure = f'<div class="figure">{figure}</div>'
-    return f"{title}{figure}{_about(content)}{_tiles(content)}"
-
-
-def _about(content):
-    result, sentences = content["result"], []
-    name, metric = headline(result)
-    split, _, suffix = name.partition(f"_{metric}")
-    if (correct := reported_figure(result, "correct")) is not None:
-        images = result[f"{split}_images"]
-        what = "have all labels correct" if metric == "map" else "are correct"
-        sentences.append(f"{correct:,} of {images:,} {split} images {what}.")
-    if suffix:
-        sentences.append(f"This is the {TITLES[metric]} of the EMA weights.")
-        if (other := result.get(f"{split}_{metric}")) is not None:
-            sentences.append(f"With the raw weights it is {other:.4f}.")
-    if split == "validation":
-        sentences.append("These images are held out of the training set;")
-        sentences.append(f"{program('eval')} --report evaluates the test images.")
-    elif not reported_figure(result, "classes"):
-        sentences.append(f"{program('eval')} --report adds the confusion matrix.")
-    return page.paragraph(" ".join(sentences))
+    title += f'<div class="figure">{figure}</div>'
+    if not reported_figure(result, "classes") or split == "validation":
+        title += page.paragraph(
+            f"{program('eval')} --report evaluates the test images."
+        )
+    return title + _tiles(content)
 
 
 def _tiles(content):
-    result, curves, tiles = content["result"], content["curves"], []
+    result, curves = content["result"], content["curves"]
     metric = headline(result)[1] if result["reported"] else "accuracy"
-    for name, title in (TITLES | {"accuracy": "all labels correct"}).items():
-        if name != metric and (value := reported_figure(result, name)) is not None:
-            tiles.append((title, f"{value:.4f}", ""))
+    values = {name: reported_figure(result, name) for name in METRICS if name != metric}
+    tiles = [
+        (title_of(name, metric == "map"), f"{value:.4f}", "")
+        for name, value in values.items()
+        if value is not None
+    ]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
     length = counted(float(f"{max(epochs):.4g}"), "epoch") if epochs else ""
     tiles.append(("step", f"{result['step']:,}", length))
@@ -130,10 +104,13 @@ def _tiles(content):
     return page.tiles(tiles)
 
 
+# Curves.
+
+
 def metric_series(
     curves: Content, name: str, title: str, color: int = 0, is_faint: bool = False
 ) -> list[Series]:
-    """A metric over the epochs as a series; none where it was not recorded."""
+    """Return a metric over the epochs as a series; none if it was not recorded."""
     if not (points := curves.get(name)):
         return []
     values = np.array(points["values"], float)  # NaN of None
@@ -143,15 +120,11 @@ def metric_series(
 def _curves(content):
     curves = content["curves"]
     if not curves:
-        return [page.paragraph("metrics.jsonl has no records, so there are no curves.")]
-    titled_series = []
-    names = ["loss", "accuracy", "map"]
-    names += [
-        name.partition("_")[2].removesuffix("_ema")
-        for name in curves
-        if name.startswith(("test_", "validation_")) and "_tta" not in name
-    ]
-    for name in dict.fromkeys(names):
+        return page.paragraph("metrics.jsonl has no records, so there are no curves.")
+    panels = []
+    parts = (name.removesuffix("_ema").partition("_") for name in curves)
+    names = [x for split, _, x in parts if split in ("test", "validation")]
+    for name in dict.fromkeys(["loss", "accuracy", *names]):
         series = metric_series(curves, name, "training, one step", 1, True)
         series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
         for split in ("validation", "test"):
@@ -159,24 +132,33 @@ def _curves(content):
             averages = metric_series(curves, f"{split}_{name}_ema", title)
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages
-        titled_series.append((name.capitalize(), series))
-    rate = metric_series(curves, "learning_rate", "learning rate", 3)
-    titled_series.append(("Learning rate", rate))
-    return [curve_chart(*titled) for titled in titled_series if titled[1]]
+        if series:
+            panels.append(curve_chart(title_of(name), series, name))
+    if rate := metric_series(curves, "learning_rate", "learning rate", 3):
+        panels.append(curve_chart("learning rate", rate))
+    return page.grid(*panels)
 
 
-def curve_chart(title: str, series: Sequence[Series]) -> str:
-    """A chart of curves, with a legend where there are several."""
-    is_share = title.removesuffix("_tta") in ("Accuracy", "Map", "Macro_f1")
+def curve_chart(title: str, series: Sequence[Series], metric: str = "") -> page.Html:
+    """Return a chart of curves, with a legend if there are several."""
+    title = title if title[1:2].isupper() else title[:1].upper() + title[1:]  # mAP
+    is_share = metric in METRICS and METRICS[metric].higher_is_better
     chart = charts.curves(title, series, is_share)
     return page.chart(title, chart, series if len(series) > 1 else ())
 
 
-def _confusion(result, classes):
-    if (entries := reported_figure(result, "confusion_matrix")) is None:
-        return []
+# Classes.
+
+
+def _confusion(content):
+    classes = reported_figure(content["result"], "classes")
+    entries = reported_figure(content["result"], "confusion_matrix")
+    if entries is None:
+        return ""
     entries = np.array(entries)
-    worst, counts, images = worst_confusion(entries, len(classes), charts.MAX_CONFUSED)
+    worst, counts, images = figures.worst_confusion(
+        entries, len(classes), charts.MAX_CONFUSED
+    )
     names = [row["name"] for row in classes]
     svg = charts.confusion(counts, images, [names[label] for label in worst])
     title = "Rows: classes. Columns: predictions. Shades: shares of a class"
@@ -184,87 +166,177 @@ def _confusion(result, classes):
         title = f"The {len(worst)} classes with the most mistakes. {title}"
     pairs = [
         (names[label], names[other], count, f"{count / classes[label]['images']:.1%}")
-        for label, other, count in frequent_mistakes(entries, MAX_PAIRS).tolist()
+        for label, other, count in figures.frequent_mistakes(
+            entries, MAX_PAIRS
+        ).tolist()
     ]
     head = ["class", "predicted as", "images", "share of the class"]
     chart = page.chart(title, svg, wide=True)
-    if not pairs:
-        return [chart]
     table = f"<div><b>Most frequent mistakes</b>{page.table(head, pairs)}</div>"
-    return [page.row(chart, table)]
+    return page.row(chart, table) if pairs else chart
 
 
-def _classes(classes, accuracy):
+def _class_accuracies(content):
+    if not (classes := reported_figure(content["result"], "classes")):
+        return ""
     rows = sorted((r for r in classes if r["images"]), key=lambda row: row["recall"])
     title = "Accuracy of each class"
     if len(rows) > charts.MAX_CLASSES:
         rows = rows[: charts.MAX_CLASSES]
         title = f"The {len(rows)} least accurate of {len(classes)} classes"
+    accuracy = reported_figure(content["result"], "accuracy")
     return page.chart(title, charts.class_accuracies(rows, accuracy))
 
 
-def _class_table(classes):
-    has_curves = "average_precision" in classes[0]
-    rows = []
-    for row in sorted(classes, key=lambda row: (not row["images"], row["recall"])):
-        interval = "{:.4f} to {:.4f}".format(*row["recall_interval"])
-        cells = row["name"], row["images"], row["recall"], interval, row["precision"]
-        precision = [row["average_precision"]] if has_curves else []
-        rows.append([*cells, row["f1"], *precision])
+def _class_table(content):
+    if not (classes := reported_figure(content["result"], "classes")):
+        return ""
+    columns = {
+        "name": "class",
+        "images": "images",
+        "recall": "accuracy (recall)",
+        "recall_interval": "95 % interval",
+        "precision": "precision",
+        "f1": "F1",
+        "average_precision": "average precision",
+    }
+    keys = [key for key in columns if key in classes[0]]
+    rows = sorted(classes, key=lambda row: (not row["images"], row["recall"]))
     title = f"All {len(classes)} classes"
     if len(rows) > MAX_ROWS:
         title = f"The {MAX_ROWS} least accurate of {len(rows)} classes"
-    head = ["class", "images", "accuracy (recall)", "95 % interval", "precision", "F1"]
-    head += ["average precision"] if has_curves else []
-    return page.details(title, page.table(head, rows[:MAX_ROWS]))
+    cells = [[row[key] for key in keys] for row in rows[:MAX_ROWS]]
+    return page.details(title, page.table([columns[key] for key in keys], cells))
+
+
+def _reliability(content):
+    title = "Calibration: how often a probability is right"
+    rows = content["reliability"]
+    return page.chart(title, charts.reliability(rows)) if rows else ""
+
+
+def _precision_recall_values(evaluated):
+    """Return the curves of the classes with the lowest average precision."""
+    predictions, curves = evaluated.predictions.reported, []
+    if not isinstance(predictions, LabelSets):
+        return ()
+    numbers = np.flatnonzero(predictions.labels.any(0))
+    average_precisions = predictions.average_precisions
+    numbers = numbers[np.argsort(average_precisions[numbers], kind="stable")]
+    for number in numbers[:MAX_CURVES]:
+        columns = predictions.labels[:, number], predictions.scores[:, number]
+        precision, recall, _ = precision_recall(*columns)
+        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS))
+        curves.append(
+            {
+                "name": evaluated.class_names[number],
+                "average_precision": float(average_precisions[number]),
+                "recall": recall[chosen.astype(int)].tolist(),
+                "precision": precision[chosen.astype(int)].tolist(),
+            }
+        )
+    return curves
 
 
 def _precision_recall(content):
-    if not (curves := content.get("precision_recall")):
-        return []
     series = []
-    for color, curve in enumerate(curves):
+    for color, curve in enumerate(content["precision_recall"]):
         name = f"{curve['name']} {curve['average_precision']:.3f}"
         series.append(Series(name, curve["recall"], curve["precision"], color))
+    if not series:
+        return ""
     title = "Precision over recall, classes with the lowest average precision"
-    return [page.chart(title, charts.precision_recall(series), series)]
+    return page.chart(title, charts.precision_recall(series), series)
+
+
+# Pictures.
+
+
+def _worst_mistakes(evaluated):
+    worst = worst_mistakes(evaluated.predictions.reported, MAX_MISTAKES)
+    return evaluated.image_rows(worst)
+
+
+def _most_confident(evaluated):
+    """Return rows of correct predictions, one of a class."""
+    predictions = evaluated.predictions.reported
+    right = np.flatnonzero(predictions.correct)
+    right = right[np.argsort(-predictions.confidences[right], kind="stable")]
+    labels = [predictions.texts(index, evaluated.class_names)[0] for index in right]
+    _, first = np.unique(labels, return_index=True)
+    return evaluated.image_rows(right[np.sort(first)[:MAX_RIGHT]])
+
+
+def _activation_maps(content):
+    rows = [row for row in content["mistakes"] if row["index"] in content["maps"]]
+    legend = "Red: where the network finds the class that it predicts wrongly."
+    return page.paragraph(legend) + _pictures(rows, content["maps"]) if rows else ""
 
 
 def _pictures(rows, pixels):
     cells = []
     for row in rows:
-        label, prediction = page.text(row["label"]), page.text(row["prediction"])
-        lines = [f"<b>{label}</b>"]
+        lines = [f"<b>{page.text(row['label'])}</b>"]
         if row["label"] != row["prediction"]:
+            prediction = page.text(row["prediction"])
             lines.append(f'<span class="wrong">as {prediction}</span>')
-        probability = f"probability {row['probability']:.3f}"
-        lines.append(f'<span class="muted">{probability}</span>')
+        lines.append(f'<span class="muted">probability {row["probability"]:.3f}</span>')
+        if row["path"]:
+            name = page.text(row["path"].replace("\\", "/").rpartition("/")[2])
+            lines.append(f'<span class="muted name">{name}</span>')
         place = row["path"] or f"image {row['index']}"
         about = f"{place}; loss {row['loss']:.3f}"
-        if row["path"]:
-            name = page.text(place.replace("\\", "/").rpartition("/")[2])
-            lines.append(f'<span class="muted name">{name}</span>')
         cells.append((pixels[row["index"]], about, lines))
-    return page.pictures(cells)
+    return page.pictures(cells) if cells else ""
 
 
-def _run(content) -> Sequence[str]:
+def _run(content):
     versions = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
-    machine = content["machine"] or "not recorded"
-    rows = [("versions", versions), ("machine", machine)]
-    rows.append(("written", content["written"]))
-    parts = []
+    rows = [("versions", versions), ("machine", content["machine"] or "not recorded")]
+    html = page.table(["", ""], rows)
     if content["command"]:
-        parts.append(f"<pre>{page.text(shlex.join(content['command']))}</pre>")
+        html = f"<pre>{page.text(shlex.join(content['command']))}</pre>{html}"
     options = [(name, str(value)) for name, value in content["options"].items()]
     table = page.table(["option", "value"], options)
-    parts += [
-        page.table(["", ""], rows),
-        page.details("Options that are not defaults", table),
-        page.download("Download these figures", "report.json", to_json(content)),
-    ]
+    return f"<div>{html}{page.details('Options that are not defaults', table)}</div>"
+
+
+def _speed(content):
     speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
-    if not speed:
-        return parts
-    chart = curve_chart("Images per second", speed)
-    return [page.row(f"<div>{''.join(parts)}</div>", chart)]
+    return curve_chart("images per second", speed) if speed else ""
+
+
+# The figures of the page, in their order.
+FIGURES = (
+    Figure("Curves", _curves),
+    Figure("Confusion matrix", _confusion),
+    Figure("Classes and calibration", _class_accuracies),
+    Figure(
+        "Classes and calibration",
+        _reliability,
+        "reliability",
+        lambda evaluated: figures.reliability(evaluated.predictions.reported),
+    ),
+    Figure(
+        "Classes and calibration",
+        _precision_recall,
+        "precision_recall",
+        _precision_recall_values,
+    ),
+    Figure("Table of classes", _class_table),
+    Figure(
+        "Mistakes with the highest loss",
+        lambda content: _pictures(content["mistakes"], content["pixels"]),
+        "mistakes",
+        _worst_mistakes,
+    ),
+    Figure(
+        "The most confident correct prediction of a class",
+        lambda content: _pictures(content["most_confident"], content["pixels"]),
+        "most_confident",
+        _most_confident,
+    ),
+    Figure("Grad-CAM", _activation_maps),
+    Figure("Run", _run),
+    Figure("Run", _speed),
+)

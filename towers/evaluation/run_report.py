@@ -14,13 +14,13 @@ from PIL import Image
 
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
-from towers.config.installation import command_of, program
 from towers.data.sources import Source
-from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.figures import Figures, figures, precision_recall, reliability
-from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
+from towers.errors import data_errors_of_tensorflow
+from towers.evaluation.figures import Figures, figures
+from towers.evaluation.predictions import LabelSets, Predictions
 from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun
+from towers.messages import command_of, one_line, program
 from towers.models.create import without_noise
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
@@ -28,15 +28,8 @@ from towers.run.folder import RunFolder
 from towers.run.progress import Stopwatch
 from towers.threads import num_cores
 
-# Pictures of each kind on a page.
-MAX_MISTAKES, MAX_RIGHT = 20, 10
-# Precision-recall curves, and points of each.
-MAX_CURVES, MAX_POINTS = 6, 200
-
-_OF_PREDICTIONS = ("reliability", "precision_recall", "mistakes", "most_confident")
-
-# Metrics of the curves, besides metrics of evaluations, which have a prefix.
-_METRICS = (
+# Records of training steps that are drawn as curves.
+_RECORDS = (
     *("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate"),
     *("images_per_sec", "input_wait_percent"),
 )
@@ -47,6 +40,7 @@ class Evaluated(NamedTuple):
 
     split: str  # "test" or "validation"
     source: Source
+    class_names: Sequence[str]
     predictions: Evaluation[Predictions | LabelSets]
     figures: Evaluation[Figures]
 
@@ -55,20 +49,22 @@ class Evaluated(NamedTuple):
         cls,
         split: str,
         source: Source,
-        evaluation: Evaluation[Mapping[str, Any]],
         class_names: Sequence[str],
+        evaluation: Evaluation[Mapping[str, Any]],
     ) -> "Evaluated":
-        """Creates it from the `figures_of_counts` of an evaluation during training."""
+        """Create it from the `figures_of_counts` of an evaluation during training."""
         predictions = evaluation.map(lambda x: x["predictions"])
         results = predictions.map(lambda x: figures(x, class_names))
-        for weights, counts in evaluation.by_weights.items():
-            if "accuracy_tta" in counts:  # it is not in the predictions
-                results.by_weights[weights]["accuracy_tta"] = counts["accuracy_tta"]
-        return cls(split, source, predictions, results)
+        return cls(split, source, class_names, predictions, results)
+
+    def image_rows(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        """Return rows of some images with their predictions."""
+        predictions = self.predictions.reported
+        return image_rows(predictions, indices, self.source, self.class_names)
 
 
 def try_to_write(write: Callable[[], None]) -> None:
-    """Writes a report; where that fails for any reason, a warning says so."""
+    """Write a report; if that fails for any reason, warn."""
     try:
         write()
     except Exception as error:
@@ -79,7 +75,6 @@ def try_to_write(write: Callable[[], None]) -> None:
 def write_report(
     folder: RunFolder,
     config: Config,
-    class_names: Sequence[str],
     image_shape: Sequence[int],
     records: Sequence[Mapping[str, Any]],
     evaluated: Evaluated | None,
@@ -90,27 +85,26 @@ def write_report(
     versions: Mapping[str, str],
     run: RestoredRun | None = None,
 ) -> pathlib.Path:
-    """Writes `report/index.html` and `report.json` in a run's folder; the path of the
-    page.
+    """Write `report/index.html`, whose path is returned, and `report.json`.
 
-    Args:
-        records: of `metrics.jsonl`.
-        evaluated: the last evaluation; None where there was none.
-        step, images: steps taken, and images trained on, until the evaluation.
-        run: the network that was evaluated, for the activation maps of the worst
-            mistakes; without it this process trained, and its command and machine take
-            the place of the previous report's.
+    With the evaluated `run` the page has activation maps; without it this process has
+    trained, and its command and machine are reported. `step` and `images` are of the
+    evaluation.
     """
-    from towers.evaluation.run_page import report_page  # Matplotlib takes a while
+    # Importing Matplotlib takes a while.
+    from towers.evaluation.run_page import computed_values, report_page
 
     path = folder.report / "report.json"
     result = {"step": step, "images": images} | result_of_records(records)
-    of_predictions = dict.fromkeys(_OF_PREDICTIONS, ())
     if evaluated is not None:
-        progress = {"step": step, "images": images, "stopwatch": stopwatch}
-        result = result_of(evaluated.figures, evaluated.split, **progress)
-        classes = evaluated.figures.reported["classes"]
-        of_predictions = _predictions(evaluated, class_names, classes)
+        result = result_of(
+            evaluated.figures,
+            evaluated.split,
+            step=step,
+            images=images,
+            stopwatch=stopwatch,
+        )
+    values = computed_values(evaluated)
     content = {
         "run": os.path.normpath(folder.path),
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -119,28 +113,36 @@ def write_report(
         "image_shape": list(image_shape),
         "result": result,
         "curves": curves_of(records),
-        **of_predictions,
+        **values,
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
         **(_process() if run is None else _process_before(path)),
         "versions": dict(versions),
         "options": {name: getattr(config, name) for name in non_defaults(config)},
     }
-    pixels = {}
-    for row in (*content["mistakes"], *content["most_confident"]):
-        index = tf.constant([row["index"]], tf.int64)
-        with data_errors_of_tensorflow(), tf.device("CPU:0"):
-            pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
-    maps = {}
-    if run is not None and content["mistakes"]:
-        indices = [row["index"] for row in content["mistakes"]]
-        maps = _activation_maps(run, evaluated.predictions, indices, pixels)
+    pixels, maps = {}, {}
+    if evaluated is not None:
+        pixels = _pixels(evaluated.source, values)
+        if run is not None and values["mistakes"]:
+            indices = [row["index"] for row in values["mistakes"]]
+            maps = _activation_maps(run, evaluated.predictions, indices, pixels)
     page = folder.report / "index.html"
     texts = {path: to_json(content), page: report_page(content, pixels, maps)}
     store.make_folders(folder.report)
     for path, text in texts.items():
         store.write_aside(path, text.encode(errors="backslashreplace"))
     return page
+
+
+def _pixels(source, values):
+    """Return index -> image, uint8 [height, width, channels], of the rows of images."""
+    rows = [x for rows in values.values() for x in rows if isinstance(x, dict)]
+    pixels = {}
+    for number in {row["index"] for row in rows if "index" in row}:
+        index = tf.constant([number], tf.int64)
+        with data_errors_of_tensorflow(), tf.device("CPU:0"):
+            pixels[number] = source.read(index)[0][0].numpy()
+    return pixels
 
 
 def _activation_maps(run, evaluation, indices, pixels):
@@ -162,9 +164,9 @@ def _activation_maps(run, evaluation, indices, pixels):
 def activation_maps(
     model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
 ) -> np.ndarray | None:
-    """Return Grad-CAM, float32 [n, h, w] from 0 to 1 (Selvaraju et al. 2017,
-    arXiv:1610.02391), of the logits `classes` [n]; None if no layer has height and
-    width.
+    """Return Grad-CAM of the logits `classes` [n] (Selvaraju et al. 2017).
+
+    It is float32 [n, h, w] from 0 to 1; None if no layer has a height and a width.
     """
     outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
     if not outputs:
@@ -182,10 +184,9 @@ def activation_maps(
 
 
 def _is_spatial(layer):
+    shape = getattr(getattr(layer, "output", None), "shape", ())  # a list has none
     is_input = isinstance(layer, keras.layers.InputLayer)
-    output = getattr(layer, "output", None)
-    has_one = isinstance(output, keras.KerasTensor) and len(output.shape) == 4
-    return has_one and not is_input and max(output.shape[1:3]) > 1
+    return not is_input and len(shape) == 4 and max(shape[1:3]) > 1
 
 
 def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
@@ -215,58 +216,21 @@ def result_of_records(
 
 
 def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
-    """Name of a metric in `metrics.jsonl` -> its "steps", "epochs" and "values"."""
-    curves = {}
+    """Return the name of a record -> its "steps", "epochs" and "values"."""
+    curves: dict[str, dict[str, list]] = {}
     for record in records:
         for name, value in record.items():
-            if name in _METRICS or name.startswith(("test_", "validation_")):
-                new = {"steps": [], "epochs": [], "values": []}
-                curve = curves.setdefault(name, new)
+            if name in _RECORDS or name.startswith(("test_", "validation_")):
+                curve = curves.setdefault(
+                    name, {"steps": [], "epochs": [], "values": []}
+                )
                 curve["steps"].append(record["step"])
                 curve["epochs"].append(record.get("epoch", record["step"]))
                 curve["values"].append(value)
     return curves
 
 
-def _predictions(evaluated, class_names, classes):
-    """The calibration, and images with their predictions."""
-    predictions = evaluated.predictions.reported
-    worst = worst_mistakes(predictions, MAX_MISTAKES)
-    right = np.flatnonzero(predictions.correct)
-    right = right[np.argsort(-predictions.confidences[right], kind="stable")]
-    labels = [predictions.texts(index, class_names)[0] for index in right]
-    _, first = np.unique(labels, return_index=True)
-    confident = right[np.sort(first)[:MAX_RIGHT]]  # one of a class
-    mistakes, most_confident = (
-        image_rows(predictions, indices, evaluated.source, class_names)
-        for indices in (worst, confident)
-    )
-    curves = _precision_recall(predictions, classes)
-    values = reliability(predictions), curves, mistakes, most_confident
-    return dict(zip(_OF_PREDICTIONS, values, strict=True))
-
-
-def _precision_recall(predictions, classes):
-    """Precision-recall curves of the classes with the lowest average precision."""
-    if not isinstance(predictions, LabelSets):
-        return []
-    numbers = [number for number, row in enumerate(classes) if row["images"]]
-    numbers.sort(key=lambda number: classes[number]["average_precision"])
-    curves = []
-    for number in numbers[:MAX_CURVES]:
-        columns = predictions.labels[:, number], predictions.scores[:, number]
-        precision, recall, _ = precision_recall(*columns)
-        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS))
-        chosen = chosen.astype(int)
-        curve = {name: classes[number][name] for name in ("name", "average_precision")}
-        curve["recall"] = recall[chosen].tolist()
-        curve["precision"] = precision[chosen].tolist()
-        curves.append(curve)
-    return curves
-
-
 def _process():
-    """Command and machine of this process."""
     path, *arguments = sys.argv or [""]
     name, command = os.path.basename(path), None
     if name == program("train"):
@@ -280,7 +244,7 @@ def _process():
 
 
 def _process_before(path):
-    """Command and machine in the report of the training, if there is one."""
+    """Return command and machine in the report of the training, if there is one."""
     try:
         content = parse_json(path.read_bytes())
         return {name: content[name] for name in ("command", "machine")}

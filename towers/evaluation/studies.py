@@ -1,6 +1,4 @@
-"""Studies of trained runs: calibration, suspected label errors, ensembles, and means of
-parameters.
-"""
+"""Calibration, suspected label errors, ensembles and model soups of trained runs."""
 
 import dataclasses
 import json
@@ -12,24 +10,18 @@ import numpy as np
 
 from towers import console
 from towers.config import Config, to_json
-from towers.data.files.paths import shown
 from towers.data.sources import Source, checksum, location_of
 from towers.errors import CheckpointError, ConfigError, NumericError
-from towers.evaluation.figures import calibration_error, figures, fit_temperature
+from towers.evaluation.figures import calibration_error, figures, fit_temperature, loss
 from towers.evaluation.predictions import (
     LabelSets,
     Predictions,
-    predictions_of,
+    predictions_of_logits,
     to_probabilities,
 )
 from towers.evaluation.report import spreadsheet_csv, table
-from towers.evaluation.restored import (
-    RunEvaluator,
-    evaluation_devices,
-    read_checkpoint,
-    reported_weights,
-    training_difference,
-)
+from towers.evaluation.restored import RunEvaluator, read_checkpoint, reported_weights
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.checkpoint import Snapshot
@@ -44,7 +36,7 @@ from towers.run.stored_config import (
     stored_dataset_info,
 )
 
-# By which probabilities are taken as equal in a search for label errors.
+# Probabilities that differ by less are equal in a search for label errors.
 TOLERANCE = 1e-6
 
 SPLITS = ("test", "validation", "train")
@@ -66,24 +58,14 @@ class SplitPredictions(NamedTuple):
     logits: np.ndarray  # float32 [n, classes]
 
     def predictions(self, temperature: float = 1.0) -> Predictions | LabelSets:
-        """The predictions from the logits over a temperature."""
+        """Return the predictions from the logits over a temperature."""
         logits = (self.logits / temperature).astype(np.float32)
         return predictions_of_logits(logits, self.labels)
 
-
-def predictions_of_logits(
-    logits: np.ndarray, labels: np.ndarray
-) -> Predictions | LabelSets:
-    """The predictions, whose losses are the cross-entropy."""
-    probabilities = to_probabilities(logits, labels.ndim == 2)
-    with np.errstate(divide="ignore"):
-        if labels.ndim == 2:
-            right = np.where(labels, probabilities, 1 - probabilities)
-            losses = -np.log(right).mean(1)
-        else:
-            losses = -np.log(probabilities[np.arange(len(labels)), labels])
-    outputs = {"logits": logits, "labels": labels, "loss": losses}
-    return predictions_of([{Weights.RAW: outputs}]).reported
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities, float64 [n, classes]."""
+        return to_probabilities(self.logits, self.labels.ndim == 2)
 
 
 def predict_split(
@@ -94,40 +76,31 @@ def predict_split(
     step: int | str = "best",
     use_ema: bool | None = None,
 ) -> SplitPredictions:
-    """The predictions of a run for the images of a split.
+    """Predict the images of a split with the network of a run.
 
-    Args:
-        workdir: the run's folder.
-        split: "test"; "validation", the images that its training held out; or "train",
-            those that it was trained on.
-        config: the run's, with the devices and batch size; by default the stored one.
-        step, use_ema: as of `predict`.
-
-    Raises:
-        ConfigError: the run has no such images, or other images would be held out now
-            than in its training.
+    `split` is "test", "validation" (images that its training held out) or "train". The
+    other arguments are as of `predict`. ConfigError if the run has no such images, or
+    other images would be held out now than in its training.
     """
     if split not in SPLITS:
         raise ConfigError(f"split={split}: must be one of {', '.join(SPLITS)}")
     folder = RunFolder(workdir)
     config = config or evaluation_config(folder, step)
     weights = reported_weights(config, use_ema)
-    devices = evaluation_devices(config, folder)
     info = stored_dataset_info(folder, step)
-    evaluator = RunEvaluator(config, devices, info, test_only=split == "test")
+    evaluator = RunEvaluator(folder, config, info, test_only=split == "test")
     parts = evaluator.parts
     name, held_out = parts.eval_split
     sources = {name: held_out, "test": parts.data.test, "train": parts.train_source}
-    if sources.get(split) is None:
+    if (source := sources.get(split)) is None:
         way = "train with --validation_fraction=0.1, or choose another --split"
         raise ConfigError(f"split={split}: {folder.path} has no such images; {way}")
-    if difference := training_difference(info, parts.data):
-        why = f"{folder.path}: not the data set of the run: {difference}"
+    if evaluator.difference:
+        why = f"{folder.path}: not the data set of the run: {evaluator.difference}"
         if split == "validation":
             way = "held-out images may have been trained on; give the former data"
             raise ConfigError(f"{why}; {way}, or train again")
         console.warn(why)
-    source = sources[split]
     checkpoint = read_checkpoint(folder, step)
     outputs = evaluator.predict(checkpoint, source, [weights])
     batches = [output[weights] for output in outputs]
@@ -139,9 +112,10 @@ def predict_split(
 
 
 def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
-    """Fits the temperature of a run's probabilities to the images that its training
-    held out, and writes `calibration.json`, which `predict` and `export` use for the
-    same step and weights, where they are called with `calibrated=True`.
+    """Fit the temperature of a run's probabilities to its held-out images.
+
+    It is written to `calibration.json`, which `predict` and `export` use for the same
+    step and weights, if they are called with `calibrated=True`.
 
     Args:
         workdir: the run's folder.
@@ -157,11 +131,11 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
     """
     split = predict_split(workdir, "validation", **options)
     temperature = fit_temperature(split.logits, split.labels)
-    result = {"step": split.step, "weights": split.weights.value}
+    result: dict[str, Any] = {"step": split.step, "weights": split.weights.value}
     result |= {"temperature": temperature, "images": len(split.labels)}
     for suffix, value in (("", 1.0), ("_calibrated", temperature)):
         predictions = split.predictions(value)
-        result[f"loss{suffix}"] = float(predictions.losses.mean())
+        result[f"loss{suffix}"] = loss(predictions)
         result[f"calibration_error{suffix}"] = calibration_error(predictions)
     folder = RunFolder(workdir)
     with Reports(folder, "eval") as reports:
@@ -177,19 +151,21 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
 def find_suspects(
     workdir: str | os.PathLike, split: str = "train", **options: Any
 ) -> list[dict[str, Any]]:
-    """Images whose label is probably wrong, see `label_errors`; writes `suspects.csv`.
+    """Find images whose label is probably wrong, and write `suspects.csv`.
+
+    See `label_errors`.
 
     Args:
         workdir: the run's folder.
         split: see `predict_split`. A network has learned some of the wrong labels of
-            the images that it was trained on; of "validation" it has not.
+            the images that it was trained on, but not of "validation".
         **options: of `predict_split`.
 
     Returns:
         The rows of the file, the likeliest errors first: "index" in the split, "path",
         "label", "suggestion", and "probability" of the label and of the suggestion,
-        "probability_of_suggestion". Of label sets a row is about one class, and the
-        names of those that an image should not have, or does not, begin with "no ".
+        "probability_of_suggestion". Of label sets a row is about one class: the name of
+        a class that an image lacks, or should lack, begins with "no ".
 
     Raises:
         ConfigError: the run has no images of the split.
@@ -209,24 +185,23 @@ def find_suspects(
 
 
 def suspect_rows(predicted: SplitPredictions) -> list[dict[str, Any]]:
-    """The rows of `find_suspects`."""
+    """Return the rows of `find_suspects`."""
     labels, names, rows = predicted.labels, predicted.class_names, []
-    multi_label = labels.ndim == 2
-    probabilities = to_probabilities(predicted.logits, multi_label)
+    probabilities, multi_label = predicted.probabilities, labels.ndim == 2
     find = label_set_errors if multi_label else label_errors
     for index, other in zip(*find(labels, probabilities), strict=True):
-        suggested = float(probabilities[index, other])
+        suggested = probabilities[index, other]
+        suggestion = names[other]
         if multi_label:
-            label, suggestion = names[other], f"no {names[other]}"
-            own, suggested = suggested, 1 - suggested
-            if not labels[index, other]:
+            label, own = f"no {suggestion}", 1 - suggested
+            if labels[index, other]:
                 label, suggestion, own, suggested = suggestion, label, suggested, own
         else:
-            label, suggestion = names[labels[index]], names[other]
-            own = float(probabilities[index, labels[index]])
+            label, own = names[labels[index]], probabilities[index, labels[index]]
         path = shown(location_of(predicted.source, int(index)), most=4096)
-        cells = path, label, suggestion, round(own, 6), round(suggested, 6)
-        rows.append(dict(zip(SUSPECT_COLUMNS, (int(index), *cells), strict=True)))
+        numbers = round(float(own), 6), round(float(suggested), 6)
+        cells = int(index), path, label, suggestion, *numbers
+        rows.append(dict(zip(SUSPECT_COLUMNS, cells, strict=True)))
     return rows
 
 
@@ -238,11 +213,13 @@ def evaluate_ensemble(
     use_ema: bool | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Evaluates the mean probabilities of several runs, and prints the figures.
+    """Evaluate the mean probabilities of several runs, and print the figures.
 
     Args:
         workdirs: their folders, of the same images and classes.
-        split, step, use_ema: of `predict_split`.
+        split: of `predict_split`.
+        step: of `predict_split`.
+        use_ema: of `predict_split`.
         **changes: options in place of the stored ones of each run, such as `device`.
 
     Returns:
@@ -255,8 +232,9 @@ def evaluate_ensemble(
     members = []
     for workdir in workdirs:
         config = evaluation_config(RunFolder(workdir), step, **changes)
-        options = {"step": step, "use_ema": use_ema}
-        members.append(predict_split(workdir, split, config, **options))
+        members.append(
+            predict_split(workdir, split, config, step=step, use_ema=use_ema)
+        )
     predictions = mean_predictions(workdirs, members)
     result = figures(predictions, members[0].class_names)
     for line in table(Evaluation({Weights.RAW: result}), {Weights.RAW: "ensemble"}):
@@ -268,8 +246,7 @@ def mean_predictions(
     workdirs: Sequence[str | os.PathLike], members: Sequence[SplitPredictions]
 ) -> Predictions | LabelSets:
     """Return the predictions from the mean probabilities of runs."""
-    first = members[0]
-    multi_label, probabilities = first.labels.ndim == 2, []
+    first, probabilities = members[0], []
     for workdir, member in zip(workdirs, members, strict=True):
         sums = {checksum(x.source) for x in (first, member)}
         is_same = np.array_equal(member.labels, first.labels)
@@ -277,13 +254,15 @@ def mean_predictions(
         if member.class_names != first.class_names or not is_same:
             what = "other classes or images"
             raise ConfigError(f"{workdir} has {what} than {workdirs[0]}")
-        probabilities.append(to_probabilities(member.logits, multi_label))
+        probabilities.append(member.probabilities)
         if not np.isfinite(probabilities[-1]).all():
             raise NumericError(f"{workdir}: its probabilities are not finite")
     mean = np.mean(probabilities, 0)
     with np.errstate(divide="ignore"):
-        logits = np.log(mean) - (np.log(1 - mean) if multi_label else 0)
-    # Of probabilities that are 0 or 1.
+        logits = np.log(mean)
+        if first.labels.ndim == 2:
+            logits -= np.log(1 - mean)
+    # Probabilities of 0 and 1 have infinite logits.
     logits = np.nan_to_num(logits, posinf=1e30, neginf=-1e30)
     return predictions_of_logits(logits, first.labels)
 
@@ -291,14 +270,15 @@ def mean_predictions(
 def label_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The images that a network confidently assigns to another class than their label,
-    and these classes, int64 [m] each, the least probable labels first (Northcutt et al.
-    2021, "Confident learning", arXiv:1911.00068).
+    """Find images that a network confidently assigns to another class than their label.
 
     It is confident of a class if its probability is at least the mean over the images
-    that are labeled so; of several classes the most probable one counts. Images that
-    are predicted as their label are left out, as in cleanlab, whose tolerance this is.
-    The labels are integers [n], the probabilities [n, classes].
+    with this label; of several classes the most probable one counts. Images that are
+    predicted as their label are left out, as in cleanlab, which has the same tolerance.
+    Source: Northcutt et al. 2021, "Confident learning", arXiv:1911.00068.
+
+    Labels are integers [n], probabilities [n, classes]; images and classes come with
+    the least probable labels first.
     """
     images = np.arange(len(labels))
     counts = np.bincount(labels, minlength=probabilities.shape[1])
@@ -319,9 +299,7 @@ def label_errors(
 def label_set_errors(
     labels: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `label_errors` of label sets, bool [n, classes]: indices of images,
-    and of classes that they have and should not, or lack.
-    """
+    """Return images, and classes that they lack or should lack, as `label_errors`."""
     pairs = []
     for number in range(labels.shape[1]):
         positive = probabilities[:, number]
@@ -340,9 +318,10 @@ def average(
     *,
     step: int | str = "best",
 ) -> None:
-    """Writes the run folder of a network whose parameters, moving averages and float
-    state are the means over several runs. It is evaluated, predicts and is exported as
-    any other (model soups, Wortsman et al. 2022, arXiv:2203.05482).
+    """Write a run folder with the mean parameters, averages and float state of runs.
+
+    It is evaluated, predicts and is exported as any other (model soups, Wortsman et al.
+    2022, arXiv:2203.05482).
 
     Args:
         workdirs: folders of runs of one network on the same classes, which started from
@@ -354,19 +333,17 @@ def average(
         ConfigError: the runs differ in classes, preprocessing or network, or the folder
             has a run.
     """
+    begin = f"average={','.join(map(str, workdirs))}"
     if len(workdirs) < 2:
-        raise ConfigError(f"average={','.join(map(str, workdirs))}: give several runs")
+        raise ConfigError(f"{begin}: give several runs")
     folders = [RunFolder(x) for x in workdirs]
     checkpoints = [read_checkpoint(folder, step) for folder in folders]
     configs, first = [stored_config(x, step) for x in folders], checkpoints[0]
-    stored = [x.trainer_state["dataset_info"] for x in checkpoints]
-    infos = [
-        dataclasses.replace(DatasetInfo.from_values(x), num_train=None, checksum=None)
-        for x in stored
-    ]
+    infos = [DatasetInfo.from_values(x.run_state["dataset_info"]) for x in checkpoints]
     for folder, checkpoint, info in zip(folders, checkpoints, infos, strict=True):
         both = f"{folder.path} and {folders[0].path}"
-        if info != infos[0]:
+        count, checksum_ = infos[0].num_train, infos[0].checksum
+        if dataclasses.replace(info, num_train=count, checksum=checksum_) != infos[0]:
             raise ConfigError(f"{both} have other classes or preprocessing")
         try:
             validate_architecture(first.tensors, checkpoint.tensors)
@@ -375,31 +352,28 @@ def average(
     # Without weights to start from, the seed draws them.
     if len({os.path.normpath(x.init_from or f"seed/{x.seed}") for x in configs}) > 1:
         raise ConfigError(
-            f"average={','.join(map(str, workdirs))}: the runs do not start from the "
-            "same weights, so the mean of their parameters is near chance; take "
-            "--ensemble, or fine-tune runs from the same --init_from"
+            f"{begin}: the runs do not start from the same weights, so the mean of "
+            "their parameters is near chance; take --ensemble, or fine-tune runs from "
+            "the same --init_from"
         )
-    tensors = {}
+    tensors = dict(first.tensors)
     for name, value in first.tensors.items():
         if value.dtype.kind not in "biu":
             each = [x.tensors[name].astype(np.float64) for x in checkpoints]
-            value = np.mean(each, 0).astype(value.dtype)
-        tensors[name] = value
+            tensors[name] = np.mean(each, 0).astype(value.dtype)
     folder = RunFolder(workdir)
     folder.create()
     with folder.lock() as lock:
-        if Checkpointer(folder.checkpoints).steps():
-            raise ConfigError(f"workdir={workdir} has a run; choose another folder")
-        state = first.trainer_state | {"best": None, "open_record": None}
         check = lock.assert_same_folder
         checkpointer = Checkpointer(folder.checkpoints, assert_same_folder=check)
+        if checkpointer.steps():
+            raise ConfigError(f"workdir={workdir} has a run; choose another folder")
         with Reports(folder, "eval") as reports:
             reports.file(folder.config, to_json(configs[0]))
-            reports.file(
-                folder.dataset_info, DatasetInfo.from_values(stored[0]).to_json()
-            )
+            reports.file(folder.dataset_info, infos[0].to_json())
         if folders[0].network.exists():
             folder.write_network(folders[0].network.read_text())
-        # Last, as without a checkpoint the same command begins again.
+        # Last: without a checkpoint the same command begins again.
+        state = first.run_state | {"best": None, "open_record": None}
         checkpointer.save(Snapshot(first.step, tensors, state))
     console.line(f"the mean of {len(folders)} runs is in {folder.path}")

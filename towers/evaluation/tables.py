@@ -13,37 +13,42 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
-from towers.data.files.paths import shown
-from towers.errors import printable
-from towers.evaluation.restored import RestoredRun
+from towers.messages import printable, shown
 
 FORMS = ("table", "csv", "json")
 
-# Of the name of a class in a table.
+# Maximum number of characters of a class name in a table.
 MAX_CHARACTERS = 40
 
-# Takes a batch of n images: their paths, labels [n], -1 where there is none, and the
-# outputs of the network, [n, ...].
+# Takes a batch of n images: their paths, labels [n], -1 if unknown, and the outputs of
+# the network, [n, ...].
 Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 
 
 @contextlib.contextmanager
-def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[Write]:
-    """Yield the function that writes a line for each image, from logits, to a file, or
-    to standard output if the path is empty. With `top=0` all classes are written in
-    their order. "json" has null for NaN and, of label sets, the classes "present".
+def create_table(
+    path: str,
+    form: str,
+    class_names: Sequence[str],
+    to_probabilities: Callable[[np.ndarray], np.ndarray],
+    thresholds: np.ndarray | None,
+    top: int,
+) -> Iterator[Write]:
+    """Yield a function that writes a line for each image to a file or standard output.
+
+    With `top=0` all classes are written in their order. "json" has null for NaN and, of
+    label sets, the classes "present".
     """
-    class_names, thresholds = run.class_names, run.thresholds
-    digits = "{:.6f}" if top else "{:.6g}"  # of all also the small ones
+    digits = "{:.6f}" if top else "{:.6g}"  # small ones too
     in_order, top = not top, min(top or len(class_names), len(class_names))
     width = max(len(shown(name, MAX_CHARACTERS)) for name in class_names)
 
-    def write_line(path, label, best, present):
+    def line(path, label, best, present):
         if form == "csv":
-            cells = [digits.format(p) for _, p in best]
+            numbers = [digits.format(p) for _, p in best]
             if not in_order:
-                cells = [x for name, p in best for x in (name, digits.format(p))]
-            csv_file.writerow([path, label or "", *cells])
+                numbers = [x for name, p in best for x in (name, digits.format(p))]
+            csv_file.writerow([path, label or "", *numbers])
         elif form == "json":
             predictions = []
             for name, p in best:
@@ -61,26 +66,24 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         if in_order:
             order = np.broadcast_to(np.arange(top), order.shape)
-        probabilities = run.to_probabilities(logits)
+        probabilities = to_probabilities(logits)
         is_present = probabilities >= (1.0 if thresholds is None else thresholds)
         probabilities = np.take_along_axis(probabilities, order, 1).tolist()
         for path, label, classes, values, present in zip(
             paths, labels, order.tolist(), probabilities, is_present, strict=True
         ):
             best = [(class_names[c], p) for c, p in zip(classes, values, strict=True)]
-            write_line(path, class_names[label] if label >= 0 else None, best, present)
+            line(path, class_names[label] if label >= 0 else None, best, present)
         stream.flush()
 
     with _open_output(path) as stream:
         csv_file = csv.writer(stream, lineterminator="\n")
         if form == "csv":
-            columns = class_names
-            if not in_order:
-                numbers = range(1, top + 1)
-                columns = [
-                    f"{x}_{n}" for n in numbers for x in ("class", "probability")
-                ]
-            csv_file.writerow(["path", "label", *columns])
+            numbers = range(1, top + 1)
+            columns = [f"{x}_{n}" for n in numbers for x in ("class", "probability")]
+            csv_file.writerow(
+                ["path", "label", *(class_names if in_order else columns)]
+            )
         yield write
 
 
@@ -88,28 +91,35 @@ def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[W
 def _open_output(path):
     """Open standard output, or a file that gets its name at the end."""
     if not path:
-        if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+        if hasattr(sys.stdout, "reconfigure"):  # absent in a notebook
             sys.stdout.reconfigure(errors="surrogateescape")
         yield sys.stdout
         return
     path = os.path.realpath(path)
     # A rename would replace /dev/null.
     is_file = os.path.isfile(path) or not os.path.exists(path)
-    with store.aside(path) if is_file else contextlib.nullcontext(path) as path:
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-            yield file
+    options = {"encoding": "utf-8", "errors": "surrogateescape"}
+    with (
+        store.aside(path) if is_file else contextlib.nullcontext(path) as target,
+        open(target, "w", **options) as file,
+    ):
+        yield file
 
 
 @contextlib.contextmanager
 def create_features_file(path: str) -> Iterator[Write]:
-    """Yield the function that adds a row for each image to an `.npz` file with
-    "features", "labels" and "names", written at the end. OSError if something else than
-    a file is there, such as /dev/null, which a rename would replace.
+    """Yield a function that adds a row per image to an `.npz` file, written at the end.
+
+    The arrays are "features", "labels" and "names". OSError if the path is not of a
+    file, such as /dev/null, which a rename would replace.
     """
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "is there and no file")
-    names, all_labels, shape, dtype = [], [], (), None
+        raise OSError(errno.EINVAL, "is not a file")
+    names: list[str] = []
+    all_labels: list[int] = []
+    shape: tuple[int, ...] = ()
+    dtype = np.dtype(np.float32)
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
 
         def write(paths, labels, features):

@@ -32,7 +32,8 @@ from towers.parallel.towers import LossFn, Towers, tower_counts
 CALL_SECS = 1.0
 
 Counts = dict[str, float]
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclasses.dataclass(frozen=True)

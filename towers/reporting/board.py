@@ -36,8 +36,6 @@ Value = tuple[str, SummaryMetadata, np.ndarray]
 TAGS = {
     "accuracy": ("curves/accuracy", "Share of correct predictions"),
     "loss": ("curves/loss", "Mean loss, without weight decay"),
-    "map": ("curves/map", "Mean average precision over the classes"),
-    "macro_f1": ("curves/macro_f1", "Mean F1 over the classes"),
     "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
     "gradient_norm": (
         "optimizer/gradient_norm",
@@ -72,7 +70,7 @@ def tag_of(name: str, is_evaluation: bool = False) -> tuple[str, str] | None:
         tag, description = TAGS[name.removesuffix("_tta")]
         return f"{tag}_tta", f"{description}, with test-time augmentation"
     if is_evaluation and not name.startswith("epoch"):
-        return f"curves/{name}", "Metric of --best_by"
+        return f"curves/{name}", "Metric of the evaluation images"
     return None
 
 

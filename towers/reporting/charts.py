@@ -1,4 +1,4 @@
-"""Charts of a report, by Matplotlib: SVG images on white. Texts stay texts."""
+"""Charts of a report, by Matplotlib: SVG images on white, with texts as texts."""
 
 import base64
 import functools
@@ -15,25 +15,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from towers.data.files.paths import shown
-from towers.errors import printable
+from towers.messages import printable, shown
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font cache"
 
 # Colors of series; further ones are dashed.
 COLORS = "#1f5fbf", "#c2540a", "#1a7f4b", "#8b3fa8", "#8a6d00", "#c02670"
 
-# Most classes of a confusion matrix, and of one with counts in its cells.
+# Maximum number of classes of a confusion matrix, and of one with counts in its cells.
 MAX_CONFUSED, MAX_COUNTED = 120, 20
 
-# Maximum number of classes of the chart of accuracies, and of characters of a name.
+# Maximum number of classes in the chart of accuracies, and of characters of a name.
 MAX_CLASSES, _MAX_CHARACTERS = 25, 40
 
-# From which accuracy on its axis is logarithmic, and the ticks of that.
+# Accuracies from here on have a logarithmic axis with these ticks.
 HIGH_SHARE = 0.9
 SHARE_TICKS = 0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999
 
-# Pixels of an inch, and the width of a chart.
+# Pixels per inch, and width of a chart in pixels.
 _DPI, _WIDTH = 96, 380
 
 _MUTED, _GRID = "#59636e", "#d8dee4"
@@ -61,13 +60,13 @@ class Series(NamedTuple):
 
     name: str  # in the legend
     x: Sequence[float]
-    y: Sequence[float]  # NaN leaves a gap
+    y: Sequence[float] | np.ndarray  # NaN leaves a gap
     color: int = 0  # from len(COLORS) on the curve is dashed
     is_faint: bool = False  # for values of single steps
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
-    """Make an HTML element of the figure and text that a function returns."""
+    """Decorate a function that returns a figure and its description, for HTML."""
 
     @functools.wraps(draw)
     def draw_svg(*args, **options):
@@ -84,21 +83,18 @@ def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
     return draw_svg
 
 
-def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
+def _figure(width=_WIDTH, height=230) -> tuple[Figure, Axes]:
     figure = Figure((width / _DPI, height / _DPI), layout="constrained")
-    return figure, figure.subplots(**options)
+    return figure, figure.subplots()
 
 
 @_chart
 def curves(
     title: str, series: Sequence[Series], is_share: bool = False
 ) -> tuple[Figure, str]:
-    """Draw curves over the epochs, of a share from HIGH_SHARE on with an axis that is
-    logarithmic in the distance from 1.
-    """
+    """Draw curves over the epochs; shares near 1 with a logarithmic axis."""
     figure, axes = _figure()
-    for x, y, color, is_faint in (s[1:] for s in series):
-        few = len(x) <= 40 and not is_faint
+    for _, x, y, color, is_faint in series:
         axes.plot(
             x,
             y,
@@ -106,7 +102,7 @@ def curves(
             linestyle="--" if color >= len(COLORS) else "-",
             linewidth=0.9 if is_faint else None,
             alpha=0.45 if is_faint else None,
-            marker="o" if few else None,
+            marker="o" if len(x) <= 40 and not is_faint else None,
             markersize=3.5,
         )
     axes.set_xlabel("epoch")
@@ -133,38 +129,33 @@ def confusion(
     """Draw a confusion matrix, a row per label, the darker the larger a share."""
     count = len(counts)
     is_counted = count <= MAX_COUNTED
-    shares = counts / np.maximum(images[:, np.newaxis], 1)
-    # Small shares are visible too.
-    opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)
-    pixels = np.empty([count, count, 4])
-    pixels[:] = np.array([192, 57, 43, 0]) / 255
-    pixels[np.arange(count), np.arange(count), :3] = np.array([31, 95, 191]) / 255
-    pixels[..., 3] = opacities
+    # The root makes small shares visible.
+    shades = np.sqrt(counts / np.maximum(images[:, np.newaxis], 1))
+    labels = [_short(x) for x in names]
     side = 34 if is_counted else max(10, 640 // count)
-    margin = 12 + 6 * max(len(_short(x)) for x in names)
-    figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
-    axes.imshow(pixels, interpolation="none")
+    margin = 36 + 6 * max(map(len, labels))
+    figure, axes = _figure(*[margin + max(count * side, 160)] * 2)
+    is_right = np.eye(count, dtype=bool)
+    for hidden, colors in ((is_right, "Reds"), (~is_right, "Blues")):
+        visible = np.ma.masked_where(hidden | (counts == 0), shades)
+        axes.imshow(visible, colors, vmin=0, vmax=1.2, interpolation="none")
     axes.set(xlabel="predicted class", ylabel="class")
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    size = None if is_counted else 7
-    places, labels = range(count), [_short(x) for x in names]
-    axes.set_xticks(places, labels, rotation=90, fontsize=size)
-    axes.set_yticks(places, labels, fontsize=size)
-    axes.tick_params(labelcolor="black")
-    edges, style = np.arange(1, count) - 0.5, {"color": _GRID}
-    axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
-    axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+    axes.tick_params(labelcolor="black", labelsize=8.5 if is_counted else 7)
+    axes.set_xticks(range(count), labels, rotation=90)
+    axes.set_yticks(range(count), labels)
     axes.grid(visible=False)
+    edges = np.arange(1, count) - 0.5
+    axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, color=_GRID)
+    axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, color=_GRID)
     for spine in axes.spines.values():
         spine.set(visible=True, color=_GRID)
-    if is_counted:
-        for row, column in np.argwhere(counts):
-            color = "white" if opacities[row, column] > 0.85 else "black"
-            text = str(counts[row, column])
-            size = 8 if len(text) < 5 else 6.5
-            place = {"ha": "center", "va": "center"}
-            axes.text(column, row, text, color=color, size=size, **place)
+    for row, column in np.argwhere(counts) if is_counted else ():
+        color = "white" if shades[row, column] > 0.8 else "black"
+        text = str(counts[row, column])
+        size = 8 if len(text) < 5 else 6.5
+        axes.text(column, row, text, color=color, size=size, ha="center", va="center")
     return figure, f"confusion matrix of {count} classes"
 
 
@@ -172,17 +163,16 @@ def confusion(
 def class_accuracies(
     rows: Sequence[Mapping[str, Any]], accuracy: float
 ) -> tuple[Figure, str]:
-    """The accuracy of each class with its interval; of all images as a line."""
+    """Draw the accuracy of each class with its interval, and of all as a line."""
     names = [_short(row["name"]) for row in rows]
     width = _WIDTH + 6 * max(0, max(map(len, names)) - 20)
     figure, axes = _figure(width, height=70 + 20 * len(rows))
     places = np.arange(len(rows))
-    values = np.array([row["recall"] for row in rows])
     low, high = np.array([row["recall_interval"] for row in rows]).T
     axes.axvline(accuracy, color=_MUTED, linewidth=1, linestyle=":")
     axes.hlines(places, low, high, color=COLORS[0], linewidth=2.5, alpha=0.45)
-    dots = {"color": COLORS[0], "markersize": 5, "clip_on": False}
-    axes.plot(values, places, "o", **dots)
+    recalls = [row["recall"] for row in rows]
+    axes.plot(recalls, places, "o", color=COLORS[0], markersize=5, clip_on=False)
     axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0, labelcolor="black")
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -195,47 +185,39 @@ def class_accuracies(
 
 @_chart
 def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
-    """The reliability diagram, over the numbers of images in its bins."""
-    figure, (axes, below) = _figure(
-        height=360, nrows=2, sharex=True, height_ratios=[4, 1]
-    )
+    """Draw the reliability diagram, over the numbers of images in its bins."""
+    figure = Figure((_WIDTH / _DPI, 360 / _DPI), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=[4, 1])
     filled = [row for row in rows if row["images"]]
     color, probabilities = COLORS[0], [row["probability"] for row in filled]
     low, high = np.array([row["accuracy_interval"] for row in filled]).T
     axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
     axes.vlines(probabilities, low, high, color=color, linewidth=2.5, alpha=0.45)
-    dots = {"color": color, "markersize": 5, "clip_on": False}
-    axes.plot(probabilities, [row["accuracy"] for row in filled], "o", **dots)
+    accuracies = [row["accuracy"] for row in filled]
+    axes.plot(probabilities, accuracies, "o", color=color, markersize=5, clip_on=False)
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02), ylabel="accuracy")
-    below.bar(
-        [row["low"] for row in rows],
-        [row["images"] for row in rows],
-        [0.9 * (row["high"] - row["low"]) for row in rows],
-        align="edge",
-        color=color,
-        alpha=0.6,
-    )
+    images, edges = [row["images"] for row in rows], [row["low"] for row in rows]
+    width = 0.9 / len(rows)
+    below.bar(edges, images, width, align="edge", color=color, alpha=0.6)
     below.set(xlabel="probability of the prediction", ylabel="images")
     below.yaxis.set_major_locator(MaxNLocator(2, integer=True))
     below.grid(axis="x", visible=False)
-    return (figure, "reliability diagram: accuracy over probability")
+    return figure, "reliability diagram: accuracy over probability"
 
 
 @_chart
 def precision_recall(series: Sequence[Series]) -> tuple[Figure, str]:
-    """Precision-recall curves: recall is x, precision y."""
+    """Draw precision (y) over recall (x)."""
     figure, axes = _figure(height=300)
     for name, x, y, color, _ in series:
         axes.step(x, y, where="pre", color=COLORS[color % len(COLORS)], label=name)
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02), xlabel="recall", ylabel="precision")
-    names = ", ".join(s.name for s in series)
-    return figure, f"precision-recall curves: {names}"
+    return figure, f"precision-recall curves: {', '.join(s.name for s in series)}"
 
 
 def _short(name):
-    """Return a name without the middle of a long one, whose ends tell it apart."""
-    text = shown(name, 10**6)
+    """Cut out the middle of a long name, whose ends tell it apart."""
+    text, half = shown(name, 10**6), _MAX_CHARACTERS // 2
     if len(text) <= _MAX_CHARACTERS:
         return text
-    half = _MAX_CHARACTERS // 2
     return f"{text[: half - 1]}…{text[-half:]}"

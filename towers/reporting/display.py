@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 from towers import console
 from towers.errors import ConfigError
+from towers.reporting.quantities import duration
 
-# Seconds until the first line and at least between lines; the interval grows by this
-# fraction of the elapsed time.
+# Minimum seconds until and between lines; the interval grows by this fraction of the
+# elapsed time.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
 
 # Maximum width of a line: a file has none.
 _WIDTH = 10_000
 
-# Bars on a wide terminal.
+# Maximum width of the bars.
 _WIDEST = 120
 
 
@@ -30,10 +31,10 @@ class Status:
     epochs_per_step: float = 0.0
     loss: float | None = None  # running mean over the epoch
     accuracy: float | None = None  # the same
-    learning_rate: float | None = None  # of the last step
+    learning_rate: float | None = None  # at the last step
     images_per_sec: float | None = None
     input_wait_percent: float | None = None
-    skipped_steps: int = 0  # that were not finite
+    skipped_steps: int = 0  # because they were not finite
     secs_left: float | None = None
 
 
@@ -45,12 +46,12 @@ class Display:
         self._updated_at = clock()
 
     def update(self, **changes) -> None:
-        """Replaces fields of the status; called by the thread that trains."""
+        """Replace fields of the status; called by the thread that trains."""
         self.status = dataclasses.replace(self.status, **changes)
         self._updated_at = self._clock()
 
     def tick(self, step: int, activity: str) -> None:
-        """Shows the step and the activity; called often, by another thread."""
+        """Show the step and the activity; called often, by another thread."""
 
     def __enter__(self) -> "Display":
         return self
@@ -72,7 +73,8 @@ class PlainDisplay(Display):
         super().__init__(*args, **kwargs)
         self._began_at = self._due_at = None
 
-    def tick(self, step, activity):
+    def tick(self, step: int, activity: str) -> None:
+        """Print a line if it is due."""
         now = self._clock()
         if self._began_at is None:
             self._began_at, self._due_at = now, now + _PERIOD_SECS
@@ -103,7 +105,6 @@ def plain_line(
 
 
 def _fitting(parts, width):
-    """Joins as many parts as fit into a line."""
     line = ""
     for part in parts:
         if len(line) + len(part) + 2 <= width:
@@ -112,7 +113,7 @@ def _fitting(parts, width):
 
 
 def _figures(status):
-    """The most important ones first."""
+    # The most important ones first.
     if status.loss is not None:
         yield f"loss {status.loss:.3f}"
         yield f"accuracy {status.accuracy:.3f}"
@@ -140,7 +141,8 @@ class LiveDisplay(Display):
     def __exit__(self, *_):
         self._live.stop()
 
-    def tick(self, step, activity):
+    def tick(self, step: int, activity: str) -> None:
+        """Renew the lines."""
         self._step, self._activity = step, activity
         if self._live:
             self._live.refresh()
@@ -155,15 +157,15 @@ class LiveDisplay(Display):
         epoch = status.epoch + (step - status.step) * status.epochs_per_step
         number = max(0, min(math.floor(epoch), math.ceil(status.num_epochs) - 1))
         in_epoch = min(1.0, epoch - number)
-        # What is typed, such as ^C, fits behind it.
+        # Leave space for typed characters, such as ^C.
         width = min(width - 3, _WIDEST)
         bars = Table.grid(padding=(0, 2, 0, 0))
         bars.width = width
-        # Fixed widths, so that the bars keep theirs whatever the run does.
+        # Fixed widths keep the bars in place.
         percent, rest = {"width": 4, "justify": "right"}, {"width": 18}
         for column in ({}, {"ratio": 1}, percent, {}, rest):
             bars.add_column(no_wrap=True, **column)
-        # Colors of the terminal's own, which fit a light and a dark one.
+        # Colors of the terminal fit a light and a dark one.
         colors = {"style": "bright_black", "complete_style": "cyan"}
         done, now = step / status.last_step, self._activity
         count, after = f"step {step}/{status.last_step}", ""
@@ -186,19 +188,3 @@ def create_display(mode: str, status: Status) -> Display:
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)
-
-
-def counted(number: float, noun: str) -> str:
-    """Return such as "1 epoch", "2.5 epochs" or "1,200 steps"."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{text} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(secs: float) -> str:
-    """Such as "42 s", "3 min 20 s" or "2 h 05 min"."""
-    secs = round(secs)
-    if secs < 60:
-        return f"{secs} s"
-    if secs < 3600:
-        return f"{secs // 60} min {secs % 60:02d} s"
-    return f"{secs // 3600} h {secs % 3600 // 60:02d} min"

@@ -1,4 +1,4 @@
-"""A web page in one file: its style, and its parts. Every text is escaped here."""
+"""A web page in one file: its style and its parts, which escape their texts."""
 
 import base64
 import html
@@ -9,23 +9,23 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from towers.data.files.paths import shown
+from towers.messages import shown
 from towers.reporting.charts import COLORS, Series
 
-# Pixels of the longer side of a picture; smaller images are not resized.
+# Maximum size of a picture in pixels, and of one that is not resized.
 _LONGEST, _SMALL = 160, 64
 
 _STYLE = pathlib.Path(__file__).with_suffix(".css").read_text("utf-8")
 
-# Characters of a cell that is not broken into lines.
+# Maximum number of characters of a cell without line breaks.
 _SHORT = 20
 
-# Markup, which is put into a page without escaping.
+# Markup, which is not escaped.
 Html = str
 
 
 def page(title: str, parts: Iterable[Html]) -> Html:
-    """The whole page, in UTF-8."""
+    """Return the whole page, in UTF-8."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -36,41 +36,33 @@ def page(title: str, parts: Iterable[Html]) -> Html:
 
 
 def text(value: object) -> Html:
-    """A text; control characters, and bytes that are no text, as escapes."""
+    """Escape a text; control characters and invalid bytes become escape sequences."""
     return html.escape(shown(str(value), 10**6))
 
 
 def section(title: str, *parts: Html) -> Html:
-    """A part of the page; empty without content."""
-    content = "\n".join(filter(None, parts))
-    return (
-        f"<section>\n<h2>{text(title)}</h2>\n{content}\n</section>" if content else ""
-    )
+    """Return a part of the page."""
+    content = "\n".join(parts)
+    return f"<section>\n<h2>{text(title)}</h2>\n{content}\n</section>"
 
 
 def paragraph(words: str) -> Html:
+    """Return a paragraph in small gray letters."""
     return f'<p class="muted">{text(words)}</p>'
 
 
-def download(words: str, name: str, content: str) -> Html:
-    """A link that saves the content, which is in the page, in a file of that name."""
-    code = base64.b64encode(content.encode(errors="backslashreplace")).decode()
-    address = f"data:application/json;base64,{code}"
-    return f'<p><a download="{text(name)}" href="{address}">{text(words)}</a></p>'
-
-
 def row(*parts: Html) -> Html:
-    """Parts next to each other, as far as there is room."""
+    """Put parts next to each other, as far as there is room."""
     return f'<div class="row">{"".join(parts)}</div>'
 
 
 def grid(*parts: Html) -> Html:
-    """Parts of one width in columns."""
+    """Put parts of one width into columns."""
     return f'<div class="grid">{"".join(parts)}</div>'
 
 
 def tiles(values: Iterable[tuple[str, str, str]]) -> Html:
-    """Figures: name, value and a remark."""
+    """Return names, values and remarks as tiles."""
     cells = "".join(
         f"<div><dt>{text(name)}</dt><dd>{text(value)} <small>{text(remark)}</small>"
         "</dd></div>"
@@ -80,14 +72,13 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> Html:
 
 
 def chart(title: str, image: Html, series: Sequence[Series] = (), wide=False) -> Html:
-    """A chart with its title and legend; a wide one scrolls."""
+    """Return a chart with its title and legend; a wide one scrolls."""
     kind = ' class="wide"' if wide else ""
-    caption = f"<figcaption><b>{text(title)}</b>{legend(series)}</figcaption>"
+    caption = f"<figcaption><b>{text(title)}</b>{_legend(series)}</figcaption>"
     return f"<figure{kind}>{caption}{image}</figure>"
 
 
-def legend(series: Sequence[Series]) -> Html:
-    """The names of curves, with their colors."""
+def _legend(series):
     return "".join(
         f'<span class="key"><i style="color:{COLORS[s.color % len(COLORS)]}'
         f"{';border-top-style:dashed' if s.color >= len(COLORS) else ''}"
@@ -97,7 +88,7 @@ def legend(series: Sequence[Series]) -> Html:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
-    """A table whose numbers are on the right: floats with four digits."""
+    """Return a table with numbers on the right, floats with four digits."""
     titles, body = "", [list(cells) for cells in rows]
     for i, name in enumerate(head):
         is_number = body and all(isinstance(cells[i], int | float) for cells in body)
@@ -111,17 +102,19 @@ def _cell(value):
     if isinstance(value, int | float):
         number = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         return f'<td class="number">{number}</td>'
+    if isinstance(value, list):
+        value = "{:.4f} to {:.4f}".format(*value)
     kind = ' class="short"' if len(str(value)) <= _SHORT else ""
     return f"<td{kind}>{text(value)}</td>"
 
 
 def details(summary: str, content: Html) -> Html:
-    """A section that expands on a click."""
+    """Return a section that expands on a click."""
     return f"<details><summary>{text(summary)}</summary>{content}</details>"
 
 
 def pictures(cells: Iterable[tuple[np.ndarray, str, Sequence[Html]]]) -> Html:
-    """Images with the text that appears over them, and the lines below."""
+    """Return images with the text that appears over them, and the lines below."""
     figures = "\n".join(
         f'<figure title="{text(title)}">{_image(pixels)}'
         f"<figcaption>{'<br>'.join(lines)}</figcaption></figure>"
@@ -131,7 +124,6 @@ def pictures(cells: Iterable[tuple[np.ndarray, str, Sequence[Html]]]) -> Html:
 
 
 def _image(pixels):
-    """An image, uint8 [height, width, channels], as an element."""
     channels = pixels.shape[-1]
     image = Image.fromarray(pixels[..., :3] if channels >= 3 else pixels[..., 0])
     is_small = max(image.size) <= _SMALL

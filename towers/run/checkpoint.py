@@ -26,7 +26,8 @@ import tensorflow as tf
 
 import towers
 from towers.config import parse_json
-from towers.errors import CheckpointError, one_line
+from towers.errors import CheckpointError
+from towers.messages import one_line
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -55,7 +56,7 @@ class Snapshot:
 
     step: int
     tensors: Tensors
-    trainer_state: dict[str, Any]
+    run_state: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
         "versions": versions(),
         "architecture": [(name, x.shape, x.dtype.name) for name, x in tensors.items()],
     }
-    state = json.dumps({**snapshot.trainer_state, **added}, indent=1)
+    state = json.dumps({**snapshot.run_state, **added}, indent=1)
     (path / _STATE).write_text(state, encoding="utf-8")
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
@@ -114,7 +115,7 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint(_step(state), tensors, state, path)
 
 
-def read_trainer_state(path: Path) -> dict[str, Any]:
+def read_run_state(path: Path) -> dict[str, Any]:
     """The trainer state alone, verified; CheckpointError with the reason."""
     with _damage_named(path):
         _validate_file(path / _STATE, _manifest(path)[_STATE])
@@ -125,7 +126,7 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
 
 def validate_sizes(path: Path, step: int) -> None:
     """Raise CheckpointError if a folder lacks bytes, or holds another step."""
-    if read_trainer_state(path)["step"] != step:
+    if read_run_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
     with _damage_named(path):
         for name, entry in _manifest(path).items():

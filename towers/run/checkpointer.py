@@ -19,14 +19,15 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console, store
-from towers.errors import CheckpointError, ConfigError, one_line
+from towers.errors import CheckpointError, ConfigError
+from towers.messages import one_line
 from towers.run.checkpoint import (
     Checkpoint,
     OtherVersionError,
     Snapshot,
     error_reason,
     read,
-    read_trainer_state,
+    read_run_state,
     validate_sizes,
     write,
 )
@@ -69,9 +70,9 @@ class Checkpointer:
         intact.
         """
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
-        snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
+        snapshot = Snapshot(snapshot.step, tensors, snapshot.run_state)
         path = _retry_once(self._log, self._save, snapshot)
-        best = snapshot.trainer_state.get("best")
+        best = snapshot.run_state.get("best")
         self._remove_old(best["step"] if best else None)
         return path
 
@@ -172,7 +173,7 @@ class Checkpointer:
             step = self.best_step()
         for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):
             try:
-                return parse(read_trainer_state(self._path(candidate))[key])
+                return parse(read_run_state(self._path(candidate))[key])
             except (CheckpointError, ConfigError, KeyError):
                 continue
         return None

@@ -17,10 +17,11 @@ from towers import console
 from towers.config import choices
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
-from towers.data.files.paths import reason, shown
+from towers.data.files.paths import reason
 from towers.data.files.reading import local_copy
-from towers.errors import CheckpointError, ConfigError, DataError, one_line
+from towers.errors import CheckpointError, ConfigError, DataError
 from towers.keras_internals import layers_of
+from towers.messages import one_line, shown
 from towers.models import torch_names
 from towers.models.create import create_model, pretrained
 from towers.models.keras import applications
@@ -425,6 +426,6 @@ def _source(path, model, state, trainer) -> Iterator[StoredWeights]:
         )
     tensors = checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
-    names = checkpoint.trainer_state["dataset_info"]["class_names"]
+    names = checkpoint.run_state["dataset_info"]["class_names"]
     weights = weights_in_memory(str(checkpoint.path), kept)
     yield dataclasses.replace(weights, class_names=tuple(map(str, names)))

@@ -69,7 +69,7 @@ class Outputs:
             self.reports.sync()
             path = self._checkpointer.save(snapshot)
             self.committed.append((snapshot.step, path))
-            if best := snapshot.trainer_state["best"]:
+            if best := snapshot.run_state["best"]:
                 self.reports.file(self._folder.best, f"{folder_name(best['step'])}\n")
 
         with saving():

@@ -42,19 +42,19 @@ def checkpointer_of(
 ) -> Checkpointer:
     """The Checkpointer of a run, which says each line once."""
     log = functools.cache(log)
-    return Checkpointer(folder.checkpoints, log, validate_trainer_state, **options)
+    return Checkpointer(folder.checkpoints, log, validate_run_state, **options)
 
 
-def validate_trainer_state(checkpoint: Checkpoint) -> None:
+def validate_run_state(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if a run cannot go on with a trainer state."""
-    state = checkpoint.trainer_state
+    state = checkpoint.run_state
     try:
         from_values(state["config"])
         DatasetInfo.from_values(state["dataset_info"])
         Progress.from_json(state)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{checkpoint.path}: its trainer state is invalid: {error!r}"
+            f"{checkpoint.path}: its run state is invalid: {error!r}"
         ) from error
 
 
@@ -70,7 +70,7 @@ def validate_changes(
     )
     if checkpoint is None:
         return
-    trained = from_values(checkpoint.trainer_state["config"])
+    trained = from_values(checkpoint.run_state["config"])
     config = with_resize_of_weights(config, checkpoint)
     changed = changed_mathematics(trained, config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
@@ -96,7 +96,7 @@ def validate_dataset(
     """Raise ConfigError for other classes, or data that may not change."""
     if checkpoint is None:
         return
-    info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
     if difference := info.class_difference(DatasetInfo.of(data)):
         folder = checkpoint.path.parent.parent
         raise ConfigError(
@@ -155,7 +155,7 @@ def load_trainer(
     """Load a checkpoint, or initial parameters; return variables without values."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-        scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
+        scale_rate(trainer, config, checkpoint.run_state["num_plateaus"])
     elif config.init_from:
         return start_from(trainer, config.init_from, config.model, class_names)
     return set()

@@ -35,7 +35,7 @@ def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Con
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:
-        source = from_values(checkpoint.trainer_state["config"])
+        source = from_values(checkpoint.run_state["config"])
     elif os.path.isdir(path) and config_to_continue(path):
         source = stored_config(RunFolder(path), "best")
     elif weights is not None and _reads_files(config):

@@ -8,12 +8,12 @@ from towers import console
 from towers.build import Parts
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
-from towers.config.installation import print_versions
+from towers.console import print_versions
 from towers.data import classes
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import counted
+from towers.reporting.quantities import counted
 from towers.run.folder import RunFolder
 
 # With fewer images a tower, a GPU is hardly used.

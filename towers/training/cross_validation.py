@@ -14,17 +14,15 @@ import numpy as np
 from towers import console, store
 from towers.cluster.cluster_spec import find_cluster
 from towers.config import Config
+from towers.config.metrics import METRICS
 from towers.data.sets.arrays import Data
 from towers.data.sources import location_of
 from towers.errors import ConfigError
 from towers.evaluation.figures import figures
-from towers.evaluation.predictions import to_probabilities
 from towers.evaluation.studies import predict_split
 from towers.run.peers import refuse_workers
 from towers.training.train import train
 
-# The figures in the table.
-NAMES = ("map", "accuracy", "loss", "balanced_accuracy", "macro_f1")
 OUT_OF_FOLD = "out_of_fold.csv"
 
 
@@ -76,7 +74,7 @@ def cross_validate(
         train(path, fold, data=data, class_names=class_names, **options)
         predicted = predict_split(path, "validation")
         result = figures(predicted.predictions(), predicted.class_names)
-        for name in filter(result.__contains__, NAMES):
+        for name in filter(result.__contains__, METRICS):
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
     table = {
@@ -99,9 +97,8 @@ def cross_validate(
 def _rows(predicted, fold):
     """Rows of `out_of_fold.csv`: numbers of the training images, labels by name."""
     multi_label = predicted.labels.ndim == 2
-    probabilities = to_probabilities(predicted.logits, multi_label)
     names, source = np.array(predicted.class_names), predicted.source
-    for index, row in enumerate(probabilities):
+    for index, row in enumerate(predicted.probabilities):
         label = predicted.labels[index]
         label = ";".join(names[label]) if multi_label else names[label]
         location = location_of(source, index)

@@ -15,7 +15,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.evaluation.run_report import Evaluated, write_report
-from towers.reporting.display import counted
+from towers.reporting.quantities import counted
 from towers.run.checkpoint import versions
 from towers.run.outputs import is_between_steps
 from towers.training.callback_list import CallbackError
@@ -88,12 +88,11 @@ def report_run(run: Run) -> None:
         if run.evaluated is not None:
             step, evaluation = run.evaluated
             split = run.parts.eval_split
-            evaluated = Evaluated.from_counts(*split, evaluation, names)
+            evaluated = Evaluated.from_counts(*split, names, evaluation)
         run.outputs.lock.assert_same_folder()
         page = write_report(
             run.folder,
             run.config,
-            names,
             run.parts.data.image_shape,
             run.reports.records(),
             evaluated,

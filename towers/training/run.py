@@ -12,6 +12,7 @@ import numpy as np
 from towers import build, build_trainer, console
 from towers.callbacks import Callback
 from towers.config import Config
+from towers.config.metrics import metrics_of
 from towers.data.batches import EvalBatches
 from towers.errors import (
     CheckpointError,
@@ -22,7 +23,7 @@ from towers.errors import (
 )
 from towers.evaluation.figures import create_metric, thresholds_json
 from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import RECORDED, epoch_line, figures_of_counts, record_of
+from towers.evaluation.report import epoch_line, figures_of_counts, record_of
 from towers.evaluation.restored import evaluated_weights
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, Feed
@@ -68,7 +69,7 @@ class Run:
         self.trainer, self.outputs, self.display = trainer, outputs, display
         self.workers, self.reports = trainer.workers, outputs.reports
         self.dataset_info = DatasetInfo.of(parts.data)
-        auto = "map" if parts.data.multi_label else "accuracy"
+        auto = metrics_of(parts.data.multi_label)[0]
         self.best_by = auto if config.best_by == "auto" else config.best_by
         self.last_step = parts.last_step
         self.progress = Progress()
@@ -267,7 +268,7 @@ class Run:
         config, progress = self.config, self.progress
         split, _ = self.parts.eval_split
         evaluation = self._run_evaluation()
-        record = record_of(evaluation, split, [*RECORDED, self._metric.name])
+        record = record_of(evaluation, split, [self._metric.name])
         if means := progress.means.means(config.images_per_step):
             record["epoch_loss"], record["epoch_accuracy"] = means
         progress.open_record |= record
@@ -354,7 +355,7 @@ class Run:
             tensors = settled_state(trainer)
         step = self.progress.step = int(tensors["step"])
         validate_finite(tensors, step)
-        trainer_state = {
+        run_state = {
             **self.progress.to_json(),
             "images_seen": step * self.config.images_per_step,
             "seed": self.config.seed,
@@ -362,7 +363,7 @@ class Run:
             "config": dataclasses.asdict(self.config),
             "dataset_info": dataclasses.asdict(self.dataset_info),
         }
-        return Snapshot(step, tensors, trainer_state)
+        return Snapshot(step, tensors, run_state)
 
     def save_and_wait(self) -> None:
         """Saves as `save`, and waits until the checkpoint is committed."""

@@ -56,7 +56,7 @@ def build_run(
     share = build_trainer.share_of(config, devices, workers)
     continued = None
     if checkpoint is not None and not {"init_from", "standardize"} & set(allow_change):
-        continued = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+        continued = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
     parts = build.build(
         config,
         device_kind=devices.kind,
@@ -78,7 +78,7 @@ def build_run(
         config, parts, devices, workers, teacher=teacher
     )
     if checkpoint is not None and "teacher" not in allow_change:
-        trained = checkpoint.trainer_state.get("teacher")
+        trained = checkpoint.run_state.get("teacher")
         if trainer.teacher and trained not in (None, trainer.teacher.checksum):
             why = "its parameters are not those that the run has followed"
             way = "give the former ones, or --allow_change=teacher"

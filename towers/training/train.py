@@ -20,12 +20,14 @@ from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, non_defaults, to_json
-from towers.config.installation import command_of_program
+from towers.config.metrics import title_of
 from towers.data.sets.arrays import Data
-from towers.evaluation.report import TITLES, headline
+from towers.evaluation.report import headline
 from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
-from towers.reporting.display import Status, create_display, duration
+from towers.messages import command_of_program
+from towers.reporting.display import Status, create_display
+from towers.reporting.quantities import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -203,7 +205,7 @@ def restore(
     names = run.parts.data.class_names
     new = load_trainer(run.trainer, config, checkpoint, names)
     if checkpoint is not None:
-        run.progress = Progress.from_json(checkpoint.trainer_state)
+        run.progress = Progress.from_json(checkpoint.run_state)
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
     if config.linear_probe:
@@ -277,7 +279,7 @@ def finish(run: Run, report: bool) -> None:
     if name := result["reported"]:
         name, metric = headline(result)
         weights = name.replace("_ema", " of the EMA weights")
-        weights = weights.replace(metric, TITLES[metric]).replace("_", " ")
+        weights = weights.replace(metric, title_of(metric)).replace("_", " ")
         secs = duration(run.progress.stopwatch.train_secs)
         place = f"at step {result['step']}, after {secs} in steps"
         say(f"result: {result[name]:.4f} {weights}, {place}")

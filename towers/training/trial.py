@@ -32,7 +32,8 @@ from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import Status, create_display, duration
+from towers.reporting.display import Status, create_display
+from towers.reporting.quantities import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.peers import cluster_of, refuse_workers
@@ -260,7 +261,7 @@ def _try(trial, heartbeat):
     _print_operations(config, trainer)
     _print_memory(trainer)
     saved = trial.checkpoint
-    num_worse = saved.trainer_state["num_worse"] if saved else 0
+    num_worse = saved.run_state["num_worse"] if saved else 0
     is_early = 0 < config.patience <= num_worse and trainer.step < parts.last_step
     if is_early or trainer.step >= parts.last_step:
         hint = how_to_continue(config, trainer.step, parts.total_steps, is_early)
