@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from towers import tf_internals
 from towers.data import randomness, streams
 from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import draw_numbers
@@ -302,6 +303,9 @@ class EvalBatches:
         sizes = shares(share.size, min(share.size, num_towers))
         return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
+    def __iter__(self) -> Iterator[Batch]:
+        return tf_internals.delete_in_thread(iter(self.stream()))
+
     def __call__(self, number: tf.Tensor) -> Batch:
         """The batch of a number, int64, 0 for the first."""
         return self._process(*self._read(number * self.batch_size))
@@ -350,8 +354,8 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
     indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     batches = EvalBatches(Subset(source, indices), augment, batch_size=100)
     with data_errors_of_tensorflow():
-        for batch in batches.stream().as_numpy_iterator():
-            yield batch["images"][batch["mask"] > 0]
+        for batch in batches:
+            yield batch["images"].numpy()[batch["mask"].numpy() > 0]
 
 
 def hold_out(
