@@ -9,7 +9,7 @@ import tensorflow as tf
 from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Source, location_of, num_bytes
 
-# A search that takes longer is given up: `python -m towers.data` reads every image.
+# A search that takes longer is given up: `python -m towers.check` reads every image.
 MAX_SECS = 2.0
 
 _CHUNK = 256  # images in memory that are read at once

@@ -21,7 +21,7 @@ MAX_COLUMNS = 20
 class Inventory:
     """Records how the files, columns and labels that a user named are read.
 
-    Every reader fills one; the start banner, `--dry_run`, `python -m towers.data` and
+    Every reader fills one; the start banner, `--dry_run`, `python -m towers.check` and
     `dataset_info.json` print it.
 
     Attributes:
