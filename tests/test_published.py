@@ -242,7 +242,8 @@ def test_row_19_no_network(tmp_path, no_network, name):
         f"{tmp_path / 'none'} (no such folder), ",
         str(tmp_path / "shared"),
         str(tmp_path / "keras"),
-        "cannot be reached (Network is unreachable)",
+        "no download: ",
+        "Network is unreachable",
         f"from {known.address} on a machine with",
         "--data_dir",
         "--dataset=shapes needs no data",
@@ -314,29 +315,27 @@ def put_on(server, monkeypatch, name):
 @every_set
 @pytest.mark.parametrize("data_dir", ["", "mine"])
 def test_what_is_not_there_is_downloaded(
-    tmp_path, monkeypatch, server, capfd, name, data_dir
+    tmp_path, monkeypatch, server, name, data_dir
 ):
     splits = put_on(server, monkeypatch, name)
-    capfd.readouterr()
     assert_holds(data.load(name, data_dir), splits)
     folder = tmp_path / (data_dir or "keras/datasets")
-    lines = capfd.readouterr().out.splitlines()
-    for archive, line in zip(PUBLISHED[name].archives, lines, strict=True):
-        place = f"{server.address}{os.path.basename(archive)} to {folder / archive}"
-        assert line == f"downloading {place} ..."
     left = [path.name for path in folder.rglob("*") if path.is_file()]
-    assert sorted(left) == sorted([*server.files, ".towers-download.lock"])
+    assert sorted(left) == sorted(server.files)
     count = len(server.requests)
     assert_holds(data.load(name, data_dir), splits)
-    assert len(server.requests) == count and socket.getdefaulttimeout() is None
+    assert len(server.requests) == count
+    [*_, last] = folder.rglob("*.gz")
+    last.unlink()  # as if a kill had ended the download before it
+    assert_holds(data.load(name, data_dir), splits)
+    assert len(server.requests) == count + 1
 
 
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (lambda request, x: request.send(x[:-1] + b"?"), "expected sha256 {}, got {}"),
-        (lambda request, x: request.send(x[:50], len(x)), "bytes too early"),
-        (lambda request, x: request.send_error(403), "403: Forbidden"),
+        (lambda request, x: request.send(x[:-1] + b"?"), "expected {} but got {}"),
+        (lambda request, x: request.send(x[:50], len(x)), "50 bytes read"),
     ],
 )
 @pytest.mark.row(20)
@@ -344,13 +343,12 @@ def test_row_20_a_bad_download_then_a_clean_second_try(
     tmp_path, monkeypatch, server, spoil, words
 ):
     splits = put_on(server, monkeypatch, "cifar10")
-    [(name, content)] = server.files.items()
+    [content] = server.files.values()
     sums = [hashlib.sha256(x).hexdigest() for x in (content, content[:-1] + b"?")]
     good, server.send = server.send, spoil
     text = message(data.load, "cifar10", "mine")
-    assert text.startswith(server.address + name)
     assert words.format(*sums) in text and "to get it, fetch" in text
-    assert os.listdir(tmp_path / "mine") == [".towers-download.lock"]
+    assert not os.listdir(tmp_path / "mine")
     server.send = good
-    (tmp_path / "mine" / f"{name}.partial").write_bytes(b"left by a kill")
+    (tmp_path / "mine" / "tmpabcdefgh").write_bytes(b"left by a kill")
     assert_holds(data.load("cifar10", "mine"), splits)
