@@ -47,13 +47,13 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     folders = {*argv[1:], given.get("data_dir", "")} - {""}
     if len(folders) > 1:
         raise ConfigError(f"give one folder, not {' and '.join(sorted(folders))}")
-    given["data_dir"] = "".join(folders)
+    folder = given["data_dir"] = "".join(folders)
     if "dataset" not in given:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
         recipe = photo_recipe(RECIPES, {})
         is_fine_tuning = recipe == FINETUNE_RECIPE
-        given = photo_options(*folders, is_fine_tuning, values.class_level) | given
+        given = photo_options(folder, is_fine_tuning, values.class_level) | given
         if given["dataset"] in PHOTO_SETS:  # as a training reads them
             given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})

@@ -1,7 +1,6 @@
-"""Batches made by the devices that hold the images.
+"""Batches made by the devices that hold the images, for data sets that fit a device.
 
-For data sets that fit a device: no image is copied to it in a step. The batches are the
-same as the stream's.
+No image is copied to the device in a step. The batches are the same as the stream's.
 """
 
 import dataclasses
@@ -14,11 +13,10 @@ from towers.data.sources import DeviceSource
 
 
 class Resident:
-    """Implements the protocol `towers.parallel.loop.Feed`, with batches per tower from
-    a source in memory, made by a device per tower. Devices of a CPU share its memory.
+    """A `towers.parallel.loop.Feed` of batches from memory, made by a device per tower.
 
-    The host draws the orders of the epochs before the loop that needs them, and sends
-    nothing in a step.
+    Devices of a CPU share its memory. The host draws the orders of the epochs before
+    the loop that needs them, and sends nothing in a step.
     """
 
     def __init__(
@@ -40,12 +38,10 @@ class Resident:
                     self._orders[home] = Orders(_variable([None]), _variable([]))
 
     def spec(self) -> None:
-        """There is no iterator."""
+        """Return None: there is no iterator."""
 
     def start(self, step: int, num_steps: int) -> None:
-        """Copies the orders of the epochs of these steps to the devices that hold the
-        images, unless they are there.
-        """
+        """Copy the orders of the epochs of these steps to the devices, unless there."""
         if not self._orders:
             return
         epochs = self._batches[0].epochs(step, num_steps)
@@ -60,11 +56,11 @@ class Resident:
         self._epochs = epochs
 
     def wait(self, iterators: None) -> list:
-        """A step waits for nothing."""
+        """Return nothing to wait for."""
         return [()] * len(self.devices)
 
     def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
-        """The batch of a tower; labels that are not mixed are int64."""
+        """Return the batch of a tower; labels that are not mixed are int64."""
         device = self.devices[tower]
         with tf.device(device):
             orders = self._orders.get(_memory(device))
@@ -72,17 +68,17 @@ class Resident:
             return self._batches[tower](step, *more)
 
     def restart(self) -> None:
-        """Nothing to do: the orders are functions of the epoch."""
+        """Do nothing: the orders are functions of the epoch."""
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Returns the batches of one step, per tower, outside of a graph."""
+        """Return the batches of one step, per tower, outside of a graph."""
         self.start(step, 1)
         number = tf.constant(step, tf.int64)
         return [self.batch(tower, (), number) for tower in range(len(self.devices))]
 
 
 def _memory(device):
-    """The device whose memory another one computes in."""
+    """Return the device whose memory another one computes in."""
     return "/CPU:0" if "CPU" in device else device
 
 

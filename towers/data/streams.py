@@ -50,7 +50,7 @@ def _read_images():
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:
-    """Return how many batches of this size to read at once, to keep all readers busy."""
+    """Return how many batches of this size to read at once to keep readers busy."""
     busy = max(NUM_CALLS, 1 - (-NUM_READERS // num_images))
     return max(1, min(busy, MAX_BATCH_BYTES // num_bytes))
 

@@ -14,7 +14,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -250,7 +250,7 @@ def read_file(
     num_bytes = len(wanted.header) + wanted.num_records * wanted.dtype.itemsize
     most_bytes = 2 * num_bytes + PACKING_BYTES if is_packed else None
     with _reading(path), open_data_file(path, most_bytes) as packed:
-        file = gzip.GzipFile(fileobj=packed) if is_packed else packed
+        file: Any = gzip.GzipFile(fileobj=packed) if is_packed else packed
         return read_records(wanted, file, path, label_counts)
 
 
@@ -310,7 +310,7 @@ def read_records(
             f"{record}), got {actual}"
         )
     records = np.frombuffer(content, wanted.dtype)
-    for kind in (x for x in label_counts if x in records.dtype.fields):
+    for kind in (x for x in label_counts if x in (wanted.dtype.names or ())):
         labels, most = records[kind], label_counts[kind] - 1
         wrong = np.flatnonzero(labels > most)
         if wrong.size:

@@ -16,8 +16,10 @@ def load(
     num_classes: int = 10,
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
-    """Images of noise with labels that mean nothing, the same every time: uint8 [n,
-    height, width, 3] of `image_size`, 32 by default, for training and for testing.
+    """Return images of noise with random labels, the same every time.
+
+    They are uint8 [n, height, width, 3] of `image_size`, 32 by default, for training
+    and for testing.
     """
     rng = np.random.Generator(np.random.Philox(0))
 
