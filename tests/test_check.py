@@ -253,7 +253,9 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     assert "            cat        2        0" in lines
     assert "stored as   8x6 (15)" in lines
     (line,) = errors
-    assert line.startswith("towers.check: 3 of 18 images of image_folder cannot be used")
+    assert line.startswith(
+        "towers.check: 3 of 18 images of image_folder cannot be used"
+    )
 
     code, lines, _ = run("--image_size=6")
     assert code == 3 and sum("fault " in line for line in lines) == 3

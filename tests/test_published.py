@@ -314,9 +314,7 @@ def put_on(server, monkeypatch, name):
 
 @every_set
 @pytest.mark.parametrize("data_dir", ["", "mine"])
-def test_what_is_not_there_is_downloaded(
-    tmp_path, monkeypatch, server, name, data_dir
-):
+def test_what_is_not_there_is_downloaded(tmp_path, monkeypatch, server, name, data_dir):
     splits = put_on(server, monkeypatch, name)
     assert_holds(data.load(name, data_dir), splits)
     folder = tmp_path / (data_dir or "keras/datasets")

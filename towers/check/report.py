@@ -121,11 +121,7 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Read every image of a source once.
-
-    `count_read` is called with the size of each batch. DataError for labels outside of
-    the classes, or without a survey for a bad image.
-    """
+    """Read every image once; call `count_read` with the size of each batch."""
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples: dict[int, list[np.ndarray]]

@@ -272,10 +272,9 @@ def _read_ahead(batches):
 class EvalBatches:
     """The batches of an evaluation, or a share of each: every example once, in order.
 
-    All have one shape: "images" and "labels" as of `TrainBatches`, not mixed. The last
-    one is filled up with example 0; "mask", float32 [batch], is 1 for an example that
-    counts and 0 for one that fills, and "positions", int64 [batch], are the numbers of
-    the examples.
+    "images" and "labels" are as of `TrainBatches`, not mixed. The last batch is filled
+    up with example 0; "mask", float32 [batch], is 0 for an example that fills, else 1,
+    and "positions", int64 [batch], are the numbers of the examples.
     """
 
     source: Source
@@ -336,10 +335,7 @@ class EvalBatches:
 
 
 def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
-    """Yield evenly spaced images, augmented as in an evaluation, at most 100 at a time.
-
-    DataError if one cannot be read.
-    """
+    """Yield evenly spaced images, as in an evaluation, at most 100 at a time."""
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     batches = EvalBatches(Subset(source, indices), augment, batch_size=100)
@@ -353,11 +349,10 @@ def hold_out(
 ) -> tuple[Source, Source]:
     """Split a source into the rest and a held-out fraction, in (0, 1), of each class.
 
-    If labels are not known before images are read, it is a fraction of all images.
-    `fold` (number from 0 on, number of folds) holds out one of equal parts instead. The
-    choice depends on a hash of the names of the files (CLASS/NAME; without files, of
-    the numbers of the images), and is the same for every seed of a run. ConfigError if
-    nothing is left on one side.
+    If labels are not known, it is a fraction of all images. `fold` (number from 0 on,
+    number of folds) holds out one of equal parts instead. The choice depends on a hash
+    of CLASS/NAME of the files, or of the numbers of the images. ConfigError if nothing
+    is left on one side.
     """
     num_examples = source.num_examples
     option, count = f"validation_fraction={fraction:g}", round(fraction * num_examples)

@@ -76,9 +76,9 @@ def class_weights(
 
     `"balanced"`: inverse frequencies with the mean 1 over the images (label sets: over
     their labels), or for `pos_weights` negatives divided by positives. Otherwise a JSON
-    file, an object of class names and numbers, or pairs in JSON of a class, its name or
-    number, and a weight. A class without images or without an entry has the weight 1.
-    ConfigError if the labels are not known, or the file does not hold weights.
+    file, an object of class names and numbers, or pairs in JSON of a class and a
+    weight. 1 for other classes. ConfigError if the labels are not known, or the file is
+    wrong.
     """
     if text == BALANCED:
         labels = labels_for(source, f"{option}={BALANCED}")
@@ -127,10 +127,7 @@ def class_weights(
 def logit_offsets(
     adjustment: float, source: Source, num_classes: int
 ) -> tuple[float, ...]:
-    """Return offsets of the logits in the training loss; an absent class counts as one.
-
-    Source: Menon et al. 2020, arXiv:2007.07314, equation 10.
-    """
+    """Return offsets of the training logits (Menon et al. 2020, arXiv:2007.07314)."""
     labels = labels_for(source, f"logit_adjustment={adjustment}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())

@@ -18,10 +18,7 @@ _CHUNK = 256  # images in memory that are read at once
 def record_identical(
     data_set: DataSet, train: Source, held_out: dict[str, Source]
 ) -> None:
-    """Record in the inventory which images of `held_out` splits are training images.
-
-    Nothing is recorded if the search takes longer than MAX_SECS.
-    """
+    """Record in the inventory which images of `held_out` splits are training images."""
     for split, source in held_out.items():
         if pairs := identical_images(train, source):
             index, other = pairs[0]
@@ -42,8 +39,8 @@ def identical_images(
 ) -> list[tuple[int, int]]:
     """Return (index in `other`, index in `train`) of images with the same content.
 
-    The content is the pixels of arrays in memory, or the bytes of local files of the
-    same size. Empty for other sources, and if it takes longer.
+    The content is the pixels of arrays in memory, or the bytes of local files. Empty
+    for other sources, and if it takes longer.
     """
     end, sources = time.monotonic() + max_secs, (train, other)
     try:

@@ -10,11 +10,9 @@ from towers.data.sources import blocks_of
 
 
 class BalancedOrder:
-    """Orders of an epoch in which all classes are equally likely.
+    """Orders of an epoch in which all classes are equally likely, with replacement.
 
-    Every position has a class drawn at random, and an example of it, with replacement.
-    Images without a label in label sets are one more class; a class without any image
-    is left out.
+    Images without a label in label sets are one more class.
     """
 
     def __init__(self, labels: np.ndarray):
@@ -42,8 +40,8 @@ class BalancedOrder:
 class BlockOrder:
     """Orders in which examples come once, and those of a block near each other.
 
-    The blocks, ascending integers [num_examples], are shuffled, and each example moves
-    back by a random part of `window` blocks.
+    The blocks are shuffled, and each example moves back by a random part of `window`
+    blocks.
     """
 
     def __init__(self, blocks: np.ndarray, window: float):
@@ -64,10 +62,7 @@ class BlockOrder:
 
 
 def block_order(source: Any, buffer_mb: float) -> BlockOrder | None:
-    """Return the order for a source whose blocks exceed `buffer_mb` megabytes together.
-
-    None if each image is shuffled with all others.
-    """
+    """Return the order for a source of blocks; None if `buffer_mb` holds them all."""
     blocks = blocks_of(source)
     if blocks is None:
         return None

@@ -25,10 +25,7 @@ def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
 
 
 def _key_and_counter(seed):
-    """Return the key of Philox and the upper half of its counter, uint64 [1] each.
-
-    TensorFlow's StatelessRandomGetKeyCounter computes the same, in host memory.
-    """
+    """Compute StatelessRandomGetKeyCounter, uint64 [1] twice, not in host memory."""
     mix = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4],
         key=tf.constant([0x02461E293EC8F720], tf.uint64),
@@ -71,9 +68,8 @@ def uniform_rows(
 ) -> tf.Tensor:
     """Return some rows of `uniform`, float32 [number of rows, *shape]; draw no others.
 
-    The shape is of a row, the rows are ranges without steps. Philox makes four numbers
-    of each value of a counter that it counts up (Salmon et al. 2011), so that drawing
-    can begin anywhere.
+    Philox makes four numbers of each value of a counter that it counts up (Salmon et
+    al. 2011), so that drawing can begin anywhere.
     """
     length = math.prod(shape)
     philox_key, high = _key_and_counter(key(seed, purpose, counter))
@@ -97,10 +93,9 @@ def hashed(
 ) -> tf.Tensor:
     """Return numbers that depend on each example's own counters, float32 [n, count].
 
-    They are uniform over the multiples of 2**-23 in [0, 1), and do not depend on the
-    position in a batch. Counters are int64 [n] each, below 2**32, the seed is below
-    2**63. The counters go one after the other through the finalizer of MurmurHash3
-    (Appleby 2011, public domain), which is integer arithmetic alone.
+    They are uniform over the multiples of 2**-23 in [0, 1). Counters are int64 [n]
+    each, below 2**32, the seed is below 2**63. They go through the finalizer of
+    MurmurHash3 (Appleby 2011, public domain), which is integer arithmetic alone.
     """
     bits = tf.range(count, dtype=tf.int32)[None, :]
     purpose_key = zlib.crc32(purpose.encode())

@@ -1,10 +1,8 @@
-"""Batches made by the devices that hold the images, for data sets that fit a device.
-
-No image is copied to the device in a step. The batches are the same as the stream's.
-"""
+"""Batches made by the devices that hold the images, for data sets that fit a device."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,8 +13,8 @@ from towers.data.sources import DeviceSource
 class Resident:
     """A `towers.parallel.loop.Feed` of batches from memory, made by a device per tower.
 
-    Devices of a CPU share its memory. The host draws the orders of the epochs before
-    the loop that needs them, and sends nothing in a step.
+    The host draws the orders of the epochs before the loop that needs them, and sends
+    nothing in a step.
     """
 
     def __init__(
@@ -27,7 +25,7 @@ class Resident:
             home: DeviceSource(batches[0].source, home)
             for home in dict.fromkeys(map(_memory, devices))
         }
-        self._batches = [
+        self._batches: list[Any] = [
             dataclasses.replace(own, source=sources[_memory(device)])
             for own, device in zip(batches, devices, strict=True)
         ]

@@ -34,10 +34,8 @@ class Share:
     def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
         """Return the share's images in a step, a range of numbers for each micro-batch.
 
-        It is one range of all images if the share is the whole batch. `with_previous`
-        adds the image before each piece of the share, which is mixed with its first
-        one; the first image of a step is mixed with the last, which has a range of its
-        own.
+        `with_previous` adds the image before each piece, which is mixed with its first
+        one; for the first image of a step it is the last.
         """
         num_images = num_micro_batches * self.whole
         if self.is_whole:

@@ -50,12 +50,9 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """A source in host memory.
+    """A source in host memory: images uint8 [num_examples, height, width, channels].
 
-    Args:
-        images: uint8 [num_examples, height, width, channels].
-        labels: integers [num_examples], or sets [num_examples, classes] of 0 and 1.
-        sample_weights: float32 [num_examples].
+    Labels are integers [num_examples] or sets [num_examples, classes] of 0 and 1.
     """
 
     def __init__(
@@ -113,11 +110,7 @@ class ArraySource:
 
 
 class DeviceSource:
-    """A copy of a source in the memory of a device, in `variables`.
-
-    On a GPU only the gather of variables takes uint8. Labels are int64: int32 tensors
-    of a GPU are in host memory.
-    """
+    """A copy of a source in the memory of a device, with int64 labels."""
 
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
@@ -126,10 +119,11 @@ class DeviceSource:
         self.labels = known_labels(source)
         with tf.device("CPU:0"):
             images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
-            if labels.dtype.is_integer:
+            if labels.dtype.is_integer:  # a GPU has int32 in host memory
                 labels = tf.cast(labels, tf.int64)
         self._device = device
         with tf.device(device):
+            # On a GPU only the gather of variables takes uint8.
             self._images = tf.Variable(images, trainable=False, name="images")
             self._labels = tf.Variable(labels, trainable=False, name="labels")
         self.variables = [self._images, self._labels]
@@ -218,10 +212,7 @@ def checksum(source: Source) -> int | None:
 
 
 def blocks_of(source: Any) -> np.ndarray | None:
-    """Return the number of each example's block, ascending integers [num_examples].
-
-    A block is read as a whole. None if each image is read by itself.
-    """
+    """Return the numbers of the blocks that are read as a whole, ascending; or None."""
     return getattr(source, "blocks", None)
 
 
@@ -237,10 +228,7 @@ def label_shape(source: Source) -> tuple[int, ...]:
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Return integers [n] by which images are held out, from labels.
-
-    For a label set it is the class that fewest images have, so that each has its share.
-    """
+    """Return integers [n] to hold images out by: labels, or the rarest of a set."""
     if labels.ndim == 1:
         return labels
     counts = np.where(labels, labels.sum(0, dtype=np.int64), len(labels) + 1)
@@ -253,14 +241,7 @@ def location_of(source: Source, index: int) -> str:
 
 
 class Trained(Protocol):
-    """Classes and preprocessing of a trained network, as `run.dataset_info` has them.
-
-    Attributes:
-        class_names: in the order of the logits.
-        image_shape: of the uint8 images.
-        mean, std: as in `DataSet`.
-        checksum: of the training images.
-    """
+    """Class names, image shape, moments and checksum of a trained network."""
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]

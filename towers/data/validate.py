@@ -18,11 +18,7 @@ NUM_READ = 50
 
 
 def validate(data_set: DataSet, is_own: bool = False) -> None:
-    """Raise a DataError for the first problem of a data set.
-
-    If code of the user made it (`is_own`), also check the unit of the moments and two
-    images of each source.
-    """
+    """Raise a DataError for the first problem; code of the user (`is_own`) is tried."""
     for problems in (_problems, _problems_of_own)[: 1 + is_own]:
         for problem in problems(data_set):
             raise DataError(f"{data_set.name}: {problem}")

@@ -2,8 +2,7 @@
 
 All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
 and return float32. Those for training also take `draw`, which gives the step's random
-numbers, uniform in [0, 1); they hold no state. `distortions` and `mixing` add to it in
-training.
+numbers, uniform in [0, 1); they hold no state.
 """
 
 import dataclasses
@@ -67,11 +66,7 @@ def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 
 def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """Crop, flip, and change brightness and contrast as the CIFAR-10 tutorial.
-
-    The crops are 24x24, each image is standardized by itself, and an evaluation takes
-    the center crop.
-    """
+    """Augment as the CIFAR-10 tutorial: 24x24 crop, flip, brightness and contrast."""
     height, width, channels = image_shape
     size = TUTORIAL_SIZE
     if min(height, width) < size:
@@ -100,10 +95,7 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 
 def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """Crop the image padded by 4 pixels of the mean at random, and flip it.
-
-    Source: He et al. 2015, section 4.2.
-    """
+    """Crop the image padded by 4 pixels of the mean, and flip it (He et al. 2015)."""
     height, width, _ = image_shape
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
@@ -122,8 +114,7 @@ def translate_flip(
     """Translate by up to `pixels`, mirrored at the edges, and flip in alternation.
 
     Each image is mirrored at random in the first epoch, then every other epoch (Jordan
-    2024, arXiv:2404.00498, section 3.6). If images are drawn with replacement
-    (`BalancedOrder`), flips are random.
+    2024, arXiv:2404.00498, section 3.6); with a `BalancedOrder` at random.
     """
     height, width, _ = image_shape
     if min(height, width) <= pixels:
@@ -168,9 +159,8 @@ def create_augment(
         policy_options: of the policy, which gets those that its signature names.
 
     Raises:
-        ValueError: it does not fit the images; or one in a file has a state (called
-            twice with the same arguments it gives different images), or standardizes
-            by other moments before a policy.
+        ValueError: it does not fit the images; or one in a file has a state, or
+            standardizes by other moments before a policy.
     """
     augment = factories.create(
         "augment",
@@ -208,11 +198,7 @@ def create_augment(
 
 
 def _validate(name, augment, image_shape, moments):
-    """Refuse an augmentation that gives other images for the same arguments.
-
-    An example is a layer of Keras with a generator of its own. If moments are given,
-    also refuse one that does not standardize by them.
-    """
+    """Refuse an augmentation with a state, or that standardizes by other moments."""
     count = max(2, min(NUM_TRIED, MAX_TRIED_VALUES // math.prod(image_shape)))
     with tf.device("CPU:0"):
         indices = tf.range(count, dtype=tf.int64)
@@ -245,10 +231,7 @@ def _validate(name, augment, image_shape, moments):
 
 
 def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
-    """Return (pixel - mean) / std per channel, all in units of 0..255.
-
-    A std of 0, of a channel that is the same in all training images, counts as 1.
-    """
+    """Return (pixel - mean) / std per channel, in 0..255; a std of 0 counts as 1."""
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
     factors = [1 / (value or 1) for value in std]
@@ -259,11 +242,7 @@ def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 
 
 def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
-    """Return the pixel values nearest to standardized images, whole float32 in 0..255.
-
-    Half numbers are rounded depending on how a graph orders the products: an
-    augmentation before a policy should standardize whole ones.
-    """
+    """Return whole pixel values, float32 in 0..255, nearest to standardized images."""
     *_, width, _ = images.shape
     factors = [value or 1 for value in std]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
@@ -272,20 +251,13 @@ def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 
 
 def flat_rows(images: tf.Tensor) -> tf.Tensor:
-    """Return images [n, height, width, channels] as [n, height, width * channels].
-
-    Numbers for the channels, repeated along a row, are applied faster on a long last
-    axis.
-    """
+    """Return [n, height, width * channels]: a long last axis is faster."""
     _, height, width, channels = images.shape
     return tf.reshape(images, [-1, height, width * channels])
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
-    """Return a window [n, height, width, channels] of each image, every other mirrored.
-
-    Draws "crop" [n, 2], the position, and "flip" [n, 1].
-    """
+    """Return a random window of each image, by "crop" [n, 2] and "flip" [n, 1]."""
     n, full_height, full_width, _ = images.shape
     counts = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
     corners = tf.cast(choose(draw("crop", [n, 2]), counts), tf.int64)
@@ -302,8 +274,7 @@ def windows(
     """Return a window [n, height, width, channels] of each image.
 
     `corners`, int64 [n, 2], are row and column of its upper left pixel; `is_flipped`
-    [n, 1] mirrors it. Beyond the edges, by less than the size of the image, the image
-    is mirrored. A GPU gathers no uint8.
+    [n, 1] mirrors it. Beyond its edges the image is mirrored. A GPU gathers no uint8.
     """
     n, full_height, full_width, channels = images.shape
     # Constants: on a GPU the host would compute a range.

@@ -45,10 +45,10 @@ def random_resized_crop(
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
-    """Resize a crop of 8 % to 100 % of the area and of the ratio 3:4 to 4:3; flip it.
+    """Resize a crop of `crop_scale` of the area and of the ratio 3:4 to 4:3; flip it.
 
-    Source: Szegedy et al. 2014, arXiv:1409.4842, section 6. `crop_scale` are other
-    shares. With `whole_pixels` the values are rounded before they are standardized.
+    Source: Szegedy et al. 2014, arXiv:1409.4842, section 6. With `whole_pixels` the
+    values are rounded before they are standardized.
     """
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
@@ -85,10 +85,7 @@ def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 def crop_resize_flip(
     images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
-    """Resize a random crop of each image, and mirror every other one; float32.
-
-    `crop_scale` bounds the share of the area. Draws also "flip" [n, 1].
-    """
+    """Resize a random crop of each image, and mirror by "flip" [n, 1]; float32."""
     n, height, width, _ = images.shape
     boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
@@ -100,8 +97,7 @@ def draw_numbers(
     """Draw the random numbers of the crops of n images, float32 [n, ATTEMPTS + 1, 2].
 
     An attempt has two: the share of the area, uniform in `crop_scale`, and one for the
-    aspect; the last two are for the position; these are uniform in [0, 1). They are
-    "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+    aspect; the last two are for the position. Draws "crop_size" and "crop_place".
     """
     low, high = crop_scale
     shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
@@ -112,8 +108,7 @@ def draw_numbers(
 def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
     """Return top, left, height and width of a rectangle as torchvision draws it.
 
-    Of ATTEMPTS, from the numbers [ATTEMPTS + 1, 2] of an image, it is the first that
-    fits into the image, else the middle of the image in the nearest allowed ratio.
+    Of the ATTEMPTS it is the first that fits, else the middle in the nearest ratio.
     """
     *sizes, (row, column) = numbers.tolist()
     low, high = map(math.log, RATIO)
@@ -157,11 +152,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
 
 
 def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
-    """Enlarge the part of each image in a box to the image's size; float32.
-
-    The interpolation is bilinear, and takes nothing from outside of the part. Images
-    are mirrored by `is_flipped` [n, 1].
-    """
+    """Enlarge a box of each image bilinearly, flipped by `is_flipped`; float32."""
     n, height, width, channels = images.shape
     images = tf.cast(images, tf.float32)
     counts = functools.partial(tf.range, dtype=tf.float32)
@@ -185,10 +176,9 @@ def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor
 
 
 def _between(positions, lengths, size):
-    """Return the neighbors in a part of the image of the positions of the result.
+    """Return the neighbors in a part of the image of positions of the result.
 
-    They are int64 [n, size] of the first and of the second, and float32 [n, size], the
-    share of the second. The positions are float32 [n or 1, size], the lengths [n].
+    They are int64 [n, size] twice; the share of the second is float32 [n, size].
     """
     # Not a division: see `augment.standardize`.
     centers = (positions + 0.5) * (lengths * (1 / size))[:, None] - 0.5

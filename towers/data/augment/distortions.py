@@ -1,8 +1,7 @@
 """Distortions that training may add to an augmentation, image by image.
 
 Colors are jittered first, then comes the augmentation, except for crops that are made
-as a file is read; then rectangles and squares are erased. All functions take whole
-batches and the step's `draw`.
+as a file is read; then rectangles and squares are erased.
 """
 
 import tensorflow as tf
@@ -21,9 +20,7 @@ def extend(
 ) -> Augment:
     """Add distortions to an augmentation in training; 0 adds nothing.
 
-    `jitter_colors`, by a strength, and `gray_randomly` come before it,
-    `erase_randomly`, by probabilities, and `cut_out`, of a side in pixels, after it.
-    ValueError if the square is larger than the images.
+    ValueError if the square of side `cutout_size` is larger than the images.
     """
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
@@ -51,10 +48,7 @@ def extend(
 
 
 def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
-    """Replace the colors of some images [n, height, width, 3 or 1] by gray; float32.
-
-    Draws "random_gray" [n, 1].
-    """
+    """Make some images [n, height, width, 3 or 1] gray, by "random_gray" [n, 1]."""
     is_gray = draw("random_gray", [images.shape[0], 1]) < probability
     images = tf.cast(images, tf.float32)
     return tf.where(is_gray[..., None, None], _gray(images), images)
@@ -63,10 +57,9 @@ def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tenso
 def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
     """Multiply brightness, contrast and saturation of each image by random factors.
 
-    The factors are uniform in [max(0, 1 - strength), 1 + strength]; the result is
-    float32, cut off at 0 and 255. Contrast is the distance from the image's mean gray,
-    saturation that from each pixel's own gray (0.299 R + 0.587 G + 0.114 B, ITU-R
-    BT.601); gray images have none. Draws "color_jitter" [n, 3].
+    They are uniform in [max(0, 1 - strength), 1 + strength]. Contrast is the distance
+    from the image's mean gray, saturation the distance from each pixel's own gray
+    (ITU-R BT.601). Draws "color_jitter" [n, 3].
     """
     n, _, _, channels = images.shape
     low = max(0.0, 1 - strength)
@@ -96,10 +89,8 @@ def _gray(images):
 def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
     """Erase a random rectangle of some standardized images, with a probability.
 
-    Its area is uniform in 2 % to 40 % of the image, its height over its width in 0.3 to
-    1 / 0.3, as for CIFAR in Zhong et al. 2017, arXiv:1708.04896; it becomes 0, the mean
-    color. One that is too long is cut to the image, while they draw again. Draws
-    "random_erasing" [n, 5].
+    Its area is 2 % to 40 % of the image, its height over its width 0.3 to 1 / 0.3, as
+    for CIFAR in Zhong et al. 2017, arXiv:1708.04896. Draws "random_erasing" [n, 5].
     """
     n, height, width, _ = images.shape
     numbers = draw("random_erasing", [n, 5])
@@ -117,8 +108,8 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
 def cut_out(images: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
     """Set a square of each standardized image to 0, the mean color.
 
-    Its center, "cutout" [n, 2], is any pixel, so parts of it may lie outside (DeVries
-    and Taylor 2017, arXiv:1708.04552).
+    Its center, "cutout" [n, 2], is any pixel (DeVries and Taylor 2017,
+    arXiv:1708.04552).
     """
     n, height, width, _ = images.shape
     centers = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
@@ -135,10 +126,7 @@ def rectangles(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """Return masks float32 [n, height, width, 1], 1 in a rectangle each and 0 outside.
-
-    The rectangles, whole numbers, float32 [n], may reach beyond the image.
-    """
+    """Return masks float32 [n, height, width, 1], 1 in a rectangle each, 0 outside."""
 
     def inside(first, length, count):
         positions = tf.range(count, dtype=tf.float32)

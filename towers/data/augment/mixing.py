@@ -24,9 +24,8 @@ NUM_QUANTILES = 4096
 def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
     """Create a function that mixes each image with the one before it in the batch.
 
-    `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none, see
-    `mixup_shares` and `cutmix_shares`. With both, each image has one of the two with
-    equal chances, drawn by "mixing" [n]. None if both are 0.
+    `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none. With
+    both, each image has one of the two, drawn by "mixing" [n]. None if both are 0.
     """
     ways = []
     if mixup:
@@ -61,10 +60,7 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
 
 
 def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-    """Mix each entry of the first axis, float32 [n, ...], with the one before it.
-
-    The first is mixed with the last. `shares` of the latter broadcast to `values`.
-    """
+    """Mix each entry, float32 [n, ...], with the one before it, cyclically."""
     return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
 
 
@@ -73,8 +69,8 @@ def mixup_shares(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Draw the share of the other image for each image, by "mixup" [n].
 
-    It is the same for all pixels, [n, 1, 1, 1], and for the label, [n] (Zhang et al.
-    2017, arXiv:1710.09412).
+    It is [n, 1, 1, 1] for pixels and [n] for labels (Zhang et al. 2017,
+    arXiv:1710.09412).
     """
     shares = at_quantiles(quantiles, draw("mixup", [shape[0]]))
     return shares[:, None, None, None], shares
@@ -86,9 +82,7 @@ def cutmix_shares(
     """Draw a rectangle of the other image for each image, by "cutmix" [n, 3].
 
     Returns the shares of the pixels, 0 or 1, [n, height, width, 1], and of the labels,
-    [n] (Yun et al. 2019, arXiv:1905.04899). The sides of the rectangle are the image's
-    times the root of the share; the center is any pixel, and what lies outside is cut
-    off. The label has the share that is left.
+    [n] (Yun et al. 2019, arXiv:1905.04899). The center is any pixel.
     """
     n, height, width, _ = shape
     share, row, column = tf.unstack(draw("cutmix", [n, 3]), axis=1)
@@ -101,12 +95,9 @@ def cutmix_shares(
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:
-    """Return the quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32.
-
-    The first and the last are half a `draw`'s smallest number inside of 0 and 1,
-    without which a narrow distribution would get tails.
-    """
+    """Return the quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32."""
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
+    # Without these bounds a narrow distribution would get tails.
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
     with tf.device("CPU:0"):  # the same values for all kinds of devices
@@ -120,12 +111,7 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Draw from the distribution with these quantiles, by numbers uniform in [0, 1).
-
-    Between two quantiles it is a line. The distribution function of the draws differs
-    from the true one by less than 1 / NUM_QUANTILES, wherever float32 tells a share
-    from 0 and from 1 at all.
-    """
+    """Draw from a distribution by uniform numbers, linear between quantiles."""
     positions = numbers * NUM_QUANTILES
     below = tf.floor(positions)
     index = tf.cast(below, tf.int64)

@@ -1,9 +1,7 @@
 """Color and geometric operations on images, for the policies.
 
-Each gives the values of Pillow's operation, rounded to the nearest whole number, so
-that they differ by at most 1. An operation moves pixels, blends the image with another
-one made of it, maps values, or blurs. The images of a batch that have one of the same
-kind go through it together.
+Each gives the values of Pillow's operation, up to its rounding. The images of a batch
+that have an operation of the same kind go through it together.
 """
 
 from collections.abc import Sequence
@@ -52,8 +50,7 @@ def apply(
     Pixels are whole numbers in 0..255. Operations are indices of OPERATIONS, int64 [n],
     values float64 [n]; those that are not `possible` are not computed. Moved pixels are
     `bilinear`, else the nearest ones. With `on_gpu` every operation is computed for all
-    images, with the same result: for a shape that depends on values the host would
-    wait.
+    images, as the host would wait for shapes that depend on values.
     """
 
     def moved(images, operations, values):
@@ -226,11 +223,7 @@ def _equalized(images, operations, values):
 
 
 def _blurred(images, operations, values):
-    """Apply Pillow's Gaussian blur; the pixels of the edge continue outside.
-
-    It is three times the weighted mean of up to five pixels along the rows, then the
-    columns (Gwosdek et al. 2011).
-    """
+    """Apply Pillow's Gaussian blur: three box blurs each way (Gwosdek et al. 2011)."""
     variance = tf.square(values)[:, None, None, None] * (1 / 3)  # of each mean
     # A box of 1 + 2 (whole + part) pixels; whole is 0 or 1.
     whole = tf.where(variance >= 2 / 3, tf.ones_like(variance), 0)

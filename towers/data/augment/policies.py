@@ -1,9 +1,7 @@
 """Policies: random operations on the whole pixel values of a batch.
 
 A policy is a function of images, float32 [n, height, width, 1 or 3] of whole numbers in
-0..255, and of the step's `draw`; it returns images of the same shape. Each draws the
-numbers of its own name, which are then looked up in a table of its operations and their
-values, see `operations`. `on_gpu` is for `operations.apply`.
+0..255, and of the step's `draw`; it returns images of the same shape.
 """
 
 import dataclasses
@@ -159,11 +157,7 @@ def rand_augment(
     rand_augment: tuple[int, int] = RAND_AUGMENT,
     on_gpu: bool = False,
 ) -> tf.Tensor:
-    """Apply operations drawn for each image, at a fixed magnitude, of 0 to 30.
-
-    RandAugment (Cubuk et al. 2020, arXiv:1909.13719). Draws "rand_augment" [n, number
-    of operations, 2]: operation and sign.
-    """
+    """Apply operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719)."""
     n, height, width, _ = images.shape
     count, magnitude = rand_augment
     table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
@@ -176,11 +170,7 @@ def rand_augment(
 
 
 def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
-    """Apply one operation to each image, at a random magnitude in the wide ranges.
-
-    TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158). Draws "trivial_augment"
-    [n, 3]: operation, magnitude and sign.
-    """
+    """Apply one operation to each image (Müller and Hutter 2021, arXiv:2103.10158)."""
     n, height, width, _ = images.shape
     table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
     operations, *position = _chosen(draw("trivial_augment", [n, 3]), table.shape)
@@ -191,12 +181,7 @@ def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.T
 def auto_augment(
     images: tf.Tensor, draw: Draw, learned_on: str, on_gpu: bool = False
 ) -> tf.Tensor:
-    """Apply one of 25 learned pairs of operations to each image.
-
-    AutoAugment (Cubuk et al. 2018, arXiv:1805.09501); each operation has its
-    probability and magnitude. Draws "auto_augment" [n, 5]: the pair; for each operation
-    whether it is applied, and its sign.
-    """
+    """Apply a learned pair of operations (Cubuk et al. 2018, arXiv:1805.09501)."""
     n, height, width, _ = images.shape
     pairs = SUB_POLICIES[learned_on]
     numbers = draw("auto_augment", [n, 5])
@@ -212,7 +197,7 @@ def auto_augment(
                 table.append(AUTO.values(names[-1:], [magnitude], height, width)[0, 0])
             chances.append(probability)
         [sign] = _chosen(numbers[:, chance + 1 : chance + 2], [2])
-        is_applied = numbers[:, chance] < _look_up(np.float32(chances), pair)
+        is_applied = numbers[:, chance] < _look_up(np.array(chances, np.float32), pair)
         operations = _look_up(_numbers_of(names), pair)
         operations = tf.where(is_applied, operations, OPERATIONS.index("identity"))
         values = _look_up(np.array(table), pair, sign)
@@ -223,11 +208,8 @@ def auto_augment(
 def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """Mix each image with the weighted mean of three chains of one to three operations.
 
-    AugMix (Hendrycks et al. 2020, arXiv:1912.02781); the values are not whole. The loss
-    is the usual one, without the paper's Jensen-Shannon divergence. Draws "augmix" [n,
-    WIDTH, DEPTH, 3], operation, level and sign; "augmix_depth" [n, WIDTH];
-    "augmix_weights" [n, 3], two cuts for the weights of the chains, and the share of
-    their mean.
+    AugMix (Hendrycks et al. 2020, arXiv:1912.02781), without its Jensen-Shannon
+    divergence; the values are not whole.
     """
     n, height, width, _ = images.shape
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
@@ -277,9 +259,7 @@ def _mixed_values(level, sign, height, width):
 def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """Make images gray, solarized or blurred, then jitter their colors.
 
-    3-Augment (Touvron et al. 2022, arXiv:2204.07118): brightness, contrast and
-    saturation, in random order, times 0.7 to 1.3. Draws "three_augment" [n, 6]: which
-    of the three, the radius of the blur, the order, and the three factors.
+    3-Augment (Touvron et al. 2022, arXiv:2204.07118).
     """
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])

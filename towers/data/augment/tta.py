@@ -12,11 +12,7 @@ Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 
 def create_tta(name: str) -> Sequence[Transform]:
-    """Return the transforms of a name in `towers.config.choices.TTA`.
-
-    The logits of an image are the weighted mean over them; without any, the image's
-    own.
-    """
+    """Return the weighted transforms of a name in `towers.config.choices.TTA`."""
     return factories.create("tta", name)
 
 
@@ -31,10 +27,7 @@ def mirror() -> Sequence[Transform]:
 
 
 def translate() -> Sequence[Transform]:
-    """Return the image and its mirror image, both also moved along the two diagonals.
-
-    They move by a pixel (Jordan 2024, arXiv:2404.00498, section 3.5).
-    """
+    """Return both of them, also moved along the diagonals (Jordan 2024)."""
     return (
         (0.25, None),
         (0.25, _mirrored),

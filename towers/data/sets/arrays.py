@@ -51,10 +51,7 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
 def give_test_set(
     data: Any, class_names: Sequence[str], *, multi_label: bool = False, **fitted: Any
 ) -> str:
-    """Register images and labels (x, y) on which a network is evaluated, as `give`.
-
-    `fitted` are arguments of `unlabeled.fit_images`.
-    """
+    """Register (x, y) to evaluate a network on, `fitted` by `unlabeled.fit_images`."""
     images, labels, _ = _arrays(data, "test")
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
@@ -162,11 +159,7 @@ def _is_part(value):
 
 
 def _arrays(split, name):
-    """Return uint8 images [n, height, width, channels], labels and sample weights.
-
-    Labels are integers [n], or [n, classes] of 0 and 1; weights are float32 [n] or
-    None.
-    """
+    """Return uint8 images, integer labels [n] or [n, classes], and weights or None."""
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)

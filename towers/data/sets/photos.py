@@ -42,9 +42,8 @@ def photo_options(
 
     For images in class folders these are their size and the number of epochs, for a
     training from trained weights (`fine_tuning`) or from scratch. DataError if there is
-    no data set of a known kind; it names the contents, and the nearest folder with
-    class folders. DataError if a table names the images in class folders, unless the
-    user named the data set (`is_named`). ConfigError if there are several data sets.
+    no data set of a known kind, or a table rivals the class folders, unless the user
+    named the data set (`is_named`). ConfigError if there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
         for container, row in CONTAINERS.items():
@@ -111,10 +110,7 @@ def _refuse_tables_of(paths, root):
 
 
 def _containers_in(root):
-    """Return values of --dataset for the files in a folder.
-
-    Files below it count if there are no images, or as metadata of images.
-    """
+    """Return values of --dataset for the files in a folder, or below it."""
     kinds, paths = {}, matches(root)
     has_images = any(map(is_image_name, paths))
     for path in paths:

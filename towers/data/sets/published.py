@@ -39,14 +39,10 @@ CONNECT_SECS, STALL_SECS = 1.2, 30.0
 def load(name: str, data_dir: str = "") -> DataSet:
     """Read a published data set, in the official order, or download it.
 
-    `data_dir` holds the official files, or what tensorflow-datasets prepared (which
-    keeps the numbers it was prepared with); empty means `data`. The folders of Keras'
-    downloads and of tensorflow-datasets come next, and a download last: into
-    `data_dir` if nothing else is in it, or without one into the folder of Keras'
-    downloads.
-
-    DataError if there are no files and nothing can be downloaded, the files are not the
-    expected ones, or `data_dir` has class folders of images.
+    `data_dir` holds the official files, or what tensorflow-datasets prepared; empty
+    means `data`. The folders of Keras' downloads and of tensorflow-datasets come next,
+    and a download last: into `data_dir` if nothing else is in it, or without one into
+    the folder of Keras' downloads. DataError if it is not found, or another one is.
     """
     published, root = PUBLISHED[name], data_folder(data_dir)
     downloads, shared = downloads_folder(), tfds.default_dir()
@@ -87,8 +83,7 @@ def load(name: str, data_dir: str = "") -> DataSet:
 def download(published: Published, folder: str) -> None:
     """Download the archives that a folder lacks.
 
-    OSError if one cannot be fetched or written, ValueError if it has another checksum;
-    nothing is left of it.
+    OSError if one cannot be fetched or written, ValueError if it has another checksum.
     """
     import pooch  # takes a while
 
@@ -105,8 +100,7 @@ def download(published: Published, folder: str) -> None:
 def data_sets_in(root: str) -> list[str]:
     """Return the names, for --dataset, of the data sets whose files a folder holds.
 
-    MNIST stands for Fashion-MNIST too if the files may be of either; loading tells them
-    apart.
+    MNIST stands for Fashion-MNIST too; loading tells them apart.
     """
     names: dict[str, str] = {}
     for name, published in PUBLISHED.items():
@@ -188,13 +182,9 @@ def _refuse_pickled(published, root):
 def read_official(
     published: Published, root: str
 ) -> tuple[tfds.Examples, tfds.Examples, str] | None:
-    """Read the official files of a folder, or of the archive without unpacking it.
+    """Read training and test examples of official files, and their origin.
 
-    Returns:
-        Training and test examples and their origin; None if the folder has none.
-
-    Raises:
-        DataError: a file is missing or not what it should be; names the record.
+    None if the folder has none. DataError if a file is missing or wrong.
     """
     splits = [published.record_files(split) for split in published.files]
     files = [*itertools.chain(*splits)]
@@ -256,9 +246,7 @@ def read_file(
 
 def _read_archive(published, path, files):
     """Read the records of each file out of the archive; nothing is written."""
-    members = {f"{published.folders[0]}/{file.name}": file for file in files}
     [sha256] = published.archives.values()
-    records = {}
     # What is checked is what is read: both through one open file.
     with _reading(path), open_data_file(path, MAX_ARCHIVE_BYTES) as packed:
         digest = hashlib.file_digest(packed, "sha256").hexdigest()
@@ -268,30 +256,19 @@ def _read_archive(published, path, files):
                 f"download: delete it and fetch {published.url(path)} again"
             )
         packed.seek(0)
-        with tarfile.open(fileobj=packed, mode="r|gz") as archive:
-            for member in archive:
-                wanted = members.get(member.name)
-                if wanted and member.isreg():
-                    file, location = (
-                        archive.extractfile(member),
-                        f"{path}: {wanted.name}",
-                    )
-                    counts = published.label_counts
-                    records[wanted.name] = read_records(wanted, file, location, counts)
-    for wanted in files:
-        if wanted.name not in records:
-            raise DataError(f"{path}: {wanted.name} is missing")
-    return records
+        counts = published.label_counts
+        with tarfile.open(fileobj=packed) as archive:
+            return {
+                x.name: read_records(x, file, f"{path}: {x.name}", counts)
+                for x in files
+                if (file := archive.extractfile(f"{published.folders[0]}/{x.name}"))
+            }
 
 
 def read_records(
     wanted: RecordFile, file: IO[bytes], location: str, label_counts: Mapping[str, int]
 ) -> np.ndarray:
-    """Read the records [num_records] of an open file.
-
-    DataError, which begins with the location, if it has another header or size, or a
-    label is too high.
-    """
+    """Read the records of an open file; DataError with the location if it is wrong."""
     header = file.read(len(wanted.header))
     record = wanted.dtype.itemsize
     size = wanted.num_records * record

@@ -1,9 +1,9 @@
 """Ten classes of small color images that are drawn, so that no file is needed.
 
-Each image shows one shape, of random position, size, tilt and color, on a shaded ground
-with two blots, under noise. The shapes stay near the middle, so that a 24x24 crop keeps
-them, and none becomes another when it is mirrored. All cover the same area for their
-size, so neither the colors nor the brightness of an image tells its class.
+Each image shows one shape on a shaded ground with two blots, under noise. The shapes
+stay near the middle, so that a 24x24 crop keeps them, and none becomes another when it
+is mirrored. All cover the same area for their size, so neither the colors nor the
+brightness of an image tells its class.
 """
 
 import math
@@ -84,9 +84,8 @@ SHAPES: dict[str, Shape] = {
 def load(*, seed: int = 0) -> DataSet:
     """Draw 10,000 training and 2,000 test images, uint8 [n, 32, 32, 3].
 
-    All classes have as many; label i is the i-th key of SHAPES. The seed is of the
-    drawing, not of a run. The images are the same bits on one machine; under another
-    NumPy or processor a few values may be rounded to the other side.
+    Label i is the i-th key of SHAPES. The images are the same bits on one machine;
+    under another NumPy or processor a few values may be rounded to the other side.
     """
     # The generator by its name: NumPy may change what default_rng stands for.
     streams = (np.random.Philox(np.random.SeedSequence([seed, i])) for i in range(2))

@@ -1,11 +1,8 @@
 """Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
 
 `tfds:NAME` takes any with one image and one label, of any size, prepared as
-array_record or tfrecord; it is read in place, and images are decoded when they are
-read. Published data sets are read into memory.
-
-TFDS is imported inside the functions, since most runs do without it. Finding and
-reading a prepared folder needs no network.
+array_record or tfrecord; images are decoded when they are read. Published data sets are
+read into memory. TFDS is imported inside the functions, since most runs do without it.
 """
 
 import contextlib
@@ -62,10 +59,7 @@ def find_prepared(name: str, data_dir: str) -> str | None:
 
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[Any]:
-    """Open a prepared folder as a builder, with the log of TFDS reduced to errors.
-
-    DataError if the folder cannot be read.
-    """
+    """Open a prepared folder as a builder; DataError if it cannot be read."""
     import tensorflow_datasets as tfds
 
     verbosity = logging.get_verbosity()
@@ -91,11 +85,9 @@ def reading(folder: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _only_own_features(folder: str) -> Iterator[None]:
-    """Refuse features of other packages.
+    """Refuse features of other packages, whose modules TFDS would import.
 
-    TFDS imports the module of every class that `features.json` names, which executes
-    it. The file is not searched, since TFDS reads several forms of it, nested in each
-    other and in strings.
+    The file `features.json` is not searched, since TFDS reads several forms of it.
     """
     from tensorflow_datasets.core.features.feature import FeatureConnector
 
@@ -125,8 +117,8 @@ def load(
 
     It is NAME or NAME/CONFIG in `data_dir` or the default folder of
     tensorflow-datasets. Without a split `test` or `validation` that has labels, a tenth
-    of the split `train` is held out for testing, drawn at random, the same in every
-    run. DataError if it is missing, damaged, or has no image with a label.
+    of the split `train` is held out for testing. DataError if it is missing, damaged,
+    or has no image with a label.
     """
     options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
@@ -213,9 +205,8 @@ def _entries(folder):
 class Split:
     """The images of one split, an `ImageFiles` that checks the labels.
 
-    They come in the order of the files. `keys` are features of each example: the
-    encoded image, the label, and others. DataError if the split is missing, stored in
-    another format, damaged, or has another number of examples.
+    `keys` are features of each example: the encoded image, the label, and others.
+    DataError if the split is missing, damaged, or has another number of examples.
     """
 
     def __init__(
@@ -274,10 +265,7 @@ class Split:
 
 
 def _open_split(folder, builder, split, keys):
-    """Return the number of examples, and a function index -> values of the keys.
-
-    The values are bytes and integers; the function raises OSError or ValueError.
-    """
+    """Return the number of examples, and a function index -> values of the keys."""
     import tensorflow_datasets as tfds
 
     info = builder.info
@@ -323,14 +311,9 @@ def read_arrays(
 ) -> tuple[Examples, Examples, str, tuple[str, ...]]:
     """Read the splits `train` and `test` of a prepared folder into memory.
 
-    Returns:
-        Examples of each: uint8 images [n, *image_shape] and int32 labels [n], in the
-        order of their feature `id` if they have one, which in TFDS's CIFAR-10 is the
-        order of the official files, else in the order of the folder's files; the
-        origin; and the names of the classes.
-
-    Raises:
-        DataError: the folder does not hold uint8 images of that shape with one label.
+    Examples come in the order of their feature `id` if they have one, which in TFDS's
+    CIFAR-10 is the order of the official files. Returns them with the origin and the
+    names of the classes. DataError if they are not uint8 images of that shape.
     """
     with reading(folder) as builder:
         keys: tuple[str, ...] = _image_and_label(folder, builder.info)
