@@ -1,4 +1,4 @@
-"""Draws augmented photographs: python docs/draw_augmentations.py docs/augmentations.jpg"""
+"""Draws augmented photographs: python docs/draw_augmentations.py PICTURE.jpg"""
 
 import pathlib
 import sys

@@ -133,10 +133,10 @@ def test_translate_flip_equals_numpy_image_by_image(name, most):
         padded = np.pad(image, [(most, most), (most, most), (0, 0)], mode="reflect")
         corner = drawn.numbers["translation"][i] * (2 * most + 1)
         top, left = np.floor(corner).astype(int)
-        image = padded[top : top + 32, left : left + 32]
+        expected = padded[top : top + 32, left : left + 32]
         if (drawn.numbers["flip"][i] < 0.5) != drawn.views[i].numpy() % 2:
-            image = image[:, ::-1]
-        np.testing.assert_allclose(found[i], image, rtol=1e-5, atol=1e-5)
+            expected = expected[:, ::-1]
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5, atol=1e-5)
 
 
 # Shapes.

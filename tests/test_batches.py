@@ -43,7 +43,7 @@ def at(batches, step):
 
 
 def labels_of(batches, num_steps):
-    compiled = tf.function(lambda step: batches.indices(step))
+    compiled = tf.function(batches.indices)
     steps = (tf.constant(step, tf.int64) for step in range(num_steps))
     return np.concatenate([compiled(step) for step in steps])
 
@@ -226,7 +226,7 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     whole = dataclasses.replace(whole, augment=everything)
     expected = at(whole, 2)
     if sizes == [13]:
-        compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
+        compiled = tf.function(whole.__call__)(tf.constant(2, tf.int64))
         assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
     for part in parts_of(sizes):
         own = dataclasses.replace(whole, share=part)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from towers import Config, train
 from towers.check import program
-from towers.data import load
 from towers.check.report import duplicates, prints_of
+from towers.data import load
 from towers.data.identical import identical_images
 from towers.data.sources import ArraySource
 from towers.errors import TowersError, report

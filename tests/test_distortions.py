@@ -91,10 +91,10 @@ def test_erased_rectangles_equal_loops_over_pixels():
     numbers = drawn.numbers["random_erasing"].astype(np.float64)
     for i, (chance, area, aspect, row, column) in enumerate(numbers):
         expected = np.zeros((height, width), bool)
-        area = (0.02 + 0.38 * area) * height * width
-        aspect = 0.3 + (1 / 0.3 - 0.3) * aspect
-        tall = min(max(round(np.sqrt(area * aspect)), 1), height)
-        wide = min(max(round(np.sqrt(area / aspect)), 1), width)
+        pixels = (0.02 + 0.38 * area) * height * width
+        ratio = 0.3 + (1 / 0.3 - 0.3) * aspect
+        tall = min(max(round(np.sqrt(pixels * ratio)), 1), height)
+        wide = min(max(round(np.sqrt(pixels / ratio)), 1), width)
         top = int(row * (height - tall + 1))
         left = int(column * (width - wide + 1))
         if chance < 0.6:

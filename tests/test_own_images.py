@@ -67,6 +67,7 @@ def typed(command, folder):
         capture_output=True,
         text=True,
         timeout=1800,
+        check=False,
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout

@@ -68,8 +68,8 @@ def by_pillow(image, name, value, filter=NEAREST):
 def space(bins, side, shear=0.3, pixels=None, degrees=30, strength=0.9, bits=4):
     """torchvision's `_augmentation_space` for square images: name -> its magnitudes."""
     pixels = 150 / 331 * side if pixels is None else pixels
-    most = dict(shear_x=shear, shear_y=shear, translate_x=pixels, translate_y=pixels)
-    most |= {"rotate": degrees}
+    most = {"shear_x": shear, "shear_y": shear, "rotate": degrees}
+    most |= {"translate_x": pixels, "translate_y": pixels}
     most |= dict.fromkeys(ENHANCEMENTS, strength)
     found = {name: np.linspace(0, value, bins) for name, value in most.items()}
     found["posterize"] = 8 - np.round(np.arange(bins) / ((bins - 1) / bits))
@@ -85,11 +85,9 @@ def apply(images, names, values, bilinear=False):
     """Single operations, with the values that `by_pillow` takes."""
     ours = []
     for name, value in zip(names, values, strict=True):
-        if name in ENHANCEMENTS:
-            value = 1 + value
-        if name == "posterize":
-            value = 8 - value
-        ours.append(int(value) if name.startswith("translate") else value)
+        converted = {"posterize": 8 - value, **dict.fromkeys(ENHANCEMENTS, 1 + value)}
+        whole = int(value) if name.startswith("translate") else value
+        ours.append(converted.get(name, whole))
     return operations.apply(
         tf.constant(images, tf.float32),
         tf.constant([OPERATIONS.index(name) for name in names], tf.int64),

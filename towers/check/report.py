@@ -199,8 +199,8 @@ def duplicates(
                     f"{location(names[b], j)} is {location(names[a], i)}"
                     for i, j in (chosen[:MAX_NAMED] - begins[[a, b]]).tolist()
                 )
-                where = names[a] if a != b else "another class"
-                count = f"{len(chosen):,} {names[b]} image(s) also in {where}"
+                other = names[a] if a != b else "another class"
+                count = f"{len(chosen):,} {names[b]} image(s) also in {other}"
                 yield heading, f"{count}, such as {examples}"
 
 

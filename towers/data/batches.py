@@ -3,7 +3,7 @@
 The stream of examples is endless: position p is entry p mod N of epoch p div N, and the
 order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G), or
 with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is at
-position s*K + j mod K. So there is no iterator whose state would have to be saved, and
+position s*K + j mod K. So no iterator has a state that would have to be saved, and
 nothing here knows how many towers there are.
 """
 
@@ -43,8 +43,8 @@ class Orders(NamedTuple):
     begin: tf.Tensor  # int64 scalar
 
 
-# Images from which layers such as whitening take their state, as in the public
-# speedruns.
+# Number of images from which layers such as whitening take their state, as in the
+# public speedruns.
 NUM_ADAPT_IMAGES = 5000
 
 
@@ -260,7 +260,7 @@ def _numbers(rows):
 
 
 def _count(first):
-    # `Dataset.counter` would trace a function, and keep it and its memory for ever.
+    # `Dataset.counter` would trace a function, and keep it and its memory forever.
     return tf.data.Dataset.range(first, tf.int64.max)
 
 

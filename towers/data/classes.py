@@ -111,7 +111,7 @@ def class_weights(
     numbers = range(len(names))
     for name, weight in weights.items():
         if name not in (numbers if isinstance(name, int) else names):
-            message = f"{option}: there is no class {shown(str(name), 40)!r}"
+            message = f"{option}: unknown class {shown(str(name), 40)!r}"
             raise ConfigError(with_nearest(message, name, names))
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             raise ConfigError(

@@ -38,7 +38,7 @@ class BalancedOrder:
 
 
 class BlockOrder:
-    """Orders in which examples come once, and those of a block near each other.
+    """Orders in which examples come once, near the others of their block.
 
     The blocks are shuffled, and each example moves back by a random part of `window`
     blocks.

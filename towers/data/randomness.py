@@ -95,7 +95,7 @@ def hashed(
 
     They are uniform over the multiples of 2**-23 in [0, 1). Counters are int64 [n]
     each, below 2**32, the seed is below 2**63. They go through the finalizer of
-    MurmurHash3 (Appleby 2011, public domain), which is integer arithmetic alone.
+    MurmurHash3 (Appleby 2011, public domain), in integers only.
     """
     bits = tf.range(count, dtype=tf.int32)[None, :]
     purpose_key = zlib.crc32(purpose.encode())

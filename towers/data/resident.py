@@ -36,7 +36,7 @@ class Resident:
                     self._orders[home] = Orders(_variable([None]), _variable([]))
 
     def spec(self) -> None:
-        """Return None: there is no iterator."""
+        """Return None, as no iterator is needed."""
 
     def start(self, step: int, num_steps: int) -> None:
         """Copy the orders of the epochs of these steps to the devices, unless there."""

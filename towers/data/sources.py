@@ -301,7 +301,7 @@ def split_off_test(
     """
     rng, labels = np.random.Generator(np.random.Philox(0)), strata(labels)
     is_test = np.zeros(len(labels), bool)
-    # Of each class, from one sort: a pass for each would take seconds of a million.
+    # One sort for all classes: a pass for each would take seconds for a million images.
     _, counts = np.unique(labels, return_counts=True)
     classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     for indices in map(rng.permutation, classes):
@@ -325,7 +325,7 @@ def channel_counts(images: np.ndarray) -> np.ndarray:
     """Return histograms of the values per channel, [c, 256], of uint8 [n, h, w, c]."""
     counts = np.zeros((images.shape[-1], 256))
     for channel in range(images.shape[-1]):
-        # In pieces: the counting makes wide copies, which should stay in the cache.
+        # In pieces, as the counting makes wide copies that should fit into the cache.
         for first in range(0, len(images), 64):
             piece = images[first : first + 64, ..., channel]
             counts[channel] += np.bincount(piece.reshape(-1), minlength=256)

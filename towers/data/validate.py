@@ -12,7 +12,7 @@ from towers.data.sources import DataSet, known_labels, label_shape, location_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
 
-# Examples whose labels are read where a source does not list them; read at once.
+# Number of labels that are read if a source does not list them, in all and at once.
 NUM_SAMPLED = 1000
 NUM_READ = 50
 

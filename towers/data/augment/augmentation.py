@@ -26,7 +26,7 @@ TUTORIAL_SIZE = 24
 PADDING = 4
 CROP_SCALE = (0.08, 1.0)
 
-# Images, and values of them at most, on which an augmentation in a file is tried.
+# Number of images to try an augmentation in a file on, and maximum number of values.
 NUM_TRIED = 32
 MAX_TRIED_VALUES = 2**22
 
@@ -295,5 +295,5 @@ def mirrored(positions: tf.Tensor, count: int) -> tf.Tensor:
 
 def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return whole numbers, as floats, below `counts`, from uniform ones in [0, 1)."""
-    # Rounding may give the count itself; the last number is then meant.
+    # Rounding may give the count itself.
     return tf.minimum(tf.floor(numbers * counts), counts - 1)

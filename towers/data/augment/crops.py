@@ -137,7 +137,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     widths = tf.round(tf.sqrt(areas * aspects))
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
     fits = tf.cast(fits, tf.float32)
-    # 1 at the first that fits. Of equal entries `argmax` may take any.
+    # 1 at the first that fits; `argmax` may return any of equal entries.
     is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
     heights = tf.reduce_sum(heights * is_first, 1)
     widths = tf.reduce_sum(widths * is_first, 1)

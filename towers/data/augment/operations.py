@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Each with its value.
+# Operations and the units of their values.
 OPERATIONS = (
     "identity",
     "shear_x",  # by this times the row
@@ -78,7 +78,7 @@ def _of_all(is_concerned, function, images, *columns):
 
 
 def _only(is_concerned, function, images, *columns):
-    """Apply the function to the images that are concerned alone."""
+    """Apply the function to the images that are concerned only."""
     n = images.shape[0]
     rows = tf.where(is_concerned)[:, 0]
     changed = _whole(function(*(tf.gather(x, rows) for x in (images, *columns))))
@@ -215,7 +215,7 @@ def _equalized(images, operations, values):
     levels = tf.range(256, dtype=tf.float64)[:, None]
     greatest = tf.reduce_max(tf.where(counts > 0, levels, -1.0), 1, keepdims=True)
     others = tf.reduce_sum(tf.where(levels < greatest, counts, 0), 1, keepdims=True)
-    # Half more, so that rounding does not count: a graph multiplies by 1 / 255.
+    # Half more against rounding: a graph multiplies by 1 / 255.
     step = tf.floor((others + 0.5) / 255)
     below = tf.floor(step / 2) + tf.cumsum(counts, axis=1, exclusive=True)
     table = tf.where(step > 0, tf.floor(below / tf.maximum(step, 1)), levels)

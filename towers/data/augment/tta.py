@@ -17,7 +17,7 @@ def create_tta(name: str) -> Sequence[Transform]:
 
 
 def none() -> Sequence[Transform]:
-    """Return no transforms: the images alone."""
+    """Return no transforms."""
     return ()
 
 

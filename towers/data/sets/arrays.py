@@ -80,6 +80,7 @@ def _give(arrays, class_names, multi_label=False):
         crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
+    # The sources are created later, as the devices may not be configured yet.
     factories.give("dataset", name, lambda: _data_set(arrays, class_names, inventory))
     return name
 
@@ -176,7 +177,7 @@ def _arrays(split, name):
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
     weights = None if weights is None else _weights(weights, len(images), name)
-    if is_data_set:  # it may shuffle: an order that the examples alone decide
+    if is_data_set:  # it may shuffle: order by the contents
         digests = [
             hashlib.blake2b(image.tobytes() + str(_sorted_by(label)).encode()).digest()
             for image, label in zip(images, labels, strict=True)

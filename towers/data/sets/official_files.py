@@ -87,7 +87,7 @@ _IDX_FILES = {"train": {"train": 60_000}, "test": {"t10k": 10_000}}
 
 
 def _idx_header(*dims):
-    # Two zero bytes, the type uint8, the number of dimensions, and each of these.
+    # Two zero bytes, the code of uint8, the number of dimensions, and each dimension.
     return bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
 
 

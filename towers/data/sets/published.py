@@ -236,7 +236,7 @@ def read_file(
     if path is None:
         raise DataError(f"{folder}: {wanted.name}, or that with .gz, is missing")
     is_packed = path.endswith(".gz")
-    # After its content a packed file may go on with zeros, which would all be read.
+    # A packed file may continue with zeros after its content, which gzip would read.
     num_bytes = len(wanted.header) + wanted.num_records * wanted.dtype.itemsize
     most_bytes = 2 * num_bytes + PACKING_BYTES if is_packed else None
     with _reading(path), open_data_file(path, most_bytes) as packed:

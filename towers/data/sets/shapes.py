@@ -25,7 +25,7 @@ AREA = 1.9
 # the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.
 LIGHTER = 8.0
 
-# As many at once as keep the intermediate arrays in a core's cache.
+# Images drawn at once, so that intermediate arrays fit into a core's cache.
 CHUNK = 50
 
 # (x, y) from the shape's middle, x to the right, y down, in its unit of length -> the
@@ -122,7 +122,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     def uniform(low: float, high: float, *dims: int) -> np.ndarray:
         return rng.uniform(low, high, (count, *dims)).astype(np.float32)
 
-    # Channels first: NumPy is slow where the last axis is short.
+    # Channels first: NumPy is slow on a short last axis.
     middle = np.arange(SIZE, dtype=np.float32) - (SIZE - 1) / 2
     x, y = middle[None, None, :], middle[None, :, None]
 
@@ -142,7 +142,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     right, down = x - uniform(-2, 2, 1, 1), y - uniform(-2, 2, 1, 1)
     across = (right * np.cos(tilt) + down * np.sin(tilt)) / size
     below = (down * np.cos(tilt) - right * np.sin(tilt)) / size
-    # Of four colors the one farthest from the ground's, so that the shape is visible.
+    # The color of four farthest from the ground's, so that the shape is visible.
     offered = uniform(LIGHTER, 255, 4, 3, 1, 1)
     contrast = np.abs(offered - (first + second)[:, None] / 2).sum((2, 3, 4))
     color = offered[np.arange(count), contrast.argmax(1)]

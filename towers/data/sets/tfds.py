@@ -70,10 +70,10 @@ def reading(folder: str) -> Iterator[Any]:
         yield builder
     except TowersError:
         raise
-    except ImportError as error:  # array_record is not there for every system.
+    except ImportError as error:  # array_record is not built for every system
         reason = one_line(error)[:100]
         raise DataError(f"{shown(folder)}: cannot be read here: {reason}") from error
-    except Exception as error:  # also of TensorFlow, protobuf or json
+    except Exception as error:  # from TensorFlow, protobuf or json
         raise DataError(
             f"{shown(folder)}: tensorflow-datasets cannot read it: "
             f"{one_line(error)[:100]}; "
@@ -277,7 +277,7 @@ def _open_split(folder, builder, split, keys):
             try:
                 example = examples[index]
                 return tuple(example[key] for key in keys)
-            except Exception as error:  # Any error of array_record.
+            except Exception as error:  # any error of array_record
                 raise ValueError(f"cannot be read: {one_line(error)}") from error
 
         return len(examples), values
@@ -298,7 +298,7 @@ def _open_split(folder, builder, split, keys):
                 for key in keys
             )
             return tuple(value for [value] in lists)
-        except Exception as error:  # Any error of protobuf.
+        except Exception as error:  # any error of protobuf
             raise ValueError(
                 f"is not a record of an image: {one_line(error)}"
             ) from error
