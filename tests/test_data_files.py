@@ -59,9 +59,6 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
         assert "is not a file" in text
 
 
-# Image files.
-
-
 @pytest.mark.row(40)
 def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     write_folder(tmp_path, "train", {"ant": 2, "cat": 2})

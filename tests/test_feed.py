@@ -194,9 +194,6 @@ def test_an_error_of_the_input_comes_before_a_step():
     assert_batches(recorder.seen, range(bad_step))
 
 
-# Which feed a run has.
-
-
 class FromFiles:
     """A source that does not lie in memory."""
 

@@ -110,9 +110,6 @@ def operate(name, numbers, images=None, **options):
     return images, found, drawn.numbers
 
 
-# The operations.
-
-
 @pytest.mark.parametrize(
     "shape,filter",
     [((32, 32, 3), NEAREST), ((21, 40, 3), BILINEAR), ((28, 28, 1), NEAREST)],
@@ -153,9 +150,6 @@ def test_every_operation_is_that_of_pillow_but_for_its_rounding(shape, filter):
         images = np.roll(images, 2, axis=0)
     without_color = {"color"} if channels == 1 else set()
     assert changed == set(OPERATIONS) - {"identity"} - without_color
-
-
-# The policies of torchvision.
 
 
 @pytest.mark.parametrize("count,magnitude", [(2, 9), (3, 17)])
@@ -219,9 +213,6 @@ def test_auto_augment_has_the_published_pairs(learned_on):
     assert 0.4 < applied / 500 < 0.7
 
 
-# Of their authors' code.
-
-
 def test_augmix_is_that_of_its_authors():
     """Their `augment_and_mix` and `augmentations`, in float64."""
     images = np.concatenate([some_images(SHAPE)] * 6)
@@ -255,9 +246,6 @@ def test_augmix_is_that_of_its_authors():
     share = numbers["augmix_weights"][:, 2, None, None, None]
     expected = (1 - share) * images + share * mixed
     np.testing.assert_allclose(found, expected, atol=1e-3)
-
-
-# In an augmentation.
 
 
 @pytest.mark.parametrize(
