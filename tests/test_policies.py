@@ -289,8 +289,11 @@ def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
         np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
+SLOW = "augmix", "rand_augment", "auto_augment_imagenet"
+
+
 @pytest.mark.parametrize(
-    "name", [slow(name) if name == "augmix" else name for name in POLICIES]
+    "name", [slow(name) if name in SLOW else name for name in POLICIES]
 )
 def test_on_gpus_no_shape_depends_on_values_and_the_bits_are_the_same(name):
     images, options = some_images(SHAPE), {"policy": name}
