@@ -3,7 +3,7 @@
     python run_train.py --config=image_folder_resnet18 --data_dir=ROOT --num_towers=4
 
 ROOT/train/CLASS/*.jpg, and ROOT/test the same way or a part of train held out.
-`python -m towers.data --dataset=image_folder --data_dir=ROOT` checks it first.
+`python -m towers.check --dataset=image_folder --data_dir=ROOT` checks it first.
 Not measured here at 64x64; a folder of CIFAR-10 with LeNet is, in
 benchmarks/reports/2026-11-21-image_folder.md.
 """

@@ -12,7 +12,7 @@ import argparse
 import pathlib
 
 import numpy as np
-from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps
+from PIL import ExifTags, Image
 from scenes import SCENES, photograph
 
 # Ending and mode of the files, in turn. BMP has no EXIF.
@@ -36,7 +36,7 @@ STORED = {
 
 
 def save(image: Image.Image, path: pathlib.Path, mode: str, orientation: int) -> None:
-    """Writes a photograph whose stored pixels are turned; the ending is its format."""
+    """Write a photograph whose stored pixels are turned; the ending is its format."""
     if orientation != 1:
         image = image.transpose(STORED[orientation])
     if mode == "RGBA":
@@ -49,7 +49,7 @@ def save(image: Image.Image, path: pathlib.Path, mode: str, orientation: int) ->
 
 
 def draw_photos(folder: pathlib.Path, num_each: int = 60, seed: int = 0) -> None:
-    """Writes `folder/CLASS/NAME`, so many of each class."""
+    """Write `num_each` files `folder/CLASS/NAME` of each class."""
     for label, class_name in enumerate(SCENES):
         (folder / class_name).mkdir(parents=True, exist_ok=True)
         for number in range(num_each):
@@ -61,34 +61,9 @@ def draw_photos(folder: pathlib.Path, num_each: int = 60, seed: int = 0) -> None
             save(photograph(class_name, rng), path, mode, orientation)
 
 
-def draw_sheet(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """Writes a picture of a few files of each class, as their pixels are stored."""
-    columns, cell, caption = 6, 108, 32
-    size = columns * (cell + 6) + 6, len(SCENES) * (cell + caption) + 6
-    page = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
-    for row, class_name in enumerate(SCENES):
-        files = sorted((folder / class_name).iterdir())
-        # Steps that meet all kinds.
-        for column, file in enumerate(files[row * 2 :: 7][:columns]):
-            with Image.open(file) as photo:
-                turned = photo.getexif().get(ExifTags.Base.Orientation, 1)
-                words = f"{photo.width}x{photo.height}\n{file.suffix[1:]} {photo.mode}"
-                words += f", EXIF {turned}" if turned > 1 else ""
-                small = ImageOps.contain(photo.convert("RGB"), (cell, cell))
-            left, top = 6 + column * (cell + 6), 6 + row * (cell + caption)
-            page.paste(small, (left, top + cell - small.height))
-            draw.text((left, top + cell), words, "black", font, spacing=1)
-    page.save(path, quality=60, optimize=True)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=pathlib.Path, help="folder to write")
-    parser.add_argument("--sheet", type=pathlib.Path, help="picture of some of them")
-    options = parser.parse_args()
-    draw_photos(options.folder)
-    if options.sheet:
-        draw_sheet(options.folder, options.sheet)
+    draw_photos(parser.parse_args().folder)

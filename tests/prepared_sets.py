@@ -69,9 +69,8 @@ def official(name):
 def write(folder, files, packed=False):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        if packed:
-            name, content = f"{name}.gz", gzip.compress(content)
-        (folder / name).write_bytes(content)
+        path = folder / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
 
 
 def archive_of(name, files):

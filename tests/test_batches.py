@@ -16,7 +16,6 @@ from towers.data.batches import EvalBatches, TrainBatches, hold_out
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import index_of
-from towers.data.orders import BlockOrder
 from towers.data.share import Share
 from towers.data.sources import ArraySource
 
@@ -43,7 +42,7 @@ def at(batches, step):
 
 
 def labels_of(batches, num_steps):
-    compiled = tf.function(lambda step: batches.indices(step))
+    compiled = tf.function(batches.indices)
     steps = (tf.constant(step, tf.int64) for step in range(num_steps))
     return np.concatenate([compiled(step) for step in steps])
 
@@ -110,17 +109,6 @@ def test_order_and_views_do_not_depend_on_the_batch_size():
         np.testing.assert_array_equal(small, large)
 
 
-def test_views_of_an_epoch_in_blocks_are_those_of_a_shuffle():
-    order, views = BlockOrder(np.arange(12) // 3, window=2), []
-    for batches in (
-        train_batches(12, 12, "translate_flip"),
-        train_batches(12, 12, "translate_flip", order=order),
-    ):
-        epochs = [at(batches, step) for step in range(3)]
-        views.append([x["images"][np.argsort(x["labels"])] for x in epochs])
-    np.testing.assert_array_equal(*views)
-
-
 @pytest.mark.parametrize("num_examples,batch_size,repeats", [slow(7, 13, 3), (9, 8, 4)])
 def test_repeated_images_come_from_fewer_places_each_in_a_view_of_its_own(
     num_examples, batch_size, repeats
@@ -147,9 +135,6 @@ def test_repeated_images_come_from_fewer_places_each_in_a_view_of_its_own(
             np.testing.assert_array_equal(image, expected)
 
 
-# Random numbers.
-
-
 @pytest.mark.parametrize("augment", ["pad_crop_flip", slow("translate_4_flip")])
 def test_augmentation_is_drawn_anew_for_every_image_and_epoch(augment):
     """One image in 200 epochs: 81 places, mirrored or not."""
@@ -159,9 +144,6 @@ def test_augmentation_is_drawn_anew_for_every_image_and_epoch(augment):
     ]
     # 115 different ones of 162 are expected.
     assert min(map(len, views)) > 90 and views[0] != views[1]
-
-
-# Evaluation.
 
 
 @pytest.mark.parametrize("batch_size", [3, 10, 11])
@@ -181,18 +163,6 @@ def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     images, _ = examples.read(tf.range(10, dtype=tf.int64))
     np.testing.assert_array_equal(joined["images"][counts], augment.evaluate(images))
     assert np.all(np.isfinite(joined["images"]))
-
-
-# Parts: those of several processes are together the batch of one.
-
-
-def parts_of(sizes):
-    """Neighboring parts of a batch, one for each size."""
-    ends = itertools.accumulate(sizes)
-    return [
-        Share(end - size, size, sum(sizes))
-        for size, end in zip(sizes, ends, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -226,9 +196,9 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     whole = dataclasses.replace(whole, augment=everything)
     expected = at(whole, 2)
     if sizes == [13]:
-        compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
+        compiled = tf.function(whole.__call__)(tf.constant(2, tf.int64))
         assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
-    for part in parts_of(sizes):
+    for part in Share.all_of(13).split(sizes):
         own = dataclasses.replace(whole, share=part)
         [streamed] = own.stream(2).take(1).as_numpy_iterator()
         wanted = {}

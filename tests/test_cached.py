@@ -151,7 +151,7 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
     ):
         text = message(call_in_tensorflow, call)
         assert text.startswith(f"folder/3.png: {words}")
-        assert text.endswith("bad images out, `python -m towers.data` finds them all")
+        assert text.endswith("bad images out, `python -m towers.check` finds them all")
     source.read(tf.constant([0, 1, 2, 4], tf.int64))  # the others can be used
 
 

@@ -1,4 +1,4 @@
-"""python -m towers.data: what it says, what it draws, and how it ends."""
+"""python -m towers.check: what it says, what it draws, and how it ends."""
 
 import dataclasses
 import os
@@ -13,9 +13,9 @@ from pictures import png, random_pixels, write_folder
 from PIL import Image
 
 from towers import Config, train
-from towers.cli import data as program
+from towers.check import program
+from towers.check.report import duplicates, prints_of
 from towers.data import load
-from towers.data.check import duplicates, prints_of
 from towers.data.identical import identical_images
 from towers.data.sources import ArraySource
 from towers.errors import TowersError, report
@@ -26,9 +26,9 @@ def main(arguments):
     values = flags.FlagValues()
     program.define_flags(values)
     try:
-        program.main(program.parse(["towers.data", *arguments], values), values)
+        program.main(program.parse(["towers.check", *arguments], values), values)
     except TowersError as error:
-        return report("towers.data", error)
+        return report("towers.check", error)
     return 0
 
 
@@ -253,7 +253,9 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     assert "            cat        2        0" in lines
     assert "stored as   8x6 (15)" in lines
     (line,) = errors
-    assert line.startswith("towers.data: 3 of 18 images of image_folder cannot be used")
+    assert line.startswith(
+        "towers.check: 3 of 18 images of image_folder cannot be used"
+    )
 
     code, lines, _ = run("--image_size=6")
     assert code == 3 and sum("fault " in line for line in lines) == 3

@@ -25,9 +25,6 @@ def source_of(labels, shape=(6, 6, 3)):
     return ArraySource(images, labels)
 
 
-# Weights.
-
-
 def test_balanced_weights_are_inverse_to_the_images_and_have_the_mean_1():
     weights = np.array(class_weights("balanced", source_of(LABELS), tuple("abcd")))
     np.testing.assert_allclose(weights[[1, 3]] / weights[0], [170 / 25, 170 / 5])
@@ -56,9 +53,6 @@ def test_offsets_are_the_logarithms_of_shares():
     offsets = logit_offsets(1.5, source_of(LABELS), 4)
     shares = np.float64([170, 25, 1, 5]) / 200
     np.testing.assert_allclose(offsets, 1.5 * np.log(shares))
-
-
-# Balanced orders.
 
 
 def test_every_class_that_has_images_is_equally_likely():

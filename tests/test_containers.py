@@ -26,9 +26,9 @@ from pyarrow import parquet
 from small_runs import assert_equal_states, saved, saved_steps, small_config
 
 from towers import data
+from towers.check.report import check
 from towers.data.augment import augmentation
 from towers.data.batches import TrainBatches
-from towers.data.check import check
 from towers.data.files import reading
 from towers.data.files.parquet import ParquetIndex
 from towers.data.orders import BlockOrder, block_order

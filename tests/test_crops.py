@@ -81,7 +81,7 @@ def test_boxes_are_those_of_torchvision(height, width, scale):
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
 def test_crops_equal_numpy_and_pillow_image_by_image(shape):
-    height, width, channels = shape
+    height, width, _ = shape
     images, drawn = random_images(N, shape), Drawn(n=N)
     actual = crops.crop_resize_flip(tf.constant(images), drawn).numpy()
     boxes = boxes_of(drawn, N, height, width).astype(int)

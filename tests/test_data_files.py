@@ -59,9 +59,6 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
         assert "is not a file" in text
 
 
-# Image files.
-
-
 @pytest.mark.row(40)
 def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     write_folder(tmp_path, "train", {"ant": 2, "cat": 2})
@@ -76,5 +73,5 @@ def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     )
     assert len(str(caught.value)) <= 400 + len(str(path))
     path.write_bytes(IMAGE + chunk(b"IDAT", bytes(99_000)))
-    with pytest.raises(DataError, match="00.png: has 10,000,000,000 pixels"):
+    with pytest.raises(DataError, match=r"00\.png: has 10,000,000,000 pixels"):
         image_folder.load(str(tmp_path))

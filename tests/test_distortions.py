@@ -24,19 +24,18 @@ SETTINGS = {
 }
 
 
-def ones(n, height=12, width=10):
-    return tf.ones([n, height, width, 2])
+N_ERASED, HEIGHT, WIDTH = 300, 12, 10
 
 
-def erased_by(found):
-    """Where images of ones, of two channels, were erased: bool [n, height, width]."""
-    found = np.asarray(found)
-    assert set(np.unique(found)) <= {0.0, 1.0}
-    np.testing.assert_array_equal(found[..., 0], found[..., 1])
-    return found[..., 0] == 0
-
-
-# Colours.
+def assert_erases(erase, boxes):
+    """Erases boxes (top, left, height, width) of images of ones, pixel by pixel."""
+    found = erase(tf.ones([N_ERASED, HEIGHT, WIDTH, 2]))
+    for i, (top, left, tall, wide) in enumerate(boxes):
+        expected = np.ones((HEIGHT, WIDTH, 2))
+        for y in range(max(top, 0), min(top + tall, HEIGHT)):
+            for x in range(max(left, 0), min(left + wide, WIDTH)):
+                expected[y, x] = 0
+        np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
 
 
 def jittered(image, brightness, contrast, saturation):
@@ -81,48 +80,27 @@ def test_some_images_become_gray_as_by_pillow(shape):
             np.testing.assert_array_equal(image, expected)
 
 
-# Rectangles.
-
-
 def test_erased_rectangles_equal_loops_over_pixels():
-    n, height, width = 300, 12, 10
     drawn = Drawn()
-    found = erased_by(erase_randomly(ones(n), drawn, 0.6))
-    numbers = drawn.numbers["random_erasing"].astype(np.float64)
-    for i, (chance, area, aspect, row, column) in enumerate(numbers):
-        expected = np.zeros((height, width), bool)
-        area = (0.02 + 0.38 * area) * height * width
-        aspect = 0.3 + (1 / 0.3 - 0.3) * aspect
-        tall = min(max(round(np.sqrt(area * aspect)), 1), height)
-        wide = min(max(round(np.sqrt(area / aspect)), 1), width)
-        top = int(row * (height - tall + 1))
-        left = int(column * (width - wide + 1))
-        if chance < 0.6:
-            for y in range(top, top + tall):
-                for x in range(left, left + wide):
-                    expected[y, x] = True
-        np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
-
-
-# Squares.
+    numbers = drawn("random_erasing", [N_ERASED, 5]).numpy().astype(np.float64)
+    boxes = []
+    for chance, area, aspect, row, column in numbers:
+        pixels = (0.02 + 0.38 * area) * HEIGHT * WIDTH
+        ratio = 0.3 + (1 / 0.3 - 0.3) * aspect
+        tall = min(max(round(np.sqrt(pixels * ratio)), 1), HEIGHT)
+        wide = min(max(round(np.sqrt(pixels / ratio)), 1), WIDTH)
+        corner = int(row * (HEIGHT - tall + 1)), int(column * (WIDTH - wide + 1))
+        boxes.append((*corner, tall, wide) if chance < 0.6 else (0, 0, 0, 0))
+    assert_erases(lambda images: erase_randomly(images, drawn, 0.6), boxes)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
 def test_cut_out_squares_equal_loops_over_pixels(size):
-    n, height, width = 300, 12, 10
     drawn = Drawn()
-    found = erased_by(cut_out(ones(n), drawn, size))
-    for i, (row, column) in enumerate(drawn.numbers["cutout"].astype(np.float64)):
-        expected = np.zeros((height, width), bool)
-        top, left = int(row * height) - size // 2, int(column * width) - size // 2
-        for y in range(top, top + size):
-            for x in range(left, left + size):
-                if 0 <= y < height and 0 <= x < width:
-                    expected[y, x] = True
-        np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
-
-
-# All of it, on top of an augmentation.
+    middles = drawn("cutout", [N_ERASED, 2]).numpy().astype(np.float64)
+    corners = (middles * [HEIGHT, WIDTH]).astype(int) - size // 2
+    boxes = [(*corner, size, size) for corner in corners]
+    assert_erases(lambda images: cut_out(images, drawn, size), boxes)
 
 
 def test_the_order_is_colors_augmentation_rectangles_squares():

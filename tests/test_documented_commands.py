@@ -48,7 +48,7 @@ SHORT = {
     "run_predict.py": "--device=cpu",
     "run_export.py": "",
     "-m towers.launch": TRAIN,
-    "-m towers.data": "",
+    "-m towers.check": "",
 }
 
 

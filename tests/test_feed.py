@@ -194,9 +194,6 @@ def test_an_error_of_the_input_comes_before_a_step():
     assert_batches(recorder.seen, range(bad_step))
 
 
-# Which feed a run has.
-
-
 class FromFiles:
     """A source that does not lie in memory."""
 
@@ -210,7 +207,7 @@ def test_what_is_read_from_files_is_not_resident():
     batches = create_batches()
     batches = dataclasses.replace(batches, source=FromFiles(batches.source))
     config = small_runs.small_config(input="resident")
-    with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
+    with pytest.raises(ConfigError, match=r"^input=resident with dataset=synthetic: "):
         build_trainer.create_feed(config, batches, ["/CPU:0"], [MICRO_BATCH_SIZE])
 
 

@@ -417,7 +417,7 @@ def test_a_flag_of_another_program_is_answered_where_the_answer_can_be_typed(nam
         ("run_train.py", ["config", "task_index", *FIELDS]),
         *((f"run_{x}.py", ["workdir"]) for x in ("eval", "predict", "export")),
         ("-m towers.launch", ["num_workers"]),
-        ("-m towers.data", ["data_dir"]),
+        ("-m towers.check", ["data_dir"]),
     ],
 )
 def test_each_program_has_its_own_flags_in_a_short_help(program, names):

@@ -13,9 +13,9 @@ from processes import Program
 
 import towers
 from towers import store
+from towers.check.report import check
 from towers.config import Config, to_json
 from towers.config.recipes import config_of_flags
-from towers.data.check import check
 from towers.data.files.paths import data_folder
 from towers.errors import ConfigError, WorkerLostError
 from towers.exporting.export import export

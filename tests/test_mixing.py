@@ -74,9 +74,6 @@ def test_a_label_has_the_weight_of_its_image():
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-12)
 
 
-# Of Beta(1, 1) the quantiles are the numbers themselves.
-
-
 @pytest.mark.parametrize("mixup,cutmix", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
 def test_mixup_and_cutmix_equal_loops(mixup, cutmix):
     drawn = Drawn()
@@ -92,9 +89,6 @@ def test_mixup_and_cutmix_equal_loops(mixup, cutmix):
         else:
             expected = pasted(*drawn.numbers["cutmix"][i].astype(np.float64))
         assert_mixed(found, soft, i, *expected)
-
-
-# The shares.
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.4, 1.0, 8.0, 1000.0])

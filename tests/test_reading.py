@@ -306,7 +306,7 @@ def test_the_kinds_of_faults_are_named_if_no_image_can_be_read(
             )
         else:
             Image.fromarray(np.zeros((9, 9), np.float32)).save(path)
-    from towers.data.check import check
+    from towers.check.report import check
 
     load = check if not options else data.load
     for size in (0, 8):

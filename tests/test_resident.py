@@ -1,6 +1,7 @@
 """--input=resident: the batches of the stream, made inside the compiled step."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 import small_runs
@@ -16,7 +17,7 @@ from towers.training.train import train
 class Counted(TrainBatches):
     """Batches that note the epochs whose orders are drawn."""
 
-    drawn = []
+    drawn: ClassVar[list[int]] = []
 
     def orders(self, first_epoch, num_epochs):
         self.drawn.extend(range(int(first_epoch), int(first_epoch) + num_epochs))

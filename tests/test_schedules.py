@@ -194,10 +194,5 @@ def test_options_are_called_ignored_without_those_that_they_belong_to(
     assert not checks.ignored_options(config.Config(**options | others))
 
 
-# The picture in docs/.
-
-
-def test_the_picture_is_drawn_from_the_schedules():
-    """python -m docs.draw_schedules draws it anew."""
-    assert draw_schedules.PICTURE.read_text() == draw_schedules.picture()
+def test_the_picture_in_the_docs_shows_every_schedule():
     assert {name for name, _ in draw_schedules.PANELS} == SCHEDULES.keys() - {"plateau"}

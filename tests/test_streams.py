@@ -15,6 +15,7 @@ from towers.data.batches import EvalBatches, TrainBatches
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.streams import NUM_THREADS, without_tuning
+from towers.tf_internals import delete_in_thread
 
 
 def streams():
@@ -69,7 +70,9 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read(has_f
     gc.disable()  # in all other threads
     try:
         cycle = Cycle()
-        cycle.itself, cycle.iterator = cycle, iter(without_tuning(reads))
+        iterator = iter(without_tuning(reads))
+        cycle.itself, cycle.iterator = cycle, delete_in_thread(iterator)
+        del iterator
         if has_failed:
             try:
                 step(cycle.iterator)

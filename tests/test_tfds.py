@@ -140,7 +140,7 @@ def test_records_are_those_that_tensorflow_reads(tmp_path):
     size = os.path.getsize(paths[3])
     for cut in (1, 5, 13, size - 1):
         os.truncate(paths[3], size - cut)
-        with pytest.raises(ValueError, match="c: record .* breaks off"):
+        with pytest.raises(ValueError, match=r"c: record .* breaks off"):
             open_records(paths)
 
 

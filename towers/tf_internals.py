@@ -3,8 +3,14 @@ names those that another version lacks.
 """
 
 import contextlib
+import functools
+import queue
+import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -106,3 +112,38 @@ def tflite_files() -> ModuleType:
     from tensorflow.lite.tools import flatbuffer_utils  # slow to import
 
     return flatbuffer_utils
+
+
+# Seconds between checks for other references to the iterators to be deleted.
+_PAUSE_SECS = 0.5
+
+_dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+_Iterator = TypeVar("_Iterator")
+
+
+def delete_in_thread(iterator: _Iterator) -> _Iterator:
+    """Return an iterator of `tf.data` that a thread deletes once it is dropped.
+
+    Deleting waits for the reads of an iterator, so a reader in Python that collects it
+    as garbage would wait for itself.
+    """
+    _start_deleting()
+    owner: Any = getattr(iterator, "_iterator", iterator)  # of `as_numpy_iterator`
+    weakref.finalize(owner, _dropped.put, owner._iterator_resource).atexit = False
+    return iterator
+
+
+@functools.cache
+def _start_deleting():
+    threading.Thread(target=_delete_resources, daemon=True).start()
+
+
+def _delete_resources():
+    # The last reference deletes a resource. The traceback of a failed step has references
+    # too, and may be garbage that a reader is collecting.
+    resources = []
+    while True:
+        with contextlib.suppress(queue.Empty):
+            resources.append(_dropped.get(timeout=_PAUSE_SECS if resources else None))
+        # Three references: of the list, of x and of the argument.
+        resources = [x for x in resources if sys.getrefcount(x) > 3]

@@ -36,26 +36,26 @@ class ImportHook:
 
 
 def _start(name: str, *at_signals: str) -> None:
-    """Starts the program of `towers.cli.NAME`."""
+    """Starts the program of `towers.NAME`."""
     exit_on_signals(*at_signals)
     sys.meta_path.insert(0, ImportHook())
     towers.keeps_imports = True
-    program = importlib.import_module(f"towers.cli.{name}")
+    program = importlib.import_module(f"towers.{name}")
     flags = importlib.import_module("towers.cli.flags")
     program.define_flags()
     parse = getattr(program, "parse", flags.parse)
     flags.start(program.main, parse, getattr(program, "PROGRAM", ""))
 
 
-def run_data() -> None:
-    """Starts `python -m towers.data`."""
+def run_check() -> None:
+    """Starts `python -m towers.check`."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
-    _start("data")
+    _start("check.program")
 
 
 run_train, run_eval, run_export = (
-    functools.partial(_start, name) for name in ("train", "eval", "export")
+    functools.partial(_start, f"cli.{name}") for name in ("train", "eval", "export")
 )
 run_predict = functools.partial(
-    _start, "predict", "the same command begins again", "stderr"
+    _start, "cli.predict", "the same command begins again", "stderr"
 )

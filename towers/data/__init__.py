@@ -24,27 +24,30 @@ def load(
     label_separator: str = ";",
     **image_options: Any,
 ) -> "DataSet":
-    """Loads a data set by its name.
+    """Load a data set by its name.
 
     Args:
         name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
             some of the keyword arguments data_dir, the fields of `ImageOptions`, and
             image_options, which is one.
         data_dir: where the user keeps it; empty for the usual places.
-        trained: of a network that is only to be evaluated; a data set may then have no
-            training images, `train` being None.
-        columns: ROLE:NAME by commas, of a container's columns that have other names
-            than usual, see `files.containers`.
-        image_dir, fold, label_separator: of tables, see `files.tables.TableReader`.
-        class_level: of folders, see `files.image_folder.load`.
-        image_options: of `image_files.ImageOptions`, for images that are decoded when
-            they are read.
+        trained: the network to evaluate; a data set may then have no training images,
+            and `train` is None.
+        columns: ROLE:NAME by commas, for columns of a container with unusual names, see
+            `files.containers`.
+        image_dir: for tables, as `fold` and `label_separator`, see
+            `files.tables.TableReader`.
+        fold: part of a table to test on.
+        label_separator: between labels of a cell.
+        class_level: for folders, see `files.image_folder.load`.
+        image_options: fields of `image_files.ImageOptions`, for images that are decoded
+            when they are read.
 
     Raises:
         DataError: it is missing or invalid, such as a label outside of the classes;
             with a survey only labels that are known are compared.
-        ConfigError: there is no such name or column role, or a function in a file gives
-            no DataSet.
+        ConfigError: no such name or column role exists, or a function in a file does
+            not return a DataSet.
     """
     from towers.data.files import reading
     from towers.data.files.image_files import ImageOptions

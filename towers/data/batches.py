@@ -3,7 +3,7 @@
 The stream of examples is endless: position p is entry p mod N of epoch p div N, and the
 order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G), or
 with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is at
-position s*K + j mod K. So there is no iterator whose state would have to be saved, and
+position s*K + j mod K. So no iterator has a state that would have to be saved, and
 nothing here knows how many towers there are.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from towers import tf_internals
 from towers.data import randomness, streams
 from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import draw_numbers
@@ -42,8 +43,8 @@ class Orders(NamedTuple):
     begin: tf.Tensor  # int64 scalar
 
 
-# Images from which layers such as whitening take their state, as in the public
-# speedruns.
+# Number of images from which layers such as whitening take their state, as in the
+# public speedruns.
 NUM_ADAPT_IMAGES = 5000
 
 
@@ -78,7 +79,7 @@ class TrainBatches:
     repeats: int = 1
 
     def __call__(self, step: tf.Tensor, orders: Orders | None = None) -> Batch:
-        """The batch of a step.
+        """Return the batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
@@ -87,31 +88,29 @@ class TrainBatches:
         Returns:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
             float32 [n, num_classes] of mixed images and of label sets; "sample_weights"
-            float32 [n] where the source has them; the noise of each dropout layer,
-            float32 [n, ...]. n is G, or the number of images of the share.
+            float32 [n] if the source has them; noise of each dropout layer, float32
+            [n, ...]. n is G, or the number of images of the share.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
 
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
-        """The batches of several towers, which follow each other in every
-        (micro-)batch; `sizes` are the images of each.
-        """
+        """Return the batches of towers that have `sizes` images of each micro-batch."""
         share = self.share or Share.all_of(sum(sizes))
         return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
     def epochs(self, step: int, num_steps: int) -> range:
-        """The epochs from which some steps take their examples."""
+        """Return the epochs from which some steps take their examples."""
         length, drawn = self.source.num_examples, self._num_drawn
         end = step + num_steps
         return range(step * drawn // length, (end * drawn - 1) // length + 1)
 
     def orders(self, first_epoch: tf.Tensor, num_epochs: int) -> Orders:
-        """The orders of an epoch and of the ones after it."""
+        """Return the orders of an epoch and of the ones after it."""
         orders = [self._order(first_epoch + k) for k in range(num_epochs)]
         return Orders(tf.concat(orders, 0), first_epoch * self.source.num_examples)
 
     def indices(self, step: tf.Tensor, orders: Orders | None = None) -> tf.Tensor:
-        """int64 [images that are read]: the examples of a step."""
+        """Return the examples that a step reads, int64 [images that are read]."""
         if orders is None:
             length = self.source.num_examples
             most_epochs = (self._num_drawn - 2) // length + 2  # of one step
@@ -121,9 +120,9 @@ class TrainBatches:
     def stream(
         self, first_step: int, split_fn: Callable[[Batch], list[Batch]] | None = None
     ) -> tf.data.Dataset:
-        """The batches of all steps from `first_step` on, read ahead by `tf.data`:
-        reading, processing and the consumer of the stream overlap. With `split_fn`,
-        which splits a batch, the elements are tuples of its pieces.
+        """Return the batches from `first_step` on, read ahead by `tf.data`.
+
+        With `split_fn`, which splits a batch, the elements are tuples of its pieces.
         """
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
@@ -138,11 +137,11 @@ class TrainBatches:
         return _read_ahead(batches)
 
     def stored_stream(self, first_step: int) -> tf.data.Dataset:
-        """The stored examples of all steps from `first_step` on, for `process`."""
+        """Return the stored examples from `first_step` on, for `process`."""
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
-        """Augments and mixes the stored examples of a step.
+        """Augment and mix the stored examples of a step.
 
         Args:
             step: int64 scalar.
@@ -154,8 +153,7 @@ class TrainBatches:
         """
         batch = dict(stored)
         draw = self._draw(step, batch.pop("indices"))
-        on_crops = self.augment.train_on_crops
-        train = on_crops if self._reads_crops else self.augment.train
+        train = self._train_on_crops or self.augment.train
         batch["images"] = train(batch["images"], draw)
         if self.mix is not None:
             mixed = self.mix(batch, draw)
@@ -167,13 +165,11 @@ class TrainBatches:
         return batch
 
     @property
-    def _reads_crops(self):
-        if self.augment.train_on_crops is None:
-            return False
-        return getattr(self.source, "reads_crops", False)
+    def _train_on_crops(self):
+        reads_crops = getattr(self.source, "reads_crops", False)
+        return self.augment.train_on_crops if reads_crops else None
 
     def _draw(self, step, indices):
-        """The random numbers of the images that are read."""
         views = self._positions(step)
         if self.order is None or isinstance(self.order, BlockOrder):
             views //= self.source.num_examples
@@ -191,11 +187,10 @@ class TrainBatches:
 
     @property
     def _read_rows(self):
-        """The images that are read: a mixed image takes part of the one before it."""
+        """The images to read: a mixed image takes part of the one before it."""
         return self._rows(with_previous=self.mix is not None)
 
     def _without_previous(self, values):
-        """The values of the images of the share alone."""
         if self._is_whole:
             return values
         shape = values.shape[1:]
@@ -212,7 +207,7 @@ class TrainBatches:
 
     def _read(self, step, indices):
         size = sum(map(len, self._read_rows))
-        if self._reads_crops:
+        if self._train_on_crops:
             draw, scale = self._draw(step, indices), self.augment.crop_scale
             numbers = draw_numbers(draw, size, scale)
             images, labels = self.source.read(indices, numbers)
@@ -229,7 +224,7 @@ class TrainBatches:
         return stored
 
     def _index_stream(self, first_step):
-        """`indices` for every step, at the cost of one shuffle an epoch."""
+        """Return `indices` for every step, at the cost of one shuffle an epoch."""
         length = self.source.num_examples
         first_epoch, done = divmod(first_step * self._num_drawn, length)
 
@@ -251,13 +246,12 @@ class TrainBatches:
         )
 
     def _positions(self, step):
-        """int64: positions in the endless stream of the images that are read."""
         offsets = tf.constant(_numbers(self._read_rows) % self._num_drawn)
         return step * self._num_drawn + offsets
 
     @property
     def _num_drawn(self):
-        """The different positions of the stream that a step reads."""
+        """Number of different positions of the stream that a step reads."""
         return -(-self.images_per_step // self.repeats)
 
 
@@ -266,9 +260,7 @@ def _numbers(rows):
 
 
 def _count(first):
-    """All whole numbers from `first` on, int64. `Dataset.counter` would trace a
-    function, and keep it and its memory when the data set is deleted.
-    """
+    # `Dataset.counter` would trace a function, and keep it and its memory forever.
     return tf.data.Dataset.range(first, tf.int64.max)
 
 
@@ -278,13 +270,11 @@ def _read_ahead(batches):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """The batches of an evaluation, or a share of each: every example exactly once, in
-    order.
+    """The batches of an evaluation, or a share of each: every example once, in order.
 
-    All have one shape: "images" and "labels" as of `TrainBatches`, not mixed. The last
-    one is filled up with example 0; "mask", float32 [batch], is 1 for an example
-    that counts and 0 for one that fills, and "positions", int64 [batch], are the
-    numbers of the examples.
+    "images" and "labels" are as of `TrainBatches`, not mixed. The last batch is filled
+    up with example 0; "mask", float32 [batch], is 0 for an example that fills, else 1,
+    and "positions", int64 [batch], are the numbers of the examples.
     """
 
     source: Source
@@ -293,21 +283,23 @@ class EvalBatches:
     share: Share | None = None
 
     def __len__(self) -> int:
-        """The number of batches."""
         return -(-self.source.num_examples // self.batch_size)
 
     def split(self, num_towers: int) -> list["EvalBatches"]:
-        """The batches of several towers; no more of them than images of a batch."""
+        """Return the batches of several towers, at most one for each image."""
         share = self.share or Share.all_of(self.batch_size)
         sizes = shares(share.size, min(share.size, num_towers))
         return [dataclasses.replace(self, share=share) for share in share.split(sizes)]
 
+    def __iter__(self) -> Iterator[Batch]:
+        return tf_internals.delete_in_thread(iter(self.stream()))
+
     def __call__(self, number: tf.Tensor) -> Batch:
-        """The batch of a number, int64, 0 for the first."""
+        """Return the batch of a number, int64, 0 for the first."""
         return self._process(*self._read(number * self.batch_size))
 
     def stream(self, first: int = 0) -> tf.data.Dataset:
-        """The batches from a number on."""
+        """Return the batches from a number on."""
         starts = tf.data.Dataset.range(
             first * self.batch_size, self.source.num_examples, self.batch_size
         )
@@ -343,27 +335,24 @@ class EvalBatches:
 
 
 def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
-    """Images at equal distances in the source, augmented as in an evaluation, in arrays
-    of at most 100; DataError where one cannot be read.
-    """
+    """Yield evenly spaced images, as in an evaluation, at most 100 at a time."""
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     batches = EvalBatches(Subset(source, indices), augment, batch_size=100)
     with data_errors_of_tensorflow():
-        for batch in batches.stream().as_numpy_iterator():
-            yield batch["images"][batch["mask"] > 0]
+        for batch in batches:
+            yield batch["images"].numpy()[batch["mask"].numpy() > 0]
 
 
 def hold_out(
     source: Source, fraction: float, fold: tuple[int, int] | None = None
 ) -> tuple[Source, Source]:
-    """Splits a source into the rest and a held-out fraction, in (0, 1), of each class,
-    or of all images where the labels are not known before these are read. `fold`
-    (number from 0 on, number of folds) holds out one of equal parts instead.
+    """Split a source into the rest and a held-out fraction, in (0, 1), of each class.
 
-    The choice depends on a hash of the names of the files (CLASS/NAME; without files,
-    of the numbers of the images), and is the same for every seed of a run. ConfigError
-    where nothing is left on one side.
+    If labels are not known, it is a fraction of all images. `fold` (number from 0 on,
+    number of folds) holds out one of equal parts instead. The choice depends on a hash
+    of CLASS/NAME of the files, or of the numbers of the images. ConfigError if nothing
+    is left on one side.
     """
     num_examples = source.num_examples
     option, count = f"validation_fraction={fraction:g}", round(fraction * num_examples)
@@ -378,8 +367,8 @@ def hold_out(
     hashes = np.empty(num_examples, np.uint64)
     for index in range(num_examples):
         name = "/".join(location_of(source, index).split("/")[-2:]) or str(index)
-        name = name.encode(errors="surrogateescape")
-        digest = hashlib.blake2b(name, digest_size=8).digest()
+        encoded = name.encode(errors="surrogateescape")
+        digest = hashlib.blake2b(encoded, digest_size=8).digest()
         hashes[index] = int.from_bytes(digest, "little")
     labels = known_labels(source)
     labels = np.zeros(num_examples, int) if labels is None else strata(labels)

@@ -1,9 +1,10 @@
-"""Classes with few images: which they are, and weights of the loss."""
+"""Classes with few images, weights of the classes, and offsets of the logits."""
 
 import json
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -16,16 +17,16 @@ from towers.messages import shown
 
 BALANCED = "balanced"
 
-# A class is named that has fewer images than this share of the largest class's.
+# Classes with fewer images than this share of the largest class are reported.
 FEW = 0.1
 MAX_NAMED = 5
 
-# Of a file of weights.
+# Maximum size of a file of weights, in bytes.
 MAX_FILE_BYTES = 2**24
 
 
 def few_images(data_set: DataSet) -> list[str]:
-    """A line that names the classes with few images; none where there are no such."""
+    """Return a line that names the classes with few images; empty without such."""
     num_classes, named = len(data_set.class_names), []
     for split, source in data_set.sources.items():
         labels = known_labels(source)
@@ -41,14 +42,14 @@ def few_images(data_set: DataSet) -> list[str]:
     if not named:
         return []
     return [
-        "few images of some classes, beside the largest: "
+        "few images of some classes, compared with the largest: "
         f"{'; '.join(named)}; see --class_weights and --sampler"
     ]
 
 
 def similar_names(class_names: Sequence[str]) -> list[str]:
-    """A line that names classes whose names differ in case or leading zeros alone."""
-    by_plain = {}
+    """Return a line that names classes which differ only in case or leading zeros."""
+    by_plain: dict[str, list[str]] = {}
     for name in class_names:
         plain = re.sub(r"\b0+(?=\d)", "", name.casefold())
         by_plain.setdefault(plain, []).append(shown(name, 40))
@@ -56,11 +57,11 @@ def similar_names(class_names: Sequence[str]) -> list[str]:
     if not pairs:
         return []
     named = shown("; ".join(pairs[:MAX_NAMED]))
-    return [f"classes whose names differ in case or leading zeros alone: {named}"]
+    return [f"classes whose names differ only in case or leading zeros: {named}"]
 
 
 def images_of_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Count the images of each class, of integers [n] or sets [n, classes]."""
+    """Count the images of each class, for integers [n] or sets [n, classes]."""
     if labels.ndim == 2:
         return labels.sum(0, dtype=np.int64)
     return np.bincount(labels, minlength=num_classes)
@@ -72,16 +73,13 @@ def class_weights(
     class_names: tuple[str, ...],
     option: str = "class_weights",
 ) -> tuple[float, ...]:
-    """The weights of the classes in the loss, at least 0, for "class_weights" or
-    "pos_weights".
+    """Return class weights for the text of `class_weights` or `pos_weights`.
 
-    The text is "balanced" for weights that are inverse to the number of images and
-    whose mean over the images (label sets: over their labels) is 1, 1 for a class
-    without images, or in `pos_weights` for the images without a class over those with
-    it, 1 where there are no such; or a JSON file, an object of names of classes and
-    numbers, 1 for a class that it lacks; or pairs in JSON of a class, its name or its
-    number, and a weight. ConfigError where the labels are not known, or the file is
-    none of weights.
+    `"balanced"`: inverse frequencies with the mean 1 over the images (label sets: over
+    their labels), or for `pos_weights` negatives divided by positives. Otherwise a JSON
+    file, an object of class names and numbers, or pairs in JSON of a class and a
+    weight. 1 for other classes. ConfigError if the labels are not known, or the file is
+    wrong.
     """
     if text == BALANCED:
         labels = labels_for(source, f"{option}={BALANCED}")
@@ -110,12 +108,12 @@ def class_weights(
         x if isinstance(x, int) else normalize("NFC", str(x)): weight
         for x, weight in weights.items()
     }
-    class_names = [normalize("NFC", name) for name in class_names]
-    numbers = range(len(class_names))
+    names = [normalize("NFC", name) for name in class_names]
+    numbers = range(len(names))
     for name, weight in weights.items():
-        if name not in (numbers if isinstance(name, int) else class_names):
-            message = f"{option}: there is no class {shown(str(name), 40)!r}"
-            raise ConfigError(with_nearest(message, name, class_names))
+        if name not in (numbers if isinstance(name, int) else names):
+            message = f"{option}: unknown class {shown(str(name), 40)!r}"
+            raise ConfigError(with_nearest(message, name, names))
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             raise ConfigError(
                 f"{option}: the weight of {shown(str(name), 40)} must be a number of "
@@ -123,22 +121,20 @@ def class_weights(
             )
     return tuple(
         float(weights.get(number, weights.get(name, 1)))
-        for number, name in enumerate(class_names)
+        for number, name in enumerate(names)
     )
 
 
 def logit_offsets(
     adjustment: float, source: Source, num_classes: int
 ) -> tuple[float, ...]:
-    """Return offsets of the logits in the training loss (Menon et al. 2020,
-    arXiv:2007.07314, equation 10); a class without images counts as one.
-    """
+    """Return offsets of the training logits (Menon et al. 2020, arXiv:2007.07314)."""
     labels = labels_for(source, f"logit_adjustment={adjustment}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
     return tuple((adjustment * np.log(counts / len(labels))).tolist())
 
 
-def labels_for(source: Source, option: str) -> np.ndarray:
+def labels_for(source: Any, option: str) -> np.ndarray:
     """Return the labels of all training images, or raise a ConfigError."""
     if not hasattr(source, "labels"):
         way = "give its source a NumPy array `labels`"

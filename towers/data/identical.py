@@ -9,7 +9,7 @@ import tensorflow as tf
 from towers.data.sources import DataSet, Source, location_of, num_bytes
 from towers.messages import shown
 
-# A search that takes longer is given up: `python -m towers.data` reads every image.
+# Maximum time of a search; `python -m towers.check` reads every image.
 MAX_SECS = 2.0
 
 _CHUNK = 256  # images in memory that are read at once
@@ -18,9 +18,7 @@ _CHUNK = 256  # images in memory that are read at once
 def record_identical(
     data_set: DataSet, train: Source, held_out: dict[str, Source]
 ) -> None:
-    """Record in the inventory how many images of the splits `held_out` are identical to
-    an image of `train`, where that is found within MAX_SECS.
-    """
+    """Record in the inventory which images of `held_out` splits are training images."""
     for split, source in held_out.items():
         if pairs := identical_images(train, source):
             index, other = pairs[0]
@@ -39,9 +37,10 @@ def record_identical(
 def identical_images(
     train: Source, other: Source, max_secs: float = MAX_SECS
 ) -> list[tuple[int, int]]:
-    """Return (index in `other`, index in `train`) of images with the same content:
-    pixels of arrays in memory, bytes of local files of the same size. Empty for other
-    sources, and where it takes longer.
+    """Return (index in `other`, index in `train`) of images with the same content.
+
+    The content is the pixels of arrays in memory, or the bytes of local files. Empty
+    for other sources, and if it takes longer.
     """
     end, sources = time.monotonic() + max_secs, (train, other)
     try:
@@ -60,7 +59,6 @@ def identical_images(
 
 
 def _sizes(source, end):
-    """Return index -> bytes of the file."""
     sizes = {}
     for index in range(source.num_examples):
         sizes[index] = os.path.getsize(location_of(source, index))
@@ -70,14 +68,12 @@ def _sizes(source, end):
 
 
 def _files(source, indices):
-    """Yield (index, content) of files."""
     for index in indices:
         with open(location_of(source, index), "rb") as file:
             yield index, file.read()
 
 
 def _pixels(source):
-    """Yield (index, content) of images in memory."""
     for start in range(0, source.num_examples, _CHUNK):
         indices = range(start, min(start + _CHUNK, source.num_examples))
         with tf.device("CPU:0"):

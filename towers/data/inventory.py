@@ -1,4 +1,4 @@
-"""The inventory of a data set: what was used, inferred and left out."""
+"""Inventory of a data set: what was used, inferred and left out."""
 
 import collections
 import dataclasses
@@ -19,13 +19,13 @@ MAX_COLUMNS = 20
 
 @dataclasses.dataclass
 class Inventory:
-    """Records how the files, columns and labels that a user named are read.
+    """How the files, columns and labels that a user named are read.
 
-    Every reader fills one; the start banner, `--dry_run`, `python -m towers.data` and
+    Every reader fills one; the start banner, `--dry_run`, `python -m towers.check` and
     `dataset_info.json` print it.
 
     Attributes:
-        splits: "training", "validation" or "test" -> where its images come from.
+        splits: "training", "validation" or "test" -> the origin of its images.
         inferred: heading such as "columns" -> what was concluded from the data.
         unused: kind, a plural noun such as "folders next to train/" -> number of
             things of this kind that are not used.

@@ -1,16 +1,18 @@
-"""Orders of an epoch: with balanced classes, and of images that are read in blocks."""
+"""Orders of an epoch: with balanced classes, or of images that are read in blocks."""
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from towers.data.randomness import permutation, random_bits
-from towers.data.sources import Source, blocks_of
+from towers.data.sources import blocks_of
 
 
 class BalancedOrder:
-    """Orders of an epoch in which all classes are equally likely: every position has a
-    class drawn at random, and an example of it, with replacement. Images without a
-    label in label sets are one more class; a class without any image is left out.
+    """Orders of an epoch in which all classes are equally likely, with replacement.
+
+    Images without a label in label sets are one more class.
     """
 
     def __init__(self, labels: np.ndarray):
@@ -27,7 +29,7 @@ class BalancedOrder:
             self._counts = tf.constant(counts, tf.int64)
 
     def __call__(self, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-        """int64 [num_examples]: a function of the seed and the epoch."""
+        """Return int64 [num_examples], a function of the seed and the epoch."""
         shape = [self._num_examples, 2]
         bits = tf.cast(random_bits(seed, "balanced order", epoch, shape), tf.int64)
         classes = bits[:, 0] % len(self._counts)
@@ -36,9 +38,10 @@ class BalancedOrder:
 
 
 class BlockOrder:
-    """Orders in which every example comes once, and the examples of a block near each
-    other: the blocks, integers [num_examples] that ascend, are shuffled, and each
-    example moves back by a random part of `window` blocks.
+    """Orders in which examples come once, near the others of their block.
+
+    The blocks are shuffled, and each example moves back by a random part of `window`
+    blocks.
     """
 
     def __init__(self, blocks: np.ndarray, window: float):
@@ -48,7 +51,7 @@ class BlockOrder:
             self._blocks = tf.constant(numbers, tf.int64)
 
     def __call__(self, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-        """int64 [num_examples]: a function of the seed and the epoch."""
+        """Return int64 [num_examples], a function of the seed and the epoch."""
         num_examples = len(self._blocks)
         examples = permutation(seed, "order", epoch, num_examples)
         ranks = permutation(seed, "order of blocks", epoch, self._num_blocks)
@@ -58,10 +61,8 @@ class BlockOrder:
         return tf.gather(examples, tf.argsort(keys, stable=True))
 
 
-def block_order(source: Source, buffer_mb: float) -> BlockOrder | None:
-    """The order for a source whose images are read in blocks that take more memory, all
-    together, than `buffer_mb` megabytes; None where each is shuffled with all others.
-    """
+def block_order(source: Any, buffer_mb: float) -> BlockOrder | None:
+    """Return the order for a source of blocks; None if `buffer_mb` holds them all."""
     blocks = blocks_of(source)
     if blocks is None:
         return None

@@ -17,7 +17,7 @@ _PHILOX = 1  # its number in raw operations
 
 
 def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
-    """int64 [2]: the seed of one draw; other purposes and counters give other draws."""
+    """Return the seed of one draw, int64 [2], of a purpose and a counter."""
     purpose_and_seed = (zlib.crc32(purpose.encode()) << 31) ^ seed
     return tf.stack(
         [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
@@ -25,11 +25,7 @@ def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
 
 
 def _key_and_counter(seed):
-    """uint64 [1] each: the key of Philox and the upper half of its counter, whose lower
-    half is 0, for a seed, int64 [2].
-
-    TensorFlow's StatelessRandomGetKeyCounter computes the same, in host memory.
-    """
+    """Compute StatelessRandomGetKeyCounter, uint64 [1] twice, not in host memory."""
     mix = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4],
         key=tf.constant([0x02461E293EC8F720], tf.uint64),
@@ -45,14 +41,14 @@ def _key_and_counter(seed):
 def uniform(
     seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
-    """float32 of the shape, uniform over the multiples of 2**-23 in [0, 1)."""
+    """Return float32 of the shape, uniform over the multiples of 2**-23 in [0, 1)."""
     return _fractions(random_bits(seed, purpose, counter, shape))
 
 
 def random_bits(
     seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
-    """uint32 of the shape, all values equally likely."""
+    """Return uint32 of the shape, all values equally likely."""
     return tf.random.stateless_uniform(
         shape,
         key(seed, purpose, counter),
@@ -70,8 +66,7 @@ def uniform_rows(
     shape: Sequence[int],
     rows: Sequence[range],
 ) -> tf.Tensor:
-    """Some rows of `uniform`, float32 [number of rows, *shape]; no others are drawn.
-    The shape is of a row, the rows are ranges without steps.
+    """Return some rows of `uniform`, float32 [number of rows, *shape]; draw no others.
 
     Philox makes four numbers of each value of a counter that it counts up (Salmon et
     al. 2011), so that drawing can begin anywhere.
@@ -96,12 +91,11 @@ def uniform_rows(
 def hashed(
     seed: int, purpose: str, counters: Sequence[tf.Tensor], count: int
 ) -> tf.Tensor:
-    """float32 [n, count]: numbers that depend on each example's own counters, int64 [n]
-    each, below 2**32, and not on its position in a batch; uniform over the multiples of
-    2**-23 in [0, 1). The seed is below 2**63.
+    """Return numbers that depend on each example's own counters, float32 [n, count].
 
-    The counters go one after the other through the finalizer of MurmurHash3 (Appleby
-    2011, public domain), which is integer arithmetic alone.
+    They are uniform over the multiples of 2**-23 in [0, 1). Counters are int64 [n]
+    each, below 2**32, the seed is below 2**63. They go through the finalizer of
+    MurmurHash3 (Appleby 2011, public domain), in integers only.
     """
     bits = tf.range(count, dtype=tf.int32)[None, :]
     purpose_key = zlib.crc32(purpose.encode())
@@ -130,10 +124,11 @@ def _fractions(bits):
 class Draw:
     """The random numbers of one step, uniform in [0, 1).
 
-    `indices`, int64 [n], are the examples of the images, and `views`, int64 [n], differ
-    whenever an example comes again: the epoch of each, or another number with repeats,
-    or where examples are drawn with replacement. `rows` are the images of the step, see
-    `Share.rows`; None for all.
+    Attributes:
+        indices: int64 [n], the examples of the images.
+        views: int64 [n], a number that differs whenever an example comes again: its
+            epoch, or another one with repeats or for draws with replacement.
+        rows: the images of the step, see `Share.rows`; None for all.
     """
 
     seed: int
@@ -143,22 +138,22 @@ class Draw:
     rows: Sequence[range] | None = None
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
-        """float32 of the shape, whose first axis is the images; new in each step."""
+        """Return float32 of the shape [images, ...]; new in each step."""
         if self.rows is None:
             return uniform(self.seed, purpose, self.step, shape)
         return uniform_rows(self.seed, purpose, self.step, shape[1:], self.rows)
 
     def per_example(self, purpose: str, count: int) -> tf.Tensor:
-        """float32 [n, count], for each example the same in every epoch."""
+        """Return float32 [n, count], for each example the same in every epoch."""
         return hashed(self.seed, purpose, [self.indices], count)
 
     def per_view(self, purpose: str, count: int) -> tf.Tensor:
-        """float32 [n, count], for each example new in every epoch."""
+        """Return float32 [n, count], for each example new in every epoch."""
         return hashed(self.seed, purpose, [self.indices, self.views], count)
 
 
 def permutation(seed: int, purpose: str, counter: tf.Tensor, length: int) -> tf.Tensor:
-    """int64 [length]: the numbers 0 .. length - 1 in random order."""
+    """Return the numbers 0 .. length - 1 in random order, int64 [length]."""
     return tf.random.experimental.stateless_shuffle(
         tf.range(length, dtype=tf.int64), key(seed, purpose, counter), alg=ALGORITHM
     )

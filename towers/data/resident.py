@@ -1,11 +1,8 @@
-"""Batches made by the devices that hold the images.
-
-For data sets that fit a device: no image is copied to it in a step. The batches are the
-same as the stream's.
-"""
+"""Batches made by the devices that hold the images, for data sets that fit a device."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,8 +11,7 @@ from towers.data.sources import DeviceSource
 
 
 class Resident:
-    """Implements the protocol `towers.parallel.loop.Feed`, with batches per tower from
-    a source in memory, made by a device per tower. Devices of a CPU share its memory.
+    """A `towers.parallel.loop.Feed` of batches from memory, made by a device per tower.
 
     The host draws the orders of the epochs before the loop that needs them, and sends
     nothing in a step.
@@ -29,7 +25,7 @@ class Resident:
             home: DeviceSource(batches[0].source, home)
             for home in dict.fromkeys(map(_memory, devices))
         }
-        self._batches = [
+        self._batches: list[Any] = [
             dataclasses.replace(own, source=sources[_memory(device)])
             for own, device in zip(batches, devices, strict=True)
         ]
@@ -40,12 +36,10 @@ class Resident:
                     self._orders[home] = Orders(_variable([None]), _variable([]))
 
     def spec(self) -> None:
-        """There is no iterator."""
+        """Return None, as no iterator is needed."""
 
     def start(self, step: int, num_steps: int) -> None:
-        """Copies the orders of the epochs of these steps to the devices that hold the
-        images, unless they are there.
-        """
+        """Copy the orders of the epochs of these steps to the devices, unless there."""
         if not self._orders:
             return
         epochs = self._batches[0].epochs(step, num_steps)
@@ -60,11 +54,11 @@ class Resident:
         self._epochs = epochs
 
     def wait(self, iterators: None) -> list:
-        """A step waits for nothing."""
+        """Return nothing to wait for."""
         return [()] * len(self.devices)
 
     def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
-        """The batch of a tower; labels that are not mixed are int64."""
+        """Return the batch of a tower; labels that are not mixed are int64."""
         device = self.devices[tower]
         with tf.device(device):
             orders = self._orders.get(_memory(device))
@@ -72,17 +66,17 @@ class Resident:
             return self._batches[tower](step, *more)
 
     def restart(self) -> None:
-        """Nothing to do: the orders are functions of the epoch."""
+        """Do nothing: the orders are functions of the epoch."""
 
     def batches_of(self, step: int) -> list[Batch]:
-        """Returns the batches of one step, per tower, outside of a graph."""
+        """Return the batches of one step, per tower, outside of a graph."""
         self.start(step, 1)
         number = tf.constant(step, tf.int64)
         return [self.batch(tower, (), number) for tower in range(len(self.devices))]
 
 
 def _memory(device):
-    """The device whose memory another one computes in."""
+    """Return the device whose memory another one computes in."""
     return "/CPU:0" if "CPU" in device else device
 
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Images [first, first + size) of every (micro-)batch of `whole` images over all
-    processes.
-    """
+    """Images [first, first + size) of every (micro-)batch of `whole` images."""
 
     first: int
     size: int
@@ -17,11 +15,11 @@ class Share:
 
     @classmethod
     def all_of(cls, whole: int) -> "Share":
-        """The whole batch."""
+        """Return the share that is the whole batch."""
         return cls(0, whole, whole)
 
     def split(self, sizes: Sequence[int]) -> list["Share"]:
-        """Neighboring shares of these sizes, which add up to this one's."""
+        """Return neighboring shares of these sizes, which add up to this one's."""
         ends = itertools.accumulate(sizes, initial=self.first)
         return [
             Share(first, size, self.whole)
@@ -30,31 +28,28 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
+        """True for the whole batch."""
         return self.size == self.whole
 
     def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
-        """The share's images by their numbers in a step, in order: a range for each
-        micro-batch, or one of all images where it is the whole batch.
+        """Return the share's images in a step, a range of numbers for each micro-batch.
 
-        `with_previous` adds the image before each piece of the share, which is mixed
-        with its first one; the first image of a step is mixed with the last, which is a
-        range of its own.
+        `with_previous` adds the image before each piece, which is mixed with its first
+        one; for the first image of a step it is the last.
         """
         num_images = num_micro_batches * self.whole
         if self.is_whole:
             return [range(num_images)]
         rows = []
         for first in range(self.first, num_images, self.whole):
-            end = first + self.size
             if with_previous and first == 0:
                 rows.append(range(num_images - 1, num_images))
-            elif with_previous:
-                first -= 1
-            rows.append(range(first, end))
+            begin = first - 1 if with_previous and first else first
+            rows.append(range(begin, first + self.size))
         return rows
 
 
 def shares(num_images: int, num_towers: int) -> list[int]:
-    """Images per tower; where the batch does not divide, the first take one more."""
+    """Return the images of each tower; the first take one more if needed."""
     least, more = divmod(num_images, num_towers)
     return [least + (tower < more) for tower in range(num_towers)]

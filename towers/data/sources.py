@@ -1,8 +1,9 @@
-"""Indexable sources of labeled images, and the data set that two of them make."""
+"""Indexable sources of labeled images, and the data set that they make up."""
 
 import dataclasses
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,27 +12,29 @@ import tensorflow as tf
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-# Held out of a data set that has no images for testing.
+# Share of the images held out for testing if a data set has no test images.
 TEST_FRACTION = 0.1
 
 
 class Source(Protocol):
     """Labeled images that can be read in any order.
 
-    `read` is made of TensorFlow operations, so the same source is read by `tf.data`
-    and inside a compiled step.
+    `read` is made of TensorFlow operations, so that `tf.data` and compiled steps read
+    the same source.
 
     Attributes:
-        num_examples: of the source.
+        num_examples: number of images.
         image_shape: height, width, channels of what is read.
+        read: (indices, int64 [n]) -> uint8 images [n, height, width, channels], and
+            labels, int32 [n] or for label sets float32 [n, classes] of 0 and 1.
 
     A source may also have:
-        labels: integers [num_examples], or of label sets [num_examples, classes] of 0
-            and 1. None where the images would have to be read: `read` then refuses a
+        labels: integers [num_examples], or for label sets [num_examples, classes] of 0
+            and 1. None if the images would have to be read: `read` then refuses a
             label out of range, and `read_labels(indices)` gives integers [n].
         sample_weights: float32 [num_examples], factors on the losses; or None.
-        reads_crops: True if `read` takes `crop_numbers`. Its images are then center
-            crops of the images in files.
+        reads_crops: True if `read` takes numbers of `crops.draw_numbers` as a second
+            argument, and then reads random crops instead of center crops.
         decodes: True if `read` decodes images, and keeps them as far as they fit.
         location: index -> the location of an example, for messages.
         num_bytes, checksum, blocks: see the functions `num_bytes`, `checksum` and
@@ -41,24 +44,15 @@ class Source(Protocol):
     num_examples: int
     image_shape: tuple[int, int, int]
 
-    def read(
-        self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """uint8 images [n, height, width, channels] and int32 labels [n], or of label
-        sets float32 [n, classes] of 0 and 1.
-
-        Args:
-            indices: int64 [n].
-            crop_numbers: of `crops.draw_numbers`, float32 [n, ...]: a random crop of
-                each image is read in place of the center crop.
-        """
-        ...
+    @property
+    def read(self) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+        """See above; a method of the source."""
 
 
 class ArraySource:
-    """A source in host memory: images uint8 [num_examples, height, width, channels],
-    labels integers [num_examples], or of label sets [num_examples, classes] of 0 and 1,
-    and sample weights float32 [num_examples].
+    """A source in host memory: images uint8 [num_examples, height, width, channels].
+
+    Labels are integers [num_examples] or sets [num_examples, classes] of 0 and 1.
     """
 
     def __init__(
@@ -90,22 +84,25 @@ class ArraySource:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the images."""
+        """See the function `num_bytes`."""
         return self.num_examples * math.prod(self.image_shape)
 
     @property
     def labels(self) -> np.ndarray:
-        """int32 [num_examples], or uint8 [num_examples, classes]."""
+        """The labels, int32 [num_examples] or uint8 [num_examples, classes]."""
         return self._labels.numpy()
 
     @property
     def checksum(self) -> int:
-        """As `checksum`: of the labels and the sample weights."""
+        """CRC-32 of the labels and the sample weights."""
         labels, weights = self.labels, self.sample_weights
-        crc = zlib.crc32(labels.astype(labels.dtype.newbyteorder("<")))
-        return crc if weights is None else zlib.crc32(weights.astype("<f4"), crc)
+        crc = zlib.crc32(labels.astype(labels.dtype.newbyteorder("<")).tobytes())
+        return (
+            crc if weights is None else zlib.crc32(weights.astype("<f4").tobytes(), crc)
+        )
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Source.read`."""
         labels = tf.gather(self._labels, indices)
         if labels.dtype == tf.uint8:
             labels = tf.cast(labels, tf.float32)
@@ -113,10 +110,7 @@ class ArraySource:
 
 
 class DeviceSource:
-    """A copy of a source in the memory of a device, in `variables`: on a GPU only the
-    gather of variables takes uint8. Integers of labels are int64: int32 tensors of a
-    GPU are in host memory.
-    """
+    """A copy of a source in the memory of a device, with int64 labels."""
 
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
@@ -125,29 +119,30 @@ class DeviceSource:
         self.labels = known_labels(source)
         with tf.device("CPU:0"):
             images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
-            if labels.dtype.is_integer:
+            if labels.dtype.is_integer:  # a GPU has int32 in host memory
                 labels = tf.cast(labels, tf.int64)
         self._device = device
         with tf.device(device):
+            # On a GPU only the gather of variables takes uint8.
             self._images = tf.Variable(images, trainable=False, name="images")
             self._labels = tf.Variable(labels, trainable=False, name="labels")
         self.variables = [self._images, self._labels]
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Source.read`, with labels int64."""
+        """See `Source.read`; labels are int64."""
         with tf.device(self._device):
             return tf.gather(self._images, indices), tf.gather(self._labels, indices)
 
 
 class Subset:
-    """Examples of another source; `indices`, int64 [num_examples], are theirs."""
+    """Examples of another source, at its `indices`, int64 [num_examples]."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
         self.decodes = getattr(source, "decodes", False)
-        self._source = source
+        self._source: Any = source
         self.indices = indices
         with tf.device("CPU:0"):
             self._index_tensor = tf.constant(indices, tf.int64)
@@ -156,7 +151,7 @@ class Subset:
 
     @property
     def blocks(self) -> np.ndarray | None:
-        """As `blocks_of`."""
+        """See the function `blocks_of`."""
         blocks = blocks_of(self._source)
         return None if blocks is None else blocks[self.indices]
 
@@ -167,74 +162,73 @@ class Subset:
 
     @property
     def num_bytes(self) -> int | None:
-        """As `num_bytes`."""
+        """See the function `num_bytes`."""
         if num_bytes(self._source) is None:
             return None
         return self.num_examples * math.prod(self.image_shape)
 
     @property
     def labels(self) -> np.ndarray | None:
-        """Labels, see `Source`; None where they are not known before they are read."""
+        """The labels; None if the images would have to be read."""
         labels = self._source.labels
         return None if labels is None else labels[self.indices]
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
-        """Integers [n], where `labels` is None."""
+        """Return integers [n], if `labels` is None."""
         return self._source.read_labels(self.indices[indices])
 
     @property
     def checksum(self) -> int | None:
-        """As `checksum`."""
+        """See the function `checksum`."""
         whole = checksum(self._source)
-        return None if whole is None else zlib.crc32(self.indices.astype("<i8"), whole)
+        return (
+            None
+            if whole is None
+            else zlib.crc32(self.indices.astype("<i8").tobytes(), whole)
+        )
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Source.read`."""
         indices = tf.gather(self._index_tensor, indices)
         if crop_numbers is None:
             return self._source.read(indices)
         return self._source.read(indices, crop_numbers)
 
     def location(self, index: int) -> str:
-        """As `location_of`, for an example of the subset."""
+        """Return the location of an example, for messages."""
         return location_of(self._source, int(self.indices[index]))
 
 
 def num_bytes(source: Source) -> int | None:
-    """Bytes of the images of a source in memory; None of other sources."""
+    """Return the bytes of the images of a source in memory; None for others."""
     return getattr(source, "num_bytes", None)
 
 
 def checksum(source: Source) -> int | None:
-    """A CRC-32 of the labels (and sample weights) of a source, or of the names of its
-    files, in their order; None where neither is known without reading the images.
-    """
+    """Return a CRC-32 of the labels or file names of a source; None if unknown."""
     return getattr(source, "checksum", None)
 
 
 def blocks_of(source: Any) -> np.ndarray | None:
-    """Integers [num_examples] of a source or `ImageFiles`, ascending: the numbers of
-    the blocks that are read as a whole. None where each image is read by itself.
-    """
+    """Return the numbers of the blocks that are read as a whole, ascending; or None."""
     return getattr(source, "blocks", None)
 
 
 def known_labels(source: Source) -> np.ndarray | None:
-    """The labels of all examples; None where the images would have to be read."""
+    """Return all labels; None if the images would have to be read."""
     return getattr(source, "labels", None)
 
 
 def label_shape(source: Source) -> tuple[int, ...]:
-    """(), or of label sets (classes,)."""
+    """Return (), or (classes,) for label sets."""
     labels = known_labels(source)
     return () if labels is None else tuple(labels.shape[1:])
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Integers [n] of labels, [n] or [n, classes], by which images are held out; of a
-    label set the class that fewest images have, so that every class has its share.
-    """
+    """Return integers [n] to hold images out by: labels, or the rarest of a set."""
     if labels.ndim == 1:
         return labels
     counts = np.where(labels, labels.sum(0, dtype=np.int64), len(labels) + 1)
@@ -242,15 +236,12 @@ def strata(labels: np.ndarray) -> np.ndarray:
 
 
 def location_of(source: Source, index: int) -> str:
-    """The location of an example that is read from a file; empty where it is not."""
+    """Return the location of an example in a file; empty for other sources."""
     return source.location(index) if hasattr(source, "location") else ""
 
 
 class Trained(Protocol):
-    """Classes and preprocessing of a trained network, such as `run.dataset_info` has:
-    class names in the order of the logits, the shape of the uint8 images, `mean` and
-    `std` as in `DataSet`, and the checksum of the training images.
-    """
+    """Class names, image shape, moments and checksum of a trained network."""
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
@@ -261,14 +252,15 @@ class Trained(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A training and a test source, with their classes, in the order of the labels, and
-    moments.
+    """A training and a test source, with their classes.
 
-    `train` is None where only the test images were loaded, to evaluate a trained
-    network. `mean` and `std` are mean and standard deviation of the training
-    images, per channel, in units of 0..255. `origin` is the location of the data, and
-    `inventory` says how it was read. `validation` is for the evaluations during
-    training, which use `test` where the data set has no such images.
+    Attributes:
+        train: None if only the test images were loaded, to evaluate a trained network.
+        class_names: in the order of the labels.
+        mean, std: of the training images, per channel, in units of 0..255.
+        origin: the location of the data.
+        validation: for the evaluations during training; None to use `test`.
+        inventory: how the data was read.
     """
 
     name: str
@@ -283,9 +275,7 @@ class DataSet:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width, channels of the training images, or of the test images where
-        there are no others.
-        """
+        """Height, width, channels of the training images, else of the test images."""
         return (self.test if self.train is None else self.train).image_shape
 
     @property
@@ -295,7 +285,7 @@ class DataSet:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """Split -> source; no "validation" where the test images are used for it."""
+        """Split -> source; no "validation" if the test images are used for it."""
         validation = None if self.validation is self.test else self.validation
         splits = {"training": self.train, "validation": validation, "test": self.test}
         return {split: x for split, x in splits.items() if x is not None}
@@ -304,16 +294,14 @@ class DataSet:
 def split_off_test(
     source: Source, labels: np.ndarray, location: str
 ) -> tuple[Subset, Subset]:
-    """Splits a source that has no images for testing, the same way every time: what is
-    left for training, and TEST_FRACTION of each class, at least one image of it where
-    it has two, drawn at random; both in the order of the source.
+    """Split off TEST_FRACTION of each class for testing, always the same at random.
 
-    Where labels are not known, equal ones are given. DataError where there are too few
-    images.
+    At least one image of a class with two is held out. If labels are not known, equal
+    ones are given. DataError if no class has two images.
     """
     rng, labels = np.random.Generator(np.random.Philox(0)), strata(labels)
     is_test = np.zeros(len(labels), bool)
-    # Of each class, from one sort: a pass for each would take seconds of a million.
+    # One sort for all classes: a pass for each would take seconds for a million images.
     _, counts = np.unique(labels, return_counts=True)
     classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     for indices in map(rng.permutation, classes):
@@ -324,19 +312,20 @@ def split_off_test(
             f"{location}: no class has two images, one of which could be held out for "
             "testing"
         )
-    return tuple(Subset(source, np.flatnonzero(x)) for x in (~is_test, is_test))
+    rest, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    return Subset(source, rest), Subset(source, test)
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 [n, h, w, c], 0..255."""
+    """Return mean and standard deviation per channel of uint8 [n, h, w, c]."""
     return moments(channel_counts(images))
 
 
 def channel_counts(images: np.ndarray) -> np.ndarray:
-    """[c, 256]: histograms of the values in each channel of uint8 [n, h, w, c]."""
+    """Return histograms of the values per channel, [c, 256], of uint8 [n, h, w, c]."""
     counts = np.zeros((images.shape[-1], 256))
     for channel in range(images.shape[-1]):
-        # In pieces: the counting makes wide copies, which should stay in the cache.
+        # In pieces, as the counting makes wide copies that should fit into the cache.
         for first in range(0, len(images), 64):
             piece = images[first : first + 64, ..., channel]
             counts[channel] += np.bincount(piece.reshape(-1), minlength=256)
@@ -344,7 +333,7 @@ def channel_counts(images: np.ndarray) -> np.ndarray:
 
 
 def moments(counts: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel from `channel_counts`."""
+    """Return mean and standard deviation per channel from `channel_counts`."""
     values = np.arange(256.0)
     means, stds = [], []
     for histogram in counts:

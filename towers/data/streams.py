@@ -7,8 +7,8 @@ delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed 
 """
 
 import contextlib
+import functools
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -27,35 +27,21 @@ NUM_THREADS = max(8, num_cores())
 # Batches that one stage makes at the same time.
 NUM_CALLS = max(4, num_cores() // 4)
 
-# Memory of the batches that are read at the same time.
+# Maximum memory of the batches that are read at the same time, in bytes.
 MAX_BATCH_BYTES = 10**9
-
-# Between checks for other references to the iterators that are to be deleted.
-PAUSE_SECS = 0.5
 
 # For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
 
-_calls, _dropped = queue.SimpleQueue(), queue.SimpleQueue()
-_starting, _started = threading.Lock(), []
+_calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_starting = threading.Lock()
 
 
+@functools.cache
 def _start_readers():
-    """Starts the threads that read images, and one that deletes iterators: deleting
-    waits for the reads of the iterator, so a reader that collects garbage would wait
-    for itself.
-    """
-    with _starting:
-        if _started:
-            return
-        tf.data.Iterator.__del__ = lambda self: _dropped.put(
-            vars(self).pop("_iterator_resource", None)
-        )
-        for run in [_read_images] * NUM_READERS + [_delete_iterators]:
-            thread = threading.Thread(target=run, daemon=True)
-            thread.start()
-            _started.append(thread)
+    for _ in range(NUM_READERS):
+        threading.Thread(target=_read_images, daemon=True).start()
 
 
 def _read_images():
@@ -63,50 +49,35 @@ def _read_images():
         _calls.get()()
 
 
-def _delete_iterators():
-    """The last reference to a resource deletes it. The traceback of a failed step has
-    references too, and may be garbage that a reader is collecting.
-    """
-    resources = []
-    while True:
-        with contextlib.suppress(queue.Empty):
-            resources.append(_dropped.get(timeout=PAUSE_SECS if resources else None))
-        resources = [
-            x
-            for x in resources
-            if tf.is_tensor(x)
-            and not tf.is_symbolic_tensor(x)
-            and sys.getrefcount(x) > 3  # of the list, of x and of the argument
-        ]
-
-
 def num_reads(num_images: int, num_bytes: int) -> int:
-    """Batches, of these images and bytes, that are read at the same time: as many as
-    keep all readers busy, in MAX_BATCH_BYTES.
-    """
+    """Return how many batches of this size to read at once to keep readers busy."""
     busy = max(NUM_CALLS, 1 - (-NUM_READERS // num_images))
     return max(1, min(busy, MAX_BATCH_BYTES // num_bytes))
 
 
 def call_in_readers(function: Callable[[int], None], count: int) -> None:
-    """Calls a function with 0 to count - 1, each in the next idle reader. All streams
-    share the readers. An error ends the calls, and is raised.
+    """Call a function with 0 to count - 1, each in the next idle reader.
+
+    All streams share the readers. The first error ends the calls, and is raised.
     """
-    _start_readers()
-    numbers, ended, has_failed = iter(range(count)), queue.SimpleQueue(), []
+    with _starting:
+        _start_readers()
+    numbers = iter(range(count))
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    has_failed = threading.Event()
 
     def work():
         error = None
         try:
             for number in numbers:
-                if has_failed:
+                if has_failed.is_set():
                     break
                 if not threading.main_thread().is_alive():
                     raise RuntimeError("the interpreter ends")
                 function(number)
         except BaseException as caught:
             error = caught
-            has_failed.append(True)
+            has_failed.set()
         ended.put(error)
 
     num_workers = min(count, NUM_READERS)
@@ -130,7 +101,7 @@ class Memory:
 
     @contextlib.contextmanager
     def taking(self, num_bytes: int) -> Iterator[None]:
-        """Waits until `num_bytes` are left, and takes them while the block runs."""
+        """Take `num_bytes` while the block runs, once they are left."""
 
         def is_left():
             return not self._taken or self._taken + num_bytes <= self._all
@@ -147,7 +118,7 @@ class Memory:
 
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The data set with a private thread pool and without autotuning, see above."""
+    """Return the data set with a private thread pool and without autotuning."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.threading.private_threadpool_size = NUM_THREADS

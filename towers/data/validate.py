@@ -12,23 +12,20 @@ from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
 from towers.messages import shown
 
-# Examples whose labels are read where a source does not list them; read at once.
+# Number of labels that are read if a source does not list them, in all and at once.
 NUM_SAMPLED = 1000
 NUM_READ = 50
 
 
 def validate(data_set: DataSet, is_own: bool = False) -> None:
-    """Raise a DataError for the first problem of a data set. Of one that code of the
-    user made (`is_own`) also the unit of the moments and two images of each source are
-    checked.
-    """
+    """Raise a DataError for the first problem; code of the user (`is_own`) is tried."""
     for problems in (_problems, _problems_of_own)[: 1 + is_own]:
         for problem in problems(data_set):
             raise DataError(f"{data_set.name}: {problem}")
 
 
 def _problems(data_set: DataSet) -> Iterator[str]:
-    names, shape, ranks = data_set.class_names, None, set()
+    names, ranks = data_set.class_names, set()
     if not _are(str, names) or not names:
         yield f"class_names={names!r:.60} should be texts, in the order of the labels"
     repeated = [name for name, n in collections.Counter(names).items() if n > 1]
@@ -57,16 +54,16 @@ def _problems(data_set: DataSet) -> Iterator[str]:
         ranks.add(labels.ndim)
     if len(ranks) > 1:
         yield "some images have one label and others label sets"
+    *_, channels = data_set.image_shape
     for name in ("mean", "std"):
         moments = getattr(data_set, name)
         moments = moments.tolist() if isinstance(moments, np.ndarray) else moments
-        is_right = _are(numbers.Real, moments) and len(moments) == shape[2]
+        is_right = _are(numbers.Real, moments) and len(moments) == channels
         if not is_right or not np.isfinite(moments).all():
             yield f"{name}={moments!r:.60} should be a finite number for each channel"
 
 
 def _are(kind, values):
-    """True for a tuple or a list of values of a type."""
     return isinstance(values, tuple | list) and all(isinstance(x, kind) for x in values)
 
 

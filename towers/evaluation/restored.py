@@ -280,9 +280,9 @@ class RunEvaluator:
         """Yield the outputs for batches of a source, see `Evaluator.predictions`."""
         trainer, batch_size = self._trainer, self._batch_size
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-        stream = EvalBatches(source, self.parts.augment, batch_size).stream()
+        batches = EvalBatches(source, self.parts.augment, batch_size)
         with data_errors_of_tensorflow():
-            yield from trainer.evaluator.predictions(stream, weights)
+            yield from trainer.evaluator.predictions(batches, weights)
 
 
 def reported_weights(config: Config, use_ema: bool | None = None) -> Weights:

@@ -105,6 +105,9 @@ class Streams:
             self._step, self._kept = step, datasets
         return self._kept
 
+    def _new_iterators(self, step):
+        return [tf_internals.delete_in_thread(iter(x)) for x in self._datasets(step)]
+
     def spec(self):
         if self._specs is None:
             datasets = self._iterators or self._datasets(0)
@@ -113,7 +116,7 @@ class Streams:
 
     def start(self, step, num_steps):
         if self._iterators is None:
-            self._iterators = [iter(dataset) for dataset in self._datasets(step)]
+            self._iterators = self._new_iterators(step)
         return self._iterators
 
     def wait(self, iterators):
@@ -135,7 +138,7 @@ class Streams:
         self._iterators = None
 
     def batches_of(self, step):
-        iterators = [iter(dataset) for dataset in self._datasets(step)]
+        iterators = self._new_iterators(step)
         steps = [tf.constant(step, tf.int64)] * len(self.devices)
         return make_batches(self, self.wait(iterators), steps)
 

@@ -156,7 +156,7 @@ def _features(parts, state, batch_size):
         features = network.stateless_call(*values, inputs, training=False)[0]
         return tf.cast(features, tf.float32)
 
-    for batch in EvalBatches(_source(parts), parts.augment, batch_size).stream():
+    for batch in EvalBatches(_source(parts), parts.augment, batch_size):
         counts = batch["mask"].numpy() > 0
         features = features_of({"images": batch["images"]}).numpy()
         yield features[counts], batch["labels"].numpy()[counts].astype(np.int64)

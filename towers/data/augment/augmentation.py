@@ -1,10 +1,8 @@
 """Augmentation: from stored pixels to the input of the network, a batch at a time.
 
 All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
-and give float32. Those for training also take `draw`, which gives the step's random
-numbers, uniform in [0, 1); they hold no state of their own.
-
-`distortions` and `mixing` add to it in training.
+and return float32. Those for training also take `draw`, which gives the step's random
+numbers, uniform in [0, 1); they hold no state.
 """
 
 import dataclasses
@@ -28,7 +26,7 @@ TUTORIAL_SIZE = 24
 PADDING = 4
 CROP_SCALE = (0.08, 1.0)
 
-# Images, and values of them at most, on which an augmentation in a file is tried.
+# Number of images to try an augmentation in a file on, and maximum number of values.
 NUM_TRIED = 32
 MAX_TRIED_VALUES = 2**22
 
@@ -42,8 +40,8 @@ class Augment:
             ones, uint8, or after color distortions float32 in 0..255.
         evaluate: stored images -> float32 images, the same every time.
         image_shape: height, width, channels of the results.
-        train_on_crops: as `train`, of images that are random crops already, see
-            `Source.read`; None where it takes none.
+        train_on_crops: as `train`, for images that are random crops already, see
+            `Source.read`; None if it takes none.
         crop_scale: bounds of the share of the area in such crops.
     """
 
@@ -54,7 +52,7 @@ class Augment:
     crop_scale: tuple[float, float] = CROP_SCALE
 
     def with_train(self, wrap: Callable[[Callable], Callable]) -> "Augment":
-        """The same with `wrap(train)` as `train`, and as `train_on_crops`."""
+        """Return the same with `train` and `train_on_crops` wrapped."""
         on_crops = self.train_on_crops and wrap(self.train_on_crops)
         return dataclasses.replace(
             self, train=wrap(self.train), train_on_crops=on_crops
@@ -62,15 +60,13 @@ class Augment:
 
 
 def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """Mean and standard deviation of the training set only."""
+    """Standardize images by mean and standard deviation only."""
     evaluate = functools.partial(standardize, mean=mean, std=std)
     return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
 
 
 def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
-    standardized by itself; evaluation takes the center crop.
-    """
+    """Augment as the CIFAR-10 tutorial: 24x24 crop, flip, brightness and contrast."""
     height, width, channels = image_shape
     size = TUTORIAL_SIZE
     if min(height, width) < size:
@@ -99,9 +95,7 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 
 
 def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
-    """A random crop of the image padded by 4 pixels of the mean, and a flip
-    (He et al. 2015, section 4.2).
-    """
+    """Crop the image padded by 4 pixels of the mean, and flip it (He et al. 2015)."""
     height, width, _ = image_shape
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
@@ -117,10 +111,10 @@ def pad_crop_flip(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
 def translate_flip(
     image_shape: Shape, mean: Moments, std: Moments, pixels: int = 2
 ) -> Augment:
-    """A translation by up to `pixels`, mirrored at the edges, and alternating
-    flips: each image is mirrored at random in the first epoch, then every other epoch
-    (Jordan 2024, arXiv:2404.00498, section 3.6). Where images are drawn with
-    replacement (`BalancedOrder`) flips are random.
+    """Translate by up to `pixels`, mirrored at the edges, and flip in alternation.
+
+    Each image is mirrored at random in the first epoch, then every other epoch (Jordan
+    2024, arXiv:2404.00498, section 3.6); with a `BalancedOrder` at random.
     """
     height, width, _ = image_shape
     if min(height, width) <= pixels:
@@ -152,20 +146,21 @@ def create_augment(
     on_gpu: bool = False,
     **policy_options: Any,
 ) -> Augment:
-    """An augmentation by its name in `towers.config.choices.AUGMENTS`, or
-    FILE.py:FUNCTION, followed in training by a policy of `choices.POLICIES`.
+    """Create an augmentation by its name, followed in training by a policy.
 
     Args:
+        name: in `towers.config.choices.AUGMENTS`, or FILE.py:FUNCTION.
         image_shape: of the stored images: height, width, channels.
-        mean, std: of the training images, per channel, in units of 0..255.
+        mean: of the training images, per channel, in units of 0..255.
+        std: as `mean`.
         crop_scale: bounds of the share of the area in random crops.
+        policy: in `towers.config.choices.POLICIES`, or FILE.py:FUNCTION.
         on_gpu: whether GPUs augment.
         policy_options: of the policy, which gets those that its signature names.
 
     Raises:
-        ValueError: it does not fit the images; or one in a file has a state (called
-            twice with the same arguments it gives different images), or standardizes
-            by other moments before a policy.
+        ValueError: it does not fit the images; or one in a file has a state, or
+            standardizes by other moments before a policy.
     """
     augment = factories.create(
         "augment",
@@ -203,10 +198,7 @@ def create_augment(
 
 
 def _validate(name, augment, image_shape, moments):
-    """Refuses an augmentation that gives other images for the same arguments, such as a
-    layer of Keras with a generator of its own; and, where moments are given, one that
-    does not standardize by them.
-    """
+    """Refuse an augmentation with a state, or that standardizes by other moments."""
     count = max(2, min(NUM_TRIED, MAX_TRIED_VALUES // math.prod(image_shape)))
     with tf.device("CPU:0"):
         indices = tf.range(count, dtype=tf.int64)
@@ -239,9 +231,7 @@ def _validate(name, augment, image_shape, moments):
 
 
 def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
-    """(pixel - mean) / std per channel, all in units of 0..255; a std of 0,
-    of a channel that is the same in all training images, counts as 1.
-    """
+    """Return (pixel - mean) / std per channel, in 0..255; a std of 0 counts as 1."""
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
     factors = [1 / (value or 1) for value in std]
@@ -252,10 +242,7 @@ def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 
 
 def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
-    """The whole pixel values, float32 in 0..255, nearest to standardized images. Half
-    numbers are rounded depending on how a graph orders the products: an augmentation
-    before a policy should standardize whole ones.
-    """
+    """Return whole pixel values, float32 in 0..255, nearest to standardized images."""
     *_, width, _ = images.shape
     factors = [value or 1 for value in std]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
@@ -264,17 +251,13 @@ def pixels(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:
 
 
 def flat_rows(images: tf.Tensor) -> tf.Tensor:
-    """Images [n, height, width, channels] as [n, height, width * channels]: numbers for
-    the channels, repeated along a row, are applied faster with a long last axis.
-    """
+    """Return [n, height, width * channels]: a long last axis is faster."""
     _, height, width, channels = images.shape
     return tf.reshape(images, [-1, height, width * channels])
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
-    """A window [n, height, width, channels] at a random position of each image, every
-    other one mirrored. Draws "crop" [n, 2] and "flip" [n, 1].
-    """
+    """Return a random window of each image, by "crop" [n, 2] and "flip" [n, 1]."""
     n, full_height, full_width, _ = images.shape
     counts = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
     corners = tf.cast(choose(draw("crop", [n, 2]), counts), tf.int64)
@@ -288,11 +271,10 @@ def windows(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """A window [n, height, width, channels] of each image, where `is_flipped` [n, 1]
-    mirrored; it is mirrored at the edges where it reaches over them, by less than the
-    height and width of the image. A GPU gathers no uint8.
+    """Return a window [n, height, width, channels] of each image.
 
-    `corners`, int64 [n, 2], are row and column of its upper left pixel.
+    `corners`, int64 [n, 2], are row and column of its upper left pixel; `is_flipped`
+    [n, 1] mirrors it. Beyond its edges the image is mirrored. A GPU gathers no uint8.
     """
     n, full_height, full_width, channels = images.shape
     # Constants: on a GPU the host would compute a range.
@@ -307,11 +289,11 @@ def windows(
 
 
 def mirrored(positions: tf.Tensor, count: int) -> tf.Tensor:
-    """-1 -> 1, count -> count - 2: the position that lies there in a mirror."""
+    """Map positions outside of 0..count - 1 into it, as a mirror does: -1 -> 1."""
     return count - 1 - tf.abs(count - 1 - tf.abs(positions))
 
 
 def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Whole numbers, as floats, below `counts`, from numbers uniform in [0, 1)."""
-    # Rounding may give the count itself; the last number is then meant.
+    """Return whole numbers, as floats, below `counts`, from uniform ones in [0, 1)."""
+    # Rounding may give the count itself.
     return tf.minimum(tf.floor(numbers * counts), counts - 1)

@@ -1,7 +1,7 @@
 """Crops of random sizes and shapes, resized to the size of the images.
 
-As `RandomResizedCrop` of torchvision, for a whole batch. They are of the image files
-where a source reads such (`Source.reads_crops`), else of the stored images.
+They are torchvision's `RandomResizedCrop` for a whole batch: of the image files if a
+source reads such (`Source.reads_crops`), else of the stored images.
 """
 
 import functools
@@ -45,9 +45,10 @@ def random_resized_crop(
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
-    """A crop of a share of the area, by default 8 % to 100 %, its sides in a ratio of
-    3:4 to 4:3, resized, and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6).
-    With `whole_pixels` the values are rounded before they are standardized.
+    """Resize a crop of `crop_scale` of the area and of the ratio 3:4 to 4:3; flip it.
+
+    Source: Szegedy et al. 2014, arXiv:1409.4842, section 6. With `whole_pixels` the
+    values are rounded before they are standardized.
     """
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
@@ -68,18 +69,14 @@ def by_size(
     crop_scale: tuple[float, float] = CROP_SCALE,
     whole_pixels: bool = False,
 ) -> Augment:
-    """`pad_crop_flip` of images whose shorter side is below LARGE, otherwise
-    `random_resized_crop`.
-    """
+    """Choose `pad_crop_flip` if the shorter side is below LARGE, else random crops."""
     if min(image_shape[:2]) < LARGE:
         return pad_crop_flip(image_shape, mean, std)
     return random_resized_crop(image_shape, mean, std, crop_scale, whole_pixels)
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
-    """Every other image [n, height, width, channels] mirrored, by "flip" [n, 1];
-    float32.
-    """
+    """Mirror every other image [n, h, w, channels], by "flip" [n, 1]; float32."""
     images = tf.cast(images, tf.float32)
     is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
     return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
@@ -88,9 +85,7 @@ def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 def crop_resize_flip(
     images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
-    """A random crop of each image, resized, every other one mirrored by "flip" [n, 1];
-    float32. `crop_scale` bounds the share of the area.
-    """
+    """Resize a random crop of each image, and mirror by "flip" [n, 1]; float32."""
     n, height, width, _ = images.shape
     boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
@@ -99,10 +94,10 @@ def crop_resize_flip(
 def draw_numbers(
     draw: Draw, n: int, crop_scale: tuple[float, float] = CROP_SCALE
 ) -> tf.Tensor:
-    """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. An
-    attempt has two: the fraction of the area, uniform in `crop_scale`, and one for the
-    aspect; the last two are for the position; these are uniform in [0, 1). They are
-    "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+    """Draw the random numbers of the crops of n images, float32 [n, ATTEMPTS + 1, 2].
+
+    An attempt has two: the share of the area, uniform in `crop_scale`, and one for the
+    aspect; the last two are for the position. Draws "crop_size" and "crop_place".
     """
     low, high = crop_scale
     shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
@@ -111,15 +106,15 @@ def draw_numbers(
 
 
 def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
-    """Top, left, height and width of a rectangle as torchvision draws it, from the
-    numbers [ATTEMPTS + 1, 2] of an image: of ATTEMPTS the first that fits into the
-    image, else the middle of the image in the nearest allowed ratio.
+    """Return top, left, height and width of a rectangle as torchvision draws it.
+
+    Of the ATTEMPTS it is the first that fits, else the middle in the nearest ratio.
     """
     *sizes, (row, column) = numbers.tolist()
     low, high = map(math.log, RATIO)
-    for area_share, aspect in sizes:
+    for area_share, number in sizes:
         area = height * width * area_share
-        aspect = math.exp(low + (high - low) * aspect)
+        aspect = math.exp(low + (high - low) * number)
         h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 1 <= h <= height and 1 <= w <= width:
             return int(row * (height - h + 1)), int(column * (width - w + 1)), h, w
@@ -132,7 +127,7 @@ def _middle_box(height, width):
 
 
 def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
-    """`random_box` of a batch, in TensorFlow; the numbers are [n, ATTEMPTS + 1, 2]."""
+    """Return `random_box` for a batch, from numbers [n, ATTEMPTS + 1, 2]."""
     sizes, positions = numbers[:, :-1], numbers[:, -1]
     area_share, aspect = tf.unstack(sizes, axis=2)
     areas = height * width * area_share
@@ -142,7 +137,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     widths = tf.round(tf.sqrt(areas * aspects))
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
     fits = tf.cast(fits, tf.float32)
-    # 1 at the first that fits. Of equal entries `argmax` may take any.
+    # 1 at the first that fits; `argmax` may return any of equal entries.
     is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
     heights = tf.reduce_sum(heights * is_first, 1)
     widths = tf.reduce_sum(widths * is_first, 1)
@@ -157,10 +152,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
 
 
 def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
-    """The part of each image in a box, mirrored where `is_flipped` [n, 1], enlarged to
-    the size of the image by bilinear interpolation, which takes nothing from outside of
-    the part; float32 [n, height, width, channels].
-    """
+    """Enlarge a box of each image bilinearly, flipped by `is_flipped`; float32."""
     n, height, width, channels = images.shape
     images = tf.cast(images, tf.float32)
     counts = functools.partial(tf.range, dtype=tf.float32)
@@ -184,9 +176,9 @@ def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor
 
 
 def _between(positions, lengths, size):
-    """The positions in a part of the image between which positions of the result lie,
-    int64 [n, size] of the first and of the second, and float32 [n, size], the share of
-    the second. The positions are float32 [n or 1, size], the lengths [n].
+    """Return the neighbors in a part of the image of positions of the result.
+
+    They are int64 [n, size] twice; the share of the second is float32 [n, size].
     """
     # Not a division: see `augment.standardize`.
     centers = (positions + 0.5) * (lengths * (1 / size))[:, None] - 0.5

@@ -1,8 +1,7 @@
 """Distortions that training may add to an augmentation, image by image.
 
-Colors are jittered first, then comes the augmentation, but for crops that are made as a
-file is read; then rectangles and squares are erased. All functions take whole batches
-and the step's `draw`.
+Colors are jittered first, then comes the augmentation, except for crops that are made
+as a file is read; then rectangles and squares are erased.
 """
 
 import tensorflow as tf
@@ -19,10 +18,9 @@ def extend(
     random_erasing: float = 0.0,
     cutout_size: int = 0,
 ) -> Augment:
-    """An augmentation with distortions in training: before it `jitter_colors`, by a
-    strength, and `gray_randomly`, after it `erase_randomly`, by probabilities, and
-    `cut_out`, of a side in pixels. 0 adds nothing; ValueError where the square is
-    larger than the images.
+    """Add distortions to an augmentation in training; 0 adds nothing.
+
+    ValueError if the square of side `cutout_size` is larger than the images.
     """
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
@@ -50,21 +48,18 @@ def extend(
 
 
 def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
-    """Some images [n, height, width, 3 or 1], with a probability, without their colors:
-    each pixel's gray in all channels; float32. Draws "random_gray" [n, 1].
-    """
+    """Make some images [n, height, width, 3 or 1] gray, by "random_gray" [n, 1]."""
     is_gray = draw("random_gray", [images.shape[0], 1]) < probability
     images = tf.cast(images, tf.float32)
     return tf.where(is_gray[..., None, None], _gray(images), images)
 
 
 def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
-    """Brightness, contrast and saturation of each image times random factors, which are
-    uniform in [max(0, 1 - strength), 1 + strength]; float32, cut off at 0 and 255.
-    Draws "color_jitter" [n, 3].
+    """Multiply brightness, contrast and saturation of each image by random factors.
 
-    Contrast is the distance from the image's mean gray, saturation that from each
-    pixel's own gray (0.299 R + 0.587 G + 0.114 B, ITU-R BT.601); gray images have none.
+    They are uniform in [max(0, 1 - strength), 1 + strength]. Contrast is the distance
+    from the image's mean gray, saturation the distance from each pixel's own gray
+    (ITU-R BT.601). Draws "color_jitter" [n, 3].
     """
     n, _, _, channels = images.shape
     low = max(0.0, 1 - strength)
@@ -92,12 +87,10 @@ def _gray(images):
 
 
 def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
-    """Erases a random rectangle of some standardized images, with a probability (Zhong
-    et al. 2017, arXiv:1708.04896). Draws "random_erasing" [n, 5].
+    """Erase a random rectangle of some standardized images, with a probability.
 
-    Its area is uniform in 2 % to 40 % of the image, its height over its width in 0.3 to
-    1 / 0.3, as theirs on CIFAR; it becomes 0, the mean color. One that is too long is
-    cut to the image, where they draw again.
+    Its area is 2 % to 40 % of the image, its height over its width 0.3 to 1 / 0.3, as
+    for CIFAR in Zhong et al. 2017, arXiv:1708.04896. Draws "random_erasing" [n, 5].
     """
     n, height, width, _ = images.shape
     numbers = draw("random_erasing", [n, 5])
@@ -113,9 +106,10 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
 
 
 def cut_out(images: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
-    """Sets a square of each standardized image to 0, the mean color (DeVries and Taylor
-    2017, arXiv:1708.04552). Its center, "cutout" [n, 2], is any pixel, so parts of it
-    may lie outside.
+    """Set a square of each standardized image to 0, the mean color.
+
+    Its center, "cutout" [n, 2], is any pixel (DeVries and Taylor 2017,
+    arXiv:1708.04552).
     """
     n, height, width, _ = images.shape
     centers = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
@@ -132,9 +126,7 @@ def rectangles(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """Masks float32 [n, height, width, 1], 1 in a rectangle each and 0 outside; the
-    rectangles, whole numbers, float32 [n], may reach beyond the image.
-    """
+    """Return masks float32 [n, height, width, 1], 1 in a rectangle each, 0 outside."""
 
     def inside(first, length, count):
         positions = tf.range(count, dtype=tf.float32)

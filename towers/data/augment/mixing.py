@@ -1,4 +1,4 @@
-"""Each image mixed with another one of its batch, and their labels in the same shares.
+"""Images of a batch mixed with each other, and their labels in the same shares.
 
 Mixing comes last, before a batch is split into micro-batches and towers, so that the
 pairs do not depend on these.
@@ -22,12 +22,10 @@ NUM_QUANTILES = 4096
 
 
 def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
-    """A function that mixes each image with the one before it in the batch, which is in
-    random order; None where nothing is mixed.
+    """Create a function that mixes each image with the one before it in the batch.
 
-    `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none, see
-    `mixup_shares` and `cutmix_shares`. With both, each image has one of the two with
-    equal chances, drawn by "mixing" [n].
+    `mixup` and `cutmix` are the parameters of the Beta distributions, 0 for none. With
+    both, each image has one of the two, drawn by "mixing" [n]. None if both are 0.
     """
     ways = []
     if mixup:
@@ -62,18 +60,17 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
 
 
 def blend(values: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-    """Each entry of the first axis, float32 [n, ...], mixed with the one before it, the
-    first with the last. `shares` of the latter broadcast to `values`.
-    """
+    """Mix each entry, float32 [n, ...], with the one before it, cyclically."""
     return (1 - shares) * values + shares * tf.roll(values, 1, axis=0)
 
 
 def mixup_shares(
     shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Shares of the other image drawn for each image (Zhang et al. 2017,
-    arXiv:1710.09412), the same for all pixels, [n, 1, 1, 1], and for the label, [n].
-    Draws "mixup" [n].
+    """Draw the share of the other image for each image, by "mixup" [n].
+
+    It is [n, 1, 1, 1] for pixels and [n] for labels (Zhang et al. 2017,
+    arXiv:1710.09412).
     """
     shares = at_quantiles(quantiles, draw("mixup", [shape[0]]))
     return shares[:, None, None, None], shares
@@ -82,12 +79,10 @@ def mixup_shares(
 def cutmix_shares(
     shape: tf.TensorShape, draw: Draw, quantiles: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """A rectangle of the other image for each image (Yun et al. 2019,
-    arXiv:1905.04899): shares of the pixels, 0 or 1, [n, height, width, 1], and of the
-    labels, [n]. Draws "cutmix" [n, 3].
+    """Draw a rectangle of the other image for each image, by "cutmix" [n, 3].
 
-    Its sides are the image's times the root of the share; the center is any pixel, and
-    what lies outside is cut off. The label has the share that is left.
+    Returns the shares of the pixels, 0 or 1, [n, height, width, 1], and of the labels,
+    [n] (Yun et al. 2019, arXiv:1905.04899). The center is any pixel.
     """
     n, height, width, _ = shape
     share, row, column = tf.unstack(draw("cutmix", [n, 3]), axis=1)
@@ -100,11 +95,9 @@ def cutmix_shares(
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:
-    """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on. The
-    first and the last are half a `draw`'s smallest number inside of 0 and 1, without
-    which a narrow distribution would get tails.
-    """
+    """Return the quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32."""
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
+    # Without these bounds a narrow distribution would get tails.
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
     with tf.device("CPU:0"):  # the same values for all kinds of devices
@@ -118,11 +111,7 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Draws from the distribution with these quantiles, a line between two of them, by
-    numbers uniform in [0, 1). The distribution function of the draws differs from the
-    true one by less than 1 / NUM_QUANTILES, wherever float32 tells a share from 0 and
-    from 1 at all.
-    """
+    """Draw from a distribution by uniform numbers, linear between quantiles."""
     positions = numbers * NUM_QUANTILES
     below = tf.floor(positions)
     index = tf.cast(below, tf.int64)

@@ -1,10 +1,7 @@
 """Color and geometric operations on images, for the policies.
 
-Each gives the values of Pillow's operation, rounded to the nearest whole number, so
-that they differ by at most 1.
-
-An operation moves pixels, blends the image with another one made of it, maps values, or
-blurs. The images of a batch that have one of the same kind go through it together.
+Each gives the values of Pillow's operation, up to its rounding. The images of a batch
+that have an operation of the same kind go through it together.
 """
 
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Each with its value.
+# Operations and the units of their values.
 OPERATIONS = (
     "identity",
     "shear_x",  # by this times the row
@@ -48,13 +45,12 @@ def apply(
     bilinear: bool = False,
     on_gpu: bool = False,
 ) -> tf.Tensor:
-    """One operation on each image, float32 [n, height, width, 1 or 3] of whole numbers
-    in 0..255.
+    """Apply one operation to each image, float32 [n, height, width, 1 or 3].
 
-    Operations are indices of OPERATIONS, int64 [n], values float64 [n]; those that are
-    not `possible` are not computed. Moved pixels are `bilinear`, else the nearest ones.
-    With `on_gpu` every operation is computed of all images: for a shape that depends on
-    values the host would wait. The result is the same.
+    Pixels are whole numbers in 0..255. Operations are indices of OPERATIONS, int64 [n],
+    values float64 [n]; those that are not `possible` are not computed. Moved pixels are
+    `bilinear`, else the nearest ones. With `on_gpu` every operation is computed for all
+    images, as the host would wait for shapes that depend on values.
     """
 
     def moved(images, operations, values):
@@ -77,15 +73,12 @@ def apply(
 
 
 def _of_all(is_concerned, function, images, *columns):
-    """As `_only`; the function is called with all images."""
     changed = _whole(function(images, *columns))
     return tf.where(is_concerned[:, None, None, None], changed, images)
 
 
 def _only(is_concerned, function, images, *columns):
-    """Applies the function to the images that are concerned; it is called with these,
-    and the entries of the columns for them.
-    """
+    """Apply the function to the images that are concerned only."""
     n = images.shape[0]
     rows = tf.where(is_concerned)[:, 0]
     changed = _whole(function(*(tf.gather(x, rows) for x in (images, *columns))))
@@ -99,12 +92,12 @@ def _whole(images):
 
 
 def _is(name, operations):
-    """Bool [n, 1, 1, 1]: whether an operation is the named one."""
+    """Return whether an operation is the named one, bool [n, 1, 1, 1]."""
     return (operations == OPERATIONS.index(name))[:, None, None, None]
 
 
 def _moved(images, operations, values, bilinear):
-    """An affine transform; 0 from outside of the image."""
+    """Apply an affine transform; 0 from outside of the image."""
     _, height, width, channels = images.shape
     values = values[:, None, None, None]
 
@@ -148,9 +141,7 @@ def _moved(images, operations, values, bilinear):
 
 
 def _mapped(images, operations, values):
-    """Applies a lookup table: the operation on each of the 256 values, as pixels of one
-    line.
-    """
+    """Look up the operation on each of the 256 values, as pixels of one line."""
     channels = images.shape[3]
     values = tf.cast(values, tf.float32)[:, None, None, None]
     # In float64 sums of whole numbers are the same in any order.
@@ -178,19 +169,18 @@ def _mapped(images, operations, values):
 
 
 def _table_indices(images):
-    """int64 as the images: the indices of their values in tables [n, 256, channels]."""
+    """Return the indices of the values in tables [n, 256, channels], int64."""
     channels = images.shape[3]
     firsts = 256 * channels * _count(images)[:, None, None, None]
     return firsts + channels * tf.cast(images, tf.int64) + np.arange(channels)
 
 
 def _count(images):
-    """int64 [n]: 0, 1, ..."""
     return tf.range(tf.shape(images, tf.int64)[0])
 
 
 def _filtered(images, operations, values):
-    """Between the image and a gray or a smooth one, or beyond."""
+    """Blend the image with a gray or a smooth one, or extrapolate."""
     values = tf.cast(values, tf.float32)[:, None, None, None]
     other = tf.where(_is("color", operations), _gray(images), _smooth(images))
     return other + values * (images - other)
@@ -203,9 +193,7 @@ def _gray(images):
 
 
 def _smooth(images):
-    """Means of 3x3 pixels in which the middle one counts five times; the edge of the
-    image stays.
-    """
+    """Return means of 3x3 pixels, the middle counted five times; the edge stays."""
     _, height, width, _ = images.shape
     sums = images[:, :-2] + images[:, 1:-1] + images[:, 2:]
     sums = sums[:, :, :-2] + sums[:, :, 1:-1] + sums[:, :, 2:]
@@ -217,9 +205,7 @@ def _smooth(images):
 
 
 def _equalized(images, operations, values):
-    """Equalizes with a lookup table per channel: all values then occur about equally
-    often.
-    """
+    """Make all values of a channel about equally frequent, by a lookup table."""
     channels, positions = images.shape[3], _table_indices(images)
     flat = tf.reshape(positions, [-1])
     counts = tf.math.unsorted_segment_sum(
@@ -229,7 +215,7 @@ def _equalized(images, operations, values):
     levels = tf.range(256, dtype=tf.float64)[:, None]
     greatest = tf.reduce_max(tf.where(counts > 0, levels, -1.0), 1, keepdims=True)
     others = tf.reduce_sum(tf.where(levels < greatest, counts, 0), 1, keepdims=True)
-    # Half more, so that rounding does not count: a graph multiplies by 1 / 255.
+    # Half more against rounding: a graph multiplies by 1 / 255.
     step = tf.floor((others + 0.5) / 255)
     below = tf.floor(step / 2) + tf.cumsum(counts, axis=1, exclusive=True)
     table = tf.where(step > 0, tf.floor(below / tf.maximum(step, 1)), levels)
@@ -237,10 +223,7 @@ def _equalized(images, operations, values):
 
 
 def _blurred(images, operations, values):
-    """Pillow's Gaussian blur: three times the weighted mean of up to five pixels along
-    the rows, then the columns (Gwosdek et al. 2011). The pixels of the edge go on
-    outside of the image.
-    """
+    """Apply Pillow's Gaussian blur: three box blurs each way (Gwosdek et al. 2011)."""
     variance = tf.square(values)[:, None, None, None] * (1 / 3)  # of each mean
     # A box of 1 + 2 (whole + part) pixels; whole is 0 or 1.
     whole = tf.where(variance >= 2 / 3, tf.ones_like(variance), 0)

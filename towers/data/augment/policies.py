@@ -1,10 +1,7 @@
 """Policies: random operations on the whole pixel values of a batch.
 
 A policy is a function of images, float32 [n, height, width, 1 or 3] of whole numbers in
-0..255, and of the step's `draw`; it gives images of the same shape. Each draws the
-numbers of its own name, which are then looked up in a table of its operations and
-their values, see `operations`. With `on_gpu` it has the form for GPUs, see
-`operations.apply`.
+0..255, and of the step's `draw`; it returns images of the same shape.
 """
 
 import dataclasses
@@ -27,8 +24,8 @@ from towers.data.augment.crops import crop_resize_flip, flip
 from towers.data.augment.operations import MAX_BLUR, OPERATIONS, apply
 from towers.data.randomness import Draw
 
-# Of AutoAugment: two operations, each with its probability and its magnitude, 0 to 9,
-# which is 0 where the operation has none.
+# A pair of AutoAugment: two operations, each with its probability and its magnitude, 0
+# to 9, which is 0 if the operation has none.
 SubPolicy = tuple[tuple[str, float, int], tuple[str, float, int]]
 _CIFAR10 = """
     invert 0.1 0 contrast 0.2 6; rotate 0.7 2 translate_x 0.3 9;
@@ -72,7 +69,7 @@ def _parse(text) -> tuple[SubPolicy, ...]:
 SUB_POLICIES = {"cifar10": _parse(_CIFAR10), "imagenet": _parse(_IMAGENET)}
 
 
-# Of torchvision's RandAugment: the number of operations, and their magnitude.
+# Number of operations and their magnitude in torchvision's RandAugment.
 RAND_AUGMENT = 2, 9
 
 # Operations of RandAugment and TrivialAugment.
@@ -80,7 +77,7 @@ RAND_OPERATIONS = OPERATIONS[: OPERATIONS.index("equalize") + 1]
 
 ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"
 
-# Of AugMix: the chains, their longest, and the severity, of 10.
+# AugMix: number of chains, their maximum length, and the severity, of 10.
 WIDTH, DEPTH, SEVERITY = 3, 3, 3
 MIN_LEVEL = 0.1
 MIXED = (
@@ -88,7 +85,7 @@ MIXED = (
     *("shear_x", "shear_y", "translate_x", "translate_y"),
 )
 
-# Of three_augment.
+# three_augment: bounds of the blur, the solarization and the jitter.
 MIN_BLUR = 0.1
 SOLARIZED_FROM = 128.0
 JITTER = 0.3
@@ -97,9 +94,14 @@ JITTERED = "brightness", "contrast", "color"
 
 @dataclasses.dataclass(frozen=True)
 class Magnitudes:
-    """Values of operations at magnitudes from 0 to `most`: shear in pixels a pixel,
-    translation in pixels from the pixels of the side, degrees, what is added to or
-    taken from a factor of 1, and the bits that posterize loses.
+    """Values of operations at magnitudes from 0 to `most`.
+
+    Attributes:
+        shear: pixels a pixel.
+        translation: pixels of the side -> pixels.
+        degrees: of a rotation.
+        enhancement: difference from a factor of 1.
+        bits: that posterize loses.
     """
 
     most: int
@@ -112,7 +114,7 @@ class Magnitudes:
     def value(
         self, name: str, magnitude: int, sign: int, height: int, width: int
     ) -> float:
-        """The value of an operation, with a sign where it has a direction."""
+        """Return the value of an operation, signed if it has a direction."""
 
         def share_of(most):
             return most * magnitude / self.most
@@ -132,7 +134,7 @@ class Magnitudes:
     def values(
         self, names: Sequence[str], magnitudes: Sequence[int], height: int, width: int
     ) -> np.ndarray:
-        """float64 [names, magnitudes, 2]: the values with the signs 1 and -1."""
+        """Return float64 [names, magnitudes, 2], for the signs 1 and -1."""
         rows = itertools.product(names, magnitudes, (1, -1))
         values = [self.value(*row, height, width) for row in rows]
         return np.reshape(values, [len(names), len(magnitudes), 2])
@@ -145,7 +147,7 @@ TRIVIAL = Magnitudes(30, 0.99, lambda side: 32.0, 135.0, 0.99, 6)
 
 
 def none(images: tf.Tensor, draw: Draw) -> tf.Tensor:
-    """Returns the images unchanged."""
+    """Return the images unchanged."""
     return images
 
 
@@ -155,10 +157,7 @@ def rand_augment(
     rand_augment: tuple[int, int] = RAND_AUGMENT,
     on_gpu: bool = False,
 ) -> tf.Tensor:
-    """RandAugment (Cubuk et al. 2020, arXiv:1909.13719): operations drawn for each
-    image follow each other at a fixed magnitude, of 0 to 30. Draws "rand_augment" [n,
-    number of operations, 2]: operation and sign.
-    """
+    """Apply operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719)."""
     n, height, width, _ = images.shape
     count, magnitude = rand_augment
     table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
@@ -171,10 +170,7 @@ def rand_augment(
 
 
 def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
-    """TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158), the wide ranges: one
-    operation for each image, at a random magnitude. Draws "trivial_augment" [n, 3]:
-    operation, magnitude and sign.
-    """
+    """Apply one operation to each image (Müller and Hutter 2021, arXiv:2103.10158)."""
     n, height, width, _ = images.shape
     table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
     operations, *position = _chosen(draw("trivial_augment", [n, 3]), table.shape)
@@ -185,27 +181,23 @@ def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.T
 def auto_augment(
     images: tf.Tensor, draw: Draw, learned_on: str, on_gpu: bool = False
 ) -> tf.Tensor:
-    """AutoAugment (Cubuk et al. 2018, arXiv:1805.09501): one of 25 learned pairs of
-    operations for each image, each operation with its probability and magnitude. Draws
-    "auto_augment" [n, 5]: the pair; of each operation whether it is applied, and its
-    sign.
-    """
+    """Apply a learned pair of operations (Cubuk et al. 2018, arXiv:1805.09501)."""
     n, height, width, _ = images.shape
     pairs = SUB_POLICIES[learned_on]
     numbers = draw("auto_augment", [n, 5])
     [pair] = _chosen(numbers[:, :1], [len(pairs)])
-    for position, (chance, sign) in enumerate(((1, 2), (3, 4))):
-        names, chances, magnitudes = zip(*(p[position] for p in pairs), strict=True)
-        # All values are inverted from 0 on.
-        is_inverted = [name == "invert" for name in names]
-        names = ["solarize" if x == "invert" else x for x in names]
-        magnitudes = np.where(is_inverted, AUTO.most, magnitudes).tolist()
-        table = [
-            AUTO.values([name], [magnitude], height, width)[0, 0]
-            for name, magnitude in zip(names, magnitudes, strict=True)
-        ]
-        [sign] = _chosen(numbers[:, sign : sign + 1], [2])
-        is_applied = numbers[:, chance] < _look_up(np.float32(chances), pair)
+    for position, chance in enumerate((1, 3)):
+        names, chances, table = [], [], []
+        for name, probability, magnitude in (p[position] for p in pairs):
+            if name == "invert":  # all values from 0 on
+                names.append("solarize")
+                table.append(AUTO.values(names[-1:], [AUTO.most], height, width)[0, 0])
+            else:
+                names.append(name)
+                table.append(AUTO.values(names[-1:], [magnitude], height, width)[0, 0])
+            chances.append(probability)
+        [sign] = _chosen(numbers[:, chance + 1 : chance + 2], [2])
+        is_applied = numbers[:, chance] < _look_up(np.array(chances, np.float32), pair)
         operations = _look_up(_numbers_of(names), pair)
         operations = tf.where(is_applied, operations, OPERATIONS.index("identity"))
         values = _look_up(np.array(table), pair, sign)
@@ -214,14 +206,10 @@ def auto_augment(
 
 
 def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
-    """AugMix (Hendrycks et al. 2020, arXiv:1912.02781): the mean, with random weights,
-    of three chains of one to three random operations, and then of it and the image,
-    whose values are not whole. The loss is the usual one, without the paper's
-    Jensen-Shannon divergence.
+    """Mix each image with the weighted mean of three chains of one to three operations.
 
-    Draws "augmix" [n, WIDTH, DEPTH, 3], operation, level and sign; "augmix_depth" [n,
-    WIDTH]; "augmix_weights" [n, 3], where the weights of the chains are cut, and the
-    share of their mean.
+    AugMix (Hendrycks et al. 2020, arXiv:1912.02781), without its Jensen-Shannon
+    divergence; the values are not whole.
     """
     n, height, width, _ = images.shape
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
@@ -250,7 +238,7 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
 
 
 def _mixed_values(level, sign, height, width):
-    """float64 [n, operations of AugMix]: their values, as in the authors' code."""
+    """Return values of AugMix's operations as its authors, float64 [n, operations]."""
     level, sign = tf.cast(level, tf.float64), tf.cast(sign, tf.float64)
     level = MIN_LEVEL + (SEVERITY - MIN_LEVEL) * level
     sign = tf.where(sign < 0.5, tf.ones_like(sign), -1)
@@ -269,10 +257,9 @@ def _mixed_values(level, sign, height, width):
 
 
 def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
-    """3-Augment (Touvron et al. 2022, arXiv:2204.07118): gray, solarized or blurred,
-    then brightness, contrast and saturation in random order, times 0.7 to 1.3. Draws
-    "three_augment" [n, 6]: which of the three, the radius of the blur, the order, and
-    the three factors.
+    """Make images gray, solarized or blurred, then jitter their colors.
+
+    3-Augment (Touvron et al. 2022, arXiv:2204.07118).
     """
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])
@@ -300,7 +287,7 @@ def crop_rand_augment(
     crop_scale: tuple[float, float] = CROP_SCALE,
     on_gpu: bool = False,
 ) -> Augment:
-    """A random crop of random size, a flip, and RandAugment."""
+    """Take a random crop of random size, flip it, and apply RandAugment."""
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
@@ -315,7 +302,7 @@ def crop_rand_augment(
 
 
 def _chosen(numbers, counts):
-    """int64 [n] each: whole numbers below the counts, from numbers [n, counts]."""
+    """Return whole numbers below the counts, int64 [n] each, from [n, counts]."""
     positions = tf.cast(choose(numbers, tf.constant([*counts], tf.float32)), tf.int64)
     # On a GPU the host computes Unpack of int64.
     return [positions[:, number] for number in range(len(counts))]
@@ -326,7 +313,7 @@ def _numbers_of(names):
 
 
 def _look_up(table, *positions):
-    """[n]: the entries of an array at some positions, int64 [n] for each axis."""
+    """Return the entries [n] of an array at positions, int64 [n] for each axis."""
     flat = positions[0]
     for size, position in zip(table.shape[1:], positions[1:], strict=True):
         flat = flat * size + position

@@ -12,26 +12,22 @@ Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 
 def create_tta(name: str) -> Sequence[Transform]:
-    """The transforms of a name in `towers.config.choices.TTA`: the logits of an image
-    are the weighted mean over them; without any, the image's own logits.
-    """
+    """Return the weighted transforms of a name in `towers.config.choices.TTA`."""
     return factories.create("tta", name)
 
 
 def none() -> Sequence[Transform]:
-    """The images alone."""
+    """Return no transforms."""
     return ()
 
 
 def mirror() -> Sequence[Transform]:
-    """The image and its mirror image."""
+    """Return the transforms to the image and its mirror image."""
     return (0.5, None), (0.5, _mirrored)
 
 
 def translate() -> Sequence[Transform]:
-    """Both, and both of the image moved by a pixel along the two diagonals (Jordan
-    2024, arXiv:2404.00498, section 3.5).
-    """
+    """Return both of them, also moved along the diagonals (Jordan 2024)."""
     return (
         (0.25, None),
         (0.25, _mirrored),
@@ -47,9 +43,7 @@ def _mirrored(images):
 
 
 def _moved(images, offset):
-    """Translates by one pixel (offset 0: down and right, 2: up and left), mirrored at
-    the edge.
-    """
+    """Move down and right (offset 0), or up and left (2), mirrored at the edge."""
     height, width = images.shape[1:3]
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
     return padded[:, offset : offset + height, offset : offset + width]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers import console
+from towers import console, tf_internals
 from towers.config.list_options import height_and_width
 from towers.data import streams
 from towers.data.augment.crops import random_box
@@ -331,7 +331,8 @@ def read_in_batches(
         numbers = tf.data.Dataset.from_tensor_slices(indices)
     batches = numbers.batch(size).map(source.read, num_parallel_calls=calls)
     with data_errors_of_tensorflow():
-        yield from streams.without_tuning(batches).as_numpy_iterator()
+        stream = streams.without_tuning(batches).as_numpy_iterator()
+        yield from tf_internals.delete_in_thread(stream)
 
 
 def leave_out_bad_images(

@@ -143,7 +143,7 @@ def refuse(
     hint = ""
     if is_content:
         hint = (
-            "; --bad_images=skip leaves bad images out, `python -m towers.data` finds "
+            "; --bad_images=skip leaves bad images out, `python -m towers.check` finds "
             "them all"
         )
     raise DataError(f"{shown(location)}: {message}{hint}")

@@ -3,7 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,26 +23,25 @@ from towers.messages import one_line
 
 ORIGIN = "given in Python"
 
-# Without class names there may be this many classes, and ten for each image.
+# Maximum number of classes without class names, besides ten for each image.
 MAX_CLASSES = 1000
 
-if TYPE_CHECKING:
-    Array = np.typing.ArrayLike
-    Split = tuple[Array, Array] | tuple[Array, Array, Array] | tf.data.Dataset
-    Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
-else:  # other values are a DataError
-    Split = Data = Any
+
+# (x, y), (x, y, weights) or a `tf.data.Dataset`; and one to three of these.
+Split = Any
+Data = Any
 
 
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
-    """Makes arrays, as of `towers.train`, a data set, and returns its value of
-    `--dataset`; where no images are for testing, a tenth is held out. Classes are by
-    default called by their numbers. DataError where they are no images and labels.
+    """Register arrays, as of `towers.train`, and return their value of `--dataset`.
+
+    Without test images a tenth is held out. Classes are by default called by their
+    numbers. DataError if they are not images and labels.
     """
     splits = _splits(data)
-    names = ("training", "validation", "test")
+    names = ["training", "validation", "test"]
     if len(splits) == 2:
-        names = "training", "test"
+        names.remove("validation")
     arrays = {name: _arrays(x, name) for x, name in zip(splits, names, strict=False)}
     shapes = {images.shape[1:] for images, *_ in arrays.values()}
     if len(shapes) > 1:
@@ -53,9 +52,7 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
 def give_test_set(
     data: Any, class_names: Sequence[str], *, multi_label: bool = False, **fitted: Any
 ) -> str:
-    """As `give`, of images and labels (x, y) on which a network is evaluated; `fitted`
-    are arguments of `unlabeled.fit_images`.
-    """
+    """Register (x, y) to evaluate a network on, `fitted` by `unlabeled.fit_images`."""
     images, labels, _ = _arrays(data, "test")
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
@@ -63,7 +60,6 @@ def give_test_set(
 
 
 def _give(arrays, class_names, multi_label=False):
-    """Registers arrays without importing TensorFlow, whose devices are chosen later."""
     each = {name: labels for name, (_, labels, _) in arrays.items()}
     inventory = Inventory(dict.fromkeys(arrays, "arrays"))
     sets = [labels for labels in each.values() if labels.ndim == 2]
@@ -85,12 +81,13 @@ def _give(arrays, class_names, multi_label=False):
         crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
+    # The sources are created later, as the devices may not be configured yet.
     factories.give("dataset", name, lambda: _data_set(arrays, class_names, inventory))
     return name
 
 
 def _class_names(labels, class_names):
-    """The names, by default the numbers, of the classes of all labels."""
+    """Return the names of all classes, by default their numbers."""
     if labels.ndim == 2:
         num_classes = labels.shape[1]
         if class_names and len(class_names) != num_classes:
@@ -137,7 +134,7 @@ def _data_set(arrays, class_names, inventory):
 
 
 def _splits(data):
-    """(x, y), (x, y, weights) or a data set, as a part of its own; else the parts."""
+    """Return the parts of the data, each (x, y), (x, y, weights) or a data set."""
     if isinstance(data, tf.data.Dataset):
         return [data]
     if isinstance(data, Mapping) or not isinstance(data, Sequence):
@@ -157,18 +154,14 @@ def _splits(data):
 
 
 def _is_part(value):
-    """True for a sequence of arrays, or a data set, but not an array or list of
-    images.
-    """
+    """Return whether it is a sequence of arrays or a data set, not one of images."""
     if isinstance(value, list) and len(value) in (2, 3) and hasattr(value[0], "dtype"):
         return value[0].ndim != getattr(value[1], "ndim", 1)
     return isinstance(value, (tuple, tf.data.Dataset))
 
 
 def _arrays(split, name):
-    """uint8 images [n, height, width, channels], labels, integers [n] or [n, classes]
-    of 0 and 1, and the sample weights, float32 [n] or None.
-    """
+    """Return uint8 images, integer labels [n] or [n, classes], and weights or None."""
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)
@@ -185,7 +178,7 @@ def _arrays(split, name):
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
     weights = None if weights is None else _weights(weights, len(images), name)
-    if is_data_set:  # it may shuffle: an order that the examples alone decide
+    if is_data_set:  # it may shuffle: order by the contents
         digests = [
             hashlib.blake2b(image.tobytes() + str(_sorted_by(label)).encode()).digest()
             for image, label in zip(images, labels, strict=True)
@@ -198,13 +191,13 @@ def _arrays(split, name):
 
 
 def _sorted_by(label):
-    """The number of a label, of several labels all columns."""
+    """Return the number of a label, or all columns if it has several."""
     is_set = label.ndim and label.sum() != 1
     return label.tolist() if is_set else np.argmax(label) if label.ndim else label
 
 
 def _read(dataset, name):
-    """All elements of a data set, batched or not, once."""
+    """Return all elements of a data set, batched or not, read once."""
     length = dataset.cardinality().numpy()
     if length < 0:
         which = "has no end" if length == tf.data.INFINITE_CARDINALITY else "is unknown"
@@ -247,7 +240,7 @@ def _labels(labels, name):
 
 
 def _weights(weights, count, name):
-    """float32 [n], finite, at least 0 and not all 0."""
+    """Return float32 [n], finite, at least 0 and not all 0."""
     if name != "training":
         raise DataError(
             f"data: the {name} part has sample weights, and only training uses them; "
@@ -268,7 +261,7 @@ def _weights(weights, count, name):
 
 
 def _column(values, what):
-    """An array, of a column [n, 1] its entries [n]."""
+    """Return an array, without the second axis of a column [n, 1]."""
     try:
         values = np.asarray(values)
         if values.dtype == object:  # of a column of pandas

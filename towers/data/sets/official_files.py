@@ -1,6 +1,4 @@
-"""Official files of CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: names, sizes, layouts
-and checksums.
-"""
+"""Names, sizes and checksums of the files of CIFAR, MNIST and Fashion-MNIST."""
 
 import dataclasses
 import os
@@ -13,18 +11,12 @@ IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 @dataclasses.dataclass(frozen=True)
 class RecordFile:
-    """A file, perhaps packed with .gz, of equal records behind a header. A record has a
-    byte for each label, then the planes of an image, row by row.
-    """
+    """A file, perhaps packed with .gz, of equal records after a header."""
 
     name: str
     num_records: int
-    dtype: np.dtype
+    dtype: np.dtype  # a byte for each label, then "planes" of the image, row by row
     header: bytes = b""
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.header) + self.num_records * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +27,15 @@ class Published:
         title: for messages.
         class_names: in the order of the labels.
         image_shape: height, width, channels.
-        address: that the archives are at.
+        address: URL of the folder of the archives.
         archives: path in --data_dir -> SHA-256; as tensorflow-datasets has them.
         folders: in --data_dir, searched before the folder itself.
-        files: split -> file -> number of records, in the official order; of IDX files
-            what their names begin with.
+        files: split -> file -> number of records, in the official order; for IDX files
+            the beginning of their names.
         label_counts: label in a record -> number of its classes; the last one counts.
         pickled: folder and archive of the pickled layout, which are never opened.
-        first_labels: of the training images, which tell data sets apart whose files
-            have the same names; such are IDX files.
+        first_labels: of the training images, to tell data sets of IDX files apart,
+            whose files have the same names; empty for other files.
     """
 
     title: str
@@ -58,32 +50,30 @@ class Published:
     first_labels: tuple[int, ...] = ()
 
     def url(self, archive: str) -> str:
+        """Return the address of an archive."""
         return self.address + os.path.basename(archive)
 
     def record_files(self, split: str) -> list[RecordFile]:
-        """The files of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX
-        files (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of
-        the values, the number of dimensions, and each of these in four bytes.
-        """
+        """Return the files of a split: CIFAR's binary layout, or IDX files."""
         height, width, channels = self.image_shape
-        labels = np.dtype([(name, np.uint8) for name in self.label_counts])
-        planes = np.dtype([("planes", np.uint8, (channels, height, width))])
-        files = []
-        for stem, count in self.files[split].items():
-            if not self.first_labels:
-                both = np.dtype(labels.descr + planes.descr)
-                files.append(RecordFile(stem, count, both))
-                continue
-            for name, dims, dtype in (
-                (IMAGES, (count, height, width), planes),
-                (LABELS, (count,), labels),
-            ):
-                header = bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
-                files.append(RecordFile(f"{stem}-{name}", count, dtype, header))
-        return files
+        labels = [(name, np.uint8) for name in self.label_counts]
+        planes = [("planes", np.uint8, (channels, height, width))]
+        files = self.files[split].items()
+        if not self.first_labels:
+            record = np.dtype([*labels, *planes])
+            return [RecordFile(name, count, record) for name, count in files]
+        [(stem, n)] = files
+        return [
+            RecordFile(f"{stem}-{name}", n, np.dtype(record), _idx_header(n, *shape))
+            for name, shape, record in (
+                (IMAGES, (height, width), planes),
+                (LABELS, (), labels),
+            )
+        ]
 
     @property
     def how_to_get_it(self) -> str:
+        """The way out for messages."""
         names = ", ".join(map(os.path.basename, self.archives))
         return (
             f"to get it, fetch {names} from {self.address} on a machine with a network "
@@ -94,6 +84,11 @@ class Published:
 
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
 _IDX_FILES = {"train": {"train": 60_000}, "test": {"t10k": 10_000}}
+
+
+def _idx_header(*dims):
+    # Two zero bytes, the code of uint8, the number of dimensions, and each dimension.
+    return bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
 
 
 def _idx_archives(folder, *sums):

@@ -27,8 +27,7 @@ from towers.errors import ConfigError, DataError
 SAMPLE = 100  # images whose size is read
 FINE_TUNED_SIZE = 160
 
-
-# Images to train on, all epochs together, and the least and most epochs.
+# Images to train on, in all epochs together, and the range of the number of epochs.
 FROM_SCRATCH = 10_000, 15, 100
 FINE_TUNING = 15_000, 5, 30
 
@@ -39,14 +38,12 @@ def photo_options(
     class_level: int = 0,
     is_named: bool = False,
 ) -> dict[str, Any]:
-    """Options for what is in a folder: the data set, and of images in class folders
-    their size and the number of epochs, for a training from trained weights or from
-    scratch.
+    """Return options for the contents of a folder: the data set, and more for images.
 
-    DataError where there is no data set of a known kind; says what there is, and the
-    nearest folder with class folders. DataError if a table names the images in class
-    folders, unless the user named the data set (`is_named`). ConfigError where there
-    are several data sets.
+    For images in class folders these are their size and the number of epochs, for a
+    training from trained weights (`fine_tuning`) or from scratch. DataError if there is
+    no data set of a known kind, or a table rivals the class folders, unless the user
+    named the data set (`is_named`). ConfigError if there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
         for container, row in CONTAINERS.items():
@@ -54,14 +51,15 @@ def photo_options(
                 return {"dataset": container}
         if is_url(data_dir):
             return {"dataset": "image_folder"}
-    root, names = data_folder(data_dir), []
+    root = data_folder(data_dir)
     try:
         paths = _image_paths(root, class_level)
     except DataError:
-        if os.path.isdir(root):
-            with quiet_imports():  # of TensorFlow
-                from towers.data.sets.published import data_sets_in
-            names = data_sets_in(root) or _containers_in(root)
+        if not os.path.isdir(root):
+            raise
+        with quiet_imports():  # of TensorFlow
+            from towers.data.sets.published import data_sets_in
+        names = data_sets_in(root) or _containers_in(root)
         if not names:
             raise
         if names[1:]:
@@ -89,9 +87,7 @@ def photo_options(
 
 
 def _refuse_tables_of(paths, root):
-    """Refuse a table next to class folders that names their images: its labels are a
-    rival of the names of the folders.
-    """
+    """Refuse a table next to class folders whose labels rival the folders' names."""
     stems = {os.path.splitext(os.path.basename(path))[0] for path in paths}
     for name in sorted(os.listdir(root)):
         table = os.path.join(root, name)
@@ -114,9 +110,7 @@ def _refuse_tables_of(paths, root):
 
 
 def _containers_in(root):
-    """Values of --dataset for the files in a folder, and for those below it if there
-    are no images, or metadata of images.
-    """
+    """Return values of --dataset for the files in a folder, or below it."""
     kinds, paths = {}, matches(root)
     has_images = any(map(is_image_name, paths))
     for path in paths:
@@ -131,13 +125,13 @@ def _containers_in(root):
 
 
 def _image_paths(root, class_level):
-    """The images of all classes, sorted."""
+    """Return the images of all classes, sorted."""
     train = training_folder(root, find_folders(root, None, class_level))
     classes = {x.name: list(images_below(x.path)) for x in folders_in(train)}
     counts = {name: len(paths) for name, paths in classes.items() if paths}
     if len(counts) < 2 and class_level < 2:
         raise misfit(root, train, counts)
-    return sorted(sum(classes.values(), []))
+    return sorted(itertools.chain(*classes.values()))
 
 
 def _size(path):

@@ -1,9 +1,9 @@
 """Ten classes of small color images that are drawn, so that no file is needed.
 
-Each image shows one shape, of random position, size, tilt and color, on a shaded ground
-with two blots, under noise. The shapes stay near the middle, so that a 24x24 crop keeps
-them, and none becomes another when it is mirrored. For their size all cover the same
-area, so neither the colors nor the brightness of an image tells its class.
+Each image shows one shape on a shaded ground with two blots, under noise. The shapes
+stay near the middle, so that a 24x24 crop keeps them, and none becomes another when it
+is mirrored. All cover the same area for their size, so neither the colors nor the
+brightness of an image tells its class.
 """
 
 import math
@@ -25,7 +25,7 @@ AREA = 1.9
 # the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.
 LIGHTER = 8.0
 
-# As many at once as keep the intermediate arrays in a core's cache.
+# Images drawn at once, so that intermediate arrays fit into a core's cache.
 CHUNK = 50
 
 # (x, y) from the shape's middle, x to the right, y down, in its unit of length -> the
@@ -50,7 +50,6 @@ def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _heart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A square on its corner with half a disc on each of its upper sides."""
     half = 0.516
     x, y = np.abs(x), y - 0.1
     along, across = (y + x) * math.sqrt(0.5), (y - x) * math.sqrt(0.5)
@@ -83,12 +82,10 @@ SHAPES: dict[str, Shape] = {
 
 
 def load(*, seed: int = 0) -> DataSet:
-    """Draws 10,000 training and 2,000 test images, uint8 [n, 32, 32, 3], as many of
-    each class; label i is the i-th key of SHAPES.
+    """Draw 10,000 training and 2,000 test images, uint8 [n, 32, 32, 3].
 
-    The seed is of the drawing, not of a run. The images are the same bits on one
-    machine; under another NumPy or processor a few values may be rounded to the other
-    side.
+    Label i is the i-th key of SHAPES. The images are the same bits on one machine;
+    under another NumPy or processor a few values may be rounded to the other side.
     """
     # The generator by its name: NumPy may change what default_rng stands for.
     streams = (np.random.Philox(np.random.SeedSequence([seed, i])) for i in range(2))
@@ -108,7 +105,7 @@ def load(*, seed: int = 0) -> DataSet:
 
 
 def _draw_all(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [count, 32, 32, 3] and labels int32 [count], the classes in turn."""
+    """Draw images uint8 [count, 32, 32, 3] and labels int32 [count]."""
     labels = np.arange(count, dtype=np.int32) % len(SHAPES)
     images = np.empty((count, SIZE, SIZE, 3), np.uint8)
     for label, shape in enumerate(SHAPES.values()):
@@ -120,12 +117,12 @@ def _draw_all(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
 
 
 def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Images uint8 [count, 32, 32, 3] of one class."""
+    """Draw images uint8 [count, 32, 32, 3] of one class."""
 
     def uniform(low: float, high: float, *dims: int) -> np.ndarray:
         return rng.uniform(low, high, (count, *dims)).astype(np.float32)
 
-    # Channels first: NumPy is slow where the last axis is short.
+    # Channels first: NumPy is slow on a short last axis.
     middle = np.arange(SIZE, dtype=np.float32) - (SIZE - 1) / 2
     x, y = middle[None, None, :], middle[None, :, None]
 
@@ -145,7 +142,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     right, down = x - uniform(-2, 2, 1, 1), y - uniform(-2, 2, 1, 1)
     across = (right * np.cos(tilt) + down * np.sin(tilt)) / size
     below = (down * np.cos(tilt) - right * np.sin(tilt)) / size
-    # Of four colors the one farthest from the ground's, so that the shape is visible.
+    # The color of four farthest from the ground's, so that the shape is visible.
     offered = uniform(LIGHTER, 255, 4, 3, 1, 1)
     contrast = np.abs(offered - (first + second)[:, None] / 2).sum((2, 3, 4))
     color = offered[np.arange(count), contrast.argmax(1)]
@@ -159,8 +156,6 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _paint(images: np.ndarray, distance: np.ndarray, color: np.ndarray) -> None:
-    """Colors the pixels of images [n, 3, height, width] whose distance [n, height,
-    width] is negative, in place, edges smooth.
-    """
+    """Color pixels [n, 3, height, width] at negative distances, with smooth edges."""
     coverage = np.clip(0.5 - distance, 0, 1)[:, None]
     images += coverage * (color - images)

@@ -16,9 +16,7 @@ def load(
     num_classes: int = 10,
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
-    """Images of noise with labels that mean nothing, the same every time: uint8 [n,
-    height, width, 3] of `image_size`, 32 by default, for training and for testing.
-    """
+    """Return noise, uint8 [n, height, width, 3] of `image_size`, with random labels."""
     rng = np.random.Generator(np.random.Philox(0))
 
     def draw():

@@ -1,11 +1,8 @@
 """Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
 
 `tfds:NAME` takes any with one image and one label, of any size, prepared as
-array_record or tfrecord; it is read in place, and images are decoded when they are
-read. Published data sets are read into memory.
-
-TFDS is imported inside the functions, since most runs do without it. Finding and
-reading a prepared folder needs no network.
+array_record or tfrecord; images are decoded when they are read. Published data sets are
+read into memory. TFDS is imported inside the functions, since most runs do without it.
 """
 
 import contextlib
@@ -36,14 +33,14 @@ Examples = tuple[np.ndarray, np.ndarray]
 
 
 def default_dir() -> str:
-    """The default folder of TFDS."""
+    """Return the default folder of TFDS."""
     from tensorflow_datasets.core import constants
 
     return os.path.abspath(os.path.expanduser(constants.get_default_data_dir()))
 
 
 def find_prepared(name: str, data_dir: str) -> str | None:
-    """The newest prepared version `data_dir/name/1.2.3`, or None."""
+    """Return the newest prepared version `data_dir/name/1.2.3`, or None."""
     folder = os.path.join(data_dir, name)
     try:
         entries = os.listdir(folder)
@@ -63,9 +60,7 @@ def find_prepared(name: str, data_dir: str) -> str | None:
 
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[Any]:
-    """The builder of a prepared folder, with the log of TFDS reduced to errors;
-    DataError where the folder cannot be read.
-    """
+    """Open a prepared folder as a builder; DataError if it cannot be read."""
     import tensorflow_datasets as tfds
 
     verbosity = logging.get_verbosity()
@@ -76,10 +71,10 @@ def reading(folder: str) -> Iterator[Any]:
         yield builder
     except TowersError:
         raise
-    except ImportError as error:  # array_record is not there for every system.
+    except ImportError as error:  # array_record is not built for every system
         reason = one_line(error)[:100]
         raise DataError(f"{shown(folder)}: cannot be read here: {reason}") from error
-    except Exception as error:  # also of TensorFlow, protobuf or json
+    except Exception as error:  # from TensorFlow, protobuf or json
         raise DataError(
             f"{shown(folder)}: tensorflow-datasets cannot read it: "
             f"{one_line(error)[:100]}; "
@@ -91,9 +86,9 @@ def reading(folder: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _only_own_features(folder: str) -> Iterator[None]:
-    """Refuses features of other packages: TFDS imports the module of every class that
-    `features.json` names, which executes it. The file is not searched, since TFDS reads
-    several forms of it, nested in each other and in strings.
+    """Refuse features of other packages, whose modules TFDS would import.
+
+    The file `features.json` is not searched, since TFDS reads several forms of it.
     """
     from tensorflow_datasets.core.features.feature import FeatureConnector
 
@@ -119,13 +114,12 @@ def _only_own_features(folder: str) -> Iterator[None]:
 def load(
     name: str, data_dir: str = "", image_options: ImageOptions | None = None
 ) -> DataSet:
-    """Opens a prepared data set, NAME or NAME/CONFIG in `data_dir` or the default
-    folder of tensorflow-datasets, without the network; uint8 [n, height, width, 1 or
-    3].
+    """Open a prepared data set, without the network; uint8 [n, height, width, 1 or 3].
 
-    Without a split `test` or `validation` that has labels, a tenth of the split `train`
-    is held out for testing, drawn at random, the same in every run. DataError where it
-    is not there, is damaged, or has no image with a label.
+    It is NAME or NAME/CONFIG in `data_dir` or the default folder of
+    tensorflow-datasets. Without a split `test` or `validation` that has labels, a tenth
+    of the split `train` is held out for testing. DataError if it is missing, damaged,
+    or has no image with a label.
     """
     options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
@@ -150,9 +144,7 @@ def load(
 
 
 def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
-    """The keys of the features to learn from: the supervised ones, else the only image
-    and the only label.
-    """
+    """Return the keys of the supervised features, else of the only image and label."""
     import tensorflow_datasets as tfds
 
     features = info.features
@@ -178,7 +170,6 @@ def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
 
 
 def _find(name: str, data_dir: str) -> str:
-    """The prepared folder, in `data_dir` or in the default one."""
     root, shared = data_folder(data_dir), default_dir()
     for folder in (root, shared):
         prepared = find_prepared(name, folder)
@@ -203,7 +194,7 @@ def _find(name: str, data_dir: str) -> str:
 
 
 def _entries(folder):
-    """The names in a folder, sorted; none where there is no folder."""
+    """Return the names in a folder, sorted; none if the folder is missing."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -213,12 +204,10 @@ def _entries(folder):
 
 
 class Split:
-    """The images of one split, in the order of its files; an `ImageFiles` that checks
-    the labels. `keys` are features of each example: the encoded image, the label, and
-    others.
+    """The images of one split, an `ImageFiles` that checks the labels.
 
-    DataError where there is no such split, it is stored in another format, damaged, or
-    has another number of examples.
+    `keys` are features of each example: the encoded image, the label, and others.
+    DataError if the split is missing, damaged, or has another number of examples.
     """
 
     def __init__(
@@ -252,10 +241,11 @@ class Split:
         return self._length
 
     def read(self, index: int) -> tuple[bytes, int]:
+        """Return the encoded image and the label of an example."""
         return self.values(index)[:2]
 
     def values(self, index: int) -> tuple:
-        """Values of all keys; errors as of `ImageFiles.read`."""
+        """Return values of all keys; errors as of `ImageFiles.read`."""
         _, label, *_ = values = self._values(index)
         if not 0 <= label < self._num_classes:
             raise ValueError(
@@ -264,20 +254,19 @@ class Split:
         return values
 
     def is_labeled(self) -> bool:
-        """True where the first image has a label; hidden labels are -1."""
+        """Return whether the first image has a label; hidden labels are -1."""
         try:
             return self._values(0)[1] != -1
         except (OSError, ValueError):
             return True
 
     def location(self, index: int) -> str:
+        """Return the location of an example, for messages."""
         return f"{self._location}, image {index} (counted from 0)"
 
 
 def _open_split(folder, builder, split, keys):
-    """The number of examples, and a function index -> values of the keys, bytes and
-    integers, which raises OSError or ValueError.
-    """
+    """Return the number of examples, and a function index -> values of the keys."""
     import tensorflow_datasets as tfds
 
     info = builder.info
@@ -289,7 +278,7 @@ def _open_split(folder, builder, split, keys):
             try:
                 example = examples[index]
                 return tuple(example[key] for key in keys)
-            except Exception as error:  # Any error of array_record.
+            except Exception as error:  # any error of array_record
                 raise ValueError(f"cannot be read: {one_line(error)}") from error
 
         return len(examples), values
@@ -310,8 +299,10 @@ def _open_split(folder, builder, split, keys):
                 for key in keys
             )
             return tuple(value for [value] in lists)
-        except Exception as error:  # Any error of protobuf.
-            raise ValueError(f"is no record of an image: {one_line(error)}") from error
+        except Exception as error:  # any error of protobuf
+            raise ValueError(
+                f"is not a record of an image: {one_line(error)}"
+            ) from error
 
     return len(records), values
 
@@ -319,17 +310,14 @@ def _open_split(folder, builder, split, keys):
 def read_arrays(
     folder: str, image_shape: tuple[int, int, int]
 ) -> tuple[Examples, Examples, str, tuple[str, ...]]:
-    """Reads the splits `train` and `test` of a prepared folder into memory: uint8
-    images [n, *image_shape] and int32 labels [n] of either, the origin, and the names
-    of the classes.
+    """Read the splits `train` and `test` of a prepared folder into memory.
 
-    The examples come in the order of their feature `id` where they have one, which in
-    TFDS's CIFAR-10 is the order of the official files, else in the order of the
-    folder's files. DataError where the folder does not hold uint8 images of that shape
-    with one label.
+    Examples come in the order of their feature `id` if they have one, which in TFDS's
+    CIFAR-10 is the order of the official files. Returns them with the origin and the
+    names of the classes. DataError if they are not uint8 images of that shape.
     """
     with reading(folder) as builder:
-        keys = _image_and_label(folder, builder.info)
+        keys: tuple[str, ...] = _image_and_label(folder, builder.info)
         image, label = (builder.info.features[key] for key in keys)
         if image.np_dtype != np.uint8 or image.shape != image_shape:
             raise DataError(

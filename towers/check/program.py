@@ -1,15 +1,16 @@
 """Checks a data set before training.
 
-    python -m towers.data photos
-    python -m towers.data --dataset=cifar10 --data_dir=data
+    python -m towers.check photos
+    python -m towers.check --dataset=cifar10 --data_dir=data
 
 Reads every image once; reports the number of each class, the sizes, the mean and the
 standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
-with 3 where something is wrong with the data.
+with 3 if something is wrong with the data.
 """
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -26,7 +27,7 @@ from towers.config.recipes import (
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
-PROGRAM = "towers.data"
+PROGRAM = "towers.check"
 PRINTS_RESULTS = True  # see `flags.start`
 OPTIONS = (
     *("dataset", "data_dir", "columns", "image_dir", "fold"),
@@ -36,7 +37,7 @@ OPTIONS = (
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     config_flags.define_config_flags(OPTIONS, values, dataset="")
     about = "PNG file for the picture; ./DATASET-FOLDER.png by default."
     flags.DEFINE_string("grid", "", about, flag_values=values)
@@ -46,24 +47,22 @@ parse = functools.partial(config_flags.parse, takes_paths=True)
 
 
 def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
-    """Checks the data set of the flags, or of a folder after the program in `argv`."""
-    given = config_flags.given_flags(values)
+    """Check the data set of the flags, or of a folder after the program in `argv`."""
+    given: dict[str, Any] = config_flags.given_flags(values)
     folders = {*argv[1:], given.get("data_dir", "")} - {""}
     if len(folders) > 1:
         raise ConfigError(f"give one folder, not {' and '.join(sorted(folders))}")
-    given["data_dir"] = "".join(folders)
+    folder = given["data_dir"] = "".join(folders)
     if "dataset" not in given:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
         recipe = photo_recipe(RECIPES, {})
-        given = (
-            photo_options(*folders, recipe == FINETUNE_RECIPE, values.class_level)
-            | given
-        )
+        is_fine_tuning = recipe == FINETUNE_RECIPE
+        given = photo_options(folder, is_fine_tuning, values.class_level) | given
         if given["dataset"] in PHOTO_SETS:  # as a training reads them
             given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
-        from towers.data import check
+        from towers.check import report
     options = {name: getattr(config, name) for name in OPTIONS[1:]}
-    check.check(config.dataset, grid_path=values.grid, **options)
+    report.check(config.dataset, grid_path=values.grid, **options)

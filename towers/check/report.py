@@ -23,8 +23,8 @@ from towers.data.sources import DataSet, Source, channel_counts, location_of, mo
 from towers.errors import ConfigError, DataError, refuse_url
 from towers.messages import shown
 
-# The picture: most classes, most images per class, and pixels of their longer side;
-# larger images would take gigabytes.
+# The picture: maximum number of classes and of images per class, and pixels of the
+# longer side of an image; larger ones would take gigabytes.
 GRID_CLASSES = 20
 GRID_IMAGES = 10
 CELL_PIXELS = 48
@@ -32,12 +32,12 @@ MAX_CELL_PIXELS = 256
 GAP_PIXELS = 2
 
 BATCH_SIZE = 100
-# Kinds of stored sizes that are listed one by one.
+# Maximum number of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
 # Thumbnails of SIDE x SIDE pixels are standardized to a mean of 0 and a standard
-# deviation of UNIT. Images are similar where the root mean square of the difference is
-# at most MAX_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
+# deviation of UNIT. Images are similar if the root mean square of the difference is at
+# most MAX_DIFFERENT * UNIT: a copy that was shrunk, or saved again, differs less.
 SIDE, UNIT, MAX_DIFFERENT = 8, 32, 0.1
 MIN_CONTRAST = 2.0  # standard deviation of 0..255; flatter images are never similar
 # Hashes are sorted, rotated by each number of bytes; each is compared with the next.
@@ -55,9 +55,13 @@ class Prints(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of one split: images of each class that can be read, int64
-    [num_classes]; counts of each value in each channel, [channels, 256]; the first
-    images of each class, large ones with fewer pixels; and the fingerprints of all.
+    """Statistics of one split.
+
+    Attributes:
+        labels: readable images of each class, int64 [num_classes].
+        values: counts of each value in each channel, [channels, 256].
+        samples: the first images of each class, large ones with fewer pixels.
+        prints: the fingerprints of all images.
     """
 
     labels: np.ndarray
@@ -74,27 +78,15 @@ def check(
     say: Callable[[str], None] = console.line,
     **options: Any,
 ) -> None:
-    """Read every image once, say what there is, and draw some into the PNG file
-    `grid_path`, by default named after the data set. DataError if images cannot be
-    read, ConfigError if the picture cannot be written. Memory is bounded, but for the
-    faults and 76 bytes for each image. `options` are those of `data.load`.
+    """Read every image once, report on the data set, and draw some into a PNG file.
+
+    The file is `grid_path`, by default named after the data set; `say` gets each line;
+    `options` are of `data.load`. Memory is bounded, except for the faults and 76 bytes
+    for each image. DataError if images cannot be read, ConfigError if the picture
+    cannot be written.
     """
-    refuse_url("grid", grid_path)
-    grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path and data_dir)
-    is_checked |= name == "image_folder"
     subject = ascii((name, data_dir and os.path.realpath(data_dir)))
-    grid_path = os.path.abspath(grid_path or _default_path(name, data_dir, subject))
-    is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
-    folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
-    fault = ""
-    if is_checked and is_inside(folder):
-        fault = "is among the images of --data_dir; choose another"
-    elif os.path.lexists(grid_path) and not _is_picture(grid_path):
-        fault = "another program wrote what is there; choose another"
-    elif not os.access(os.path.dirname(grid_path), os.W_OK):
-        fault = "cannot be written to that folder"
-    if fault:
-        raise ConfigError(f"--grid={grid_path}: {fault}")
+    grid_path = _picture_path(name, data_dir, grid_path, subject)
     survey = Survey()
     # Nothing is kept, so that every image is decoded, and its size counted, once.
     data_set = data.load(name, data_dir, image_cache_mb=0.0, survey=survey, **options)
@@ -107,7 +99,7 @@ def check(
         for name, source in sources.items()
     }
     train = statistics["training"]
-    _write(grid_path, grid(train, data_set.train.image_shape), subject)
+    _write(grid_path, grid(train, data_set.image_shape), subject)
     for line in report(data_set, statistics, survey):
         say(line)
 
@@ -129,19 +121,18 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Read every image of a source once, and call `count_read` with the size of each
-    batch. DataError for labels outside of the classes, or without a survey a bad
-    image.
-    """
+    """Read every image once; call `count_read` with the size of each batch."""
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
+    samples: dict[int, list[np.ndarray]]
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
-    step, prints = _pixel_step(source.image_shape), []
-    for images, labels in read_in_batches(source, BATCH_SIZE):
-        count_read(len(labels))
-        codes = _codes(labels)
-        prints.append(prints_of(images, codes))
-        images, labels = images[codes >= 0], labels[codes >= 0]
+    step = _pixel_step(source.image_shape)
+    prints: list[Prints] = []
+    for batch in read_in_batches(source, BATCH_SIZE):
+        codes = _codes(batch[1])
+        count_read(len(codes))
+        prints.append(prints_of(batch[0], codes))
+        images, labels = (x[codes >= 0] for x in batch)
         is_set = labels.ndim == 2
         if not is_set and (largest := labels.max(initial=0)) >= num_classes:
             raise DataError(
@@ -161,7 +152,7 @@ def read_through(
 
 
 def _codes(labels):
-    """A number for each image, the same for equal labels; -1 if it cannot be read."""
+    """Return a number for each image, equal for equal labels; -1 if unreadable."""
     if labels.ndim == 1:
         return labels
     codes = np.array([zlib.crc32(row.tobytes()) for row in labels], np.int64)
@@ -169,7 +160,7 @@ def _codes(labels):
 
 
 def prints_of(images: np.ndarray, labels: np.ndarray) -> Prints:
-    """Fingerprints of uint8 [n, height, width, channels]."""
+    """Return fingerprints of uint8 [n, height, width, channels]."""
     digests = [hashlib.blake2b(x.tobytes(), digest_size=8).digest() for x in images]
     small = tf.image.resize(images, (SIDE, SIDE), "area").numpy()
     small = small.reshape(len(images), SIDE**2, -1)
@@ -196,8 +187,8 @@ def duplicates(
     identical = identical[identical[:, 0] < identical[:, 1]]
     similar = _similar(thumbnails)
     similar = similar[~np.isin(similar[:, 1], identical[:, 1])]
-    for heading, pairs in (("identical", identical), ("similar", similar)):
-        pairs = pairs[(labels[pairs] >= 0).all(1)]
+    for heading, found in (("identical", identical), ("similar", similar)):
+        pairs = found[(labels[found] >= 0).all(1)]
         splits = np.searchsorted(begins, pairs, "right") - 1
         for a, b in itertools.combinations_with_replacement(range(len(names)), 2):
             is_counted = (a != b) | np.diff(labels[pairs]).any(1)
@@ -208,13 +199,13 @@ def duplicates(
                     f"{location(names[b], j)} is {location(names[a], i)}"
                     for i, j in (chosen[:MAX_NAMED] - begins[[a, b]]).tolist()
                 )
-                where = names[a] if a != b else "another class"
-                count = f"{len(chosen):,} {names[b]} image(s) also in {where}"
+                other = names[a] if a != b else "another class"
+                count = f"{len(chosen):,} {names[b]} image(s) also in {other}"
                 yield heading, f"{count}, such as {examples}"
 
 
 def _similar(thumbnails):
-    """[m, 2]: pairs of similar images, the smaller index first."""
+    """Return pairs of similar images [m, 2], the smaller index first."""
     similar, hashes = [np.zeros((0, 2), int)], np.packbits(thumbnails > 0, 1)
     for rotation, distance in itertools.product(ROTATIONS, range(1, NEIGHBORS + 1)):
         keys = np.roll(hashes, rotation, 1).copy().view(np.uint64)[:, 0]
@@ -234,7 +225,7 @@ def report(
 ) -> list[str]:
     """Return the lines of the report, except for the picture's."""
     train = statistics["training"]
-    height, width, channels = data_set.train.image_shape
+    height, width, channels = data_set.image_shape
     images = {n: (x.prints.labels >= 0).sum() for n, x in statistics.items()}
     lines = [
         ("data set", f"{data_set.name}, {data_set.origin}"),
@@ -268,7 +259,6 @@ def report(
 
 
 def _sizes(sizes) -> str:
-    """Each size with its count, or their ranges."""
     if len(sizes) <= LISTED_SIZES:
         return ", ".join(
             f"{height}x{width} ({count:,})"
@@ -304,8 +294,27 @@ def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarra
 
 
 def _pixel_step(image_shape):
-    """Distance between the pixels of an image that are drawn."""
+    """Return the distance between the pixels of an image that are drawn."""
     return -(-max(image_shape[:2]) // MAX_CELL_PIXELS)
+
+
+def _picture_path(name, data_dir, grid_path, subject):
+    """Return the path of the picture; ConfigError if it must not be written."""
+    refuse_url("grid", grid_path)
+    path = os.path.expanduser(grid_path) or _default_path(name, data_dir, subject)
+    path = os.path.abspath(path)
+    folder = os.path.realpath(os.path.expanduser(data_dir or "data"))
+    is_inside = pathlib.Path(os.path.realpath(path)).is_relative_to(folder)
+    fault = ""
+    if is_inside and (name == "image_folder" or (grid_path and data_dir)):
+        fault = "is among the images of --data_dir; choose another"
+    elif os.path.lexists(path) and not _is_picture(path):
+        fault = "another program wrote what is there; choose another"
+    elif not os.access(os.path.dirname(path), os.W_OK):
+        fault = "cannot be written to that folder"
+    if fault:
+        raise ConfigError(f"--grid={path}: {fault}")
+    return path
 
 
 def _default_path(name, data_dir, subject):

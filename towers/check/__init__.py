@@ -1,0 +1,1 @@
+"""The program `python -m towers.check`, which inspects a data set before training."""
