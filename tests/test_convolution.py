@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import keras
 import networks
 import numpy as np
 import pytest
@@ -12,11 +11,13 @@ from convolved import expected, random
 from engines import oracle_layers
 
 from towers.models.layers.core import (
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
     GroupedConv2D,
-    PointwiseConv2D,
     SameConv2D,
-    set_device_kind,
 )
+from towers.models.layers.device import set_device_kind
 from towers.models.zoo.speedrun import Whitening
 
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
@@ -55,7 +56,7 @@ def operations_of(
     shape, filters, dtype, device_kind, *, size=3, before_pool=False, images=16
 ):
     """The types of operations in the graph of a layer and its gradient."""
-    layer = SameConv2D(filters, size, before_pool, device_kind, dtype=dtype)
+    layer = SameConv2D(filters, size, before_pool, device_kind=device_kind, dtype=dtype)
     x = tf.constant(random((images, *shape)), layer.compute_dtype)
     layer.build(x.shape)
 
@@ -96,7 +97,7 @@ def test_a_pointwise_convolution_with_strides_equals_the_oracle(
     sizes, strides, padding
 ):
     options = {"strides": strides, "padding": padding, "dtype": "float64"}
-    layer = PointwiseConv2D(5, 1, bias_initializer="ones", **options)
+    layer = Conv2D(5, 1, bias_initializer="ones", **options)
 
     def done(*values):
         done = oracle_layers.conv(*values, stride=strides, padding=padding)
@@ -108,9 +109,7 @@ def test_a_pointwise_convolution_with_strides_equals_the_oracle(
 
 
 def test_on_a_cpu_the_strides_come_before_the_convolution():
-    model = networks.model_of(
-        keras.layers.Conv2D(24, 1, strides=2, name="conv"), shape=(8, 8, 16)
-    )
+    model = networks.model_of(Conv2D(24, 1, strides=2, name="conv"), shape=(8, 8, 16))
     x, results, strides = tf.constant(random((4, 8, 8, 16)), tf.float32), [], []
     for kind in ("GPU", "CPU"):
         set_device_kind(model, kind)
@@ -140,7 +139,7 @@ def test_on_a_cpu_depthwise_gradients_equal_those_of_tensorflow(
     size, strides, precision, bound
 ):
     options = {"depth_multiplier": 2, "padding": "same", "strides": strides}
-    layer = keras.layers.DepthwiseConv2D(size, **options)
+    layer = DepthwiseConv2D(size, device_kind="GPU", **options)
     model = networks.model_of(layer, shape=(9, 8, 3))
     x = tf.constant(random((4, 9, 8, 3)), tf.float32)
     upstream = tf.constant(random(model(x).shape, 1), tf.float32)
@@ -168,10 +167,10 @@ def test_on_a_cpu_depthwise_gradients_equal_those_of_tensorflow(
     [
         SameConv2D(4, name="same"),
         GroupedConv2D(4, 3, groups=4, padding="same", name="grouped"),
-        keras.layers.Conv2D(4, 1, strides=2, name="pointwise"),
-        keras.layers.Conv2D(4, 3, name="stock"),
-        keras.layers.Dense(4, name="dense"),
-        keras.layers.DepthwiseConv2D(3, name="depthwise"),
+        Conv2D(4, 1, strides=2, name="pointwise"),
+        Conv2D(4, 3, name="stock"),
+        Dense(4, name="dense"),
+        DepthwiseConv2D(3, name="depthwise"),
         Whitening(2, name="whitening"),
     ],
     ids=lambda layer: layer.name,
@@ -180,7 +179,6 @@ def test_gradients_of_biases_in_bfloat16_are_sums_in_float32(layer):
     """Summed in bfloat16, numbers of one sign end at 256 times their size."""
     layer = type(layer).from_config(layer.get_config() | {"dtype": "mixed_bfloat16"})
     model = networks.model_of(layer, shape=(32, 32, 4))
-    set_device_kind(model, "CPU")
     x = tf.constant(random((8, 32, 32, 4)), tf.float32)
     upstream = tf.cast(np.abs(random(model(x).shape, 1)), layer.compute_dtype)
     with tf.GradientTape() as tape:

@@ -25,7 +25,6 @@ from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, noise_shapes
-from towers.models.layers.core import set_device_kind
 from towers.models.summary import flops_per_image
 from towers.models.variables import keras_settings
 from towers.models.zoo import (
@@ -622,7 +621,6 @@ def small_network(name, dtype="float32"):
             regularizer=keras.regularizers.L2(networks.WEIGHT_DECAY / 2),
             **options,
         )
-    set_device_kind(model, "CPU")
     rng, decay = np.random.default_rng(5), {}
     for variable in model.variables:
         noise = rng.normal(size=variable.shape)

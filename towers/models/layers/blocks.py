@@ -1,20 +1,18 @@
-"""Building blocks of the networks, and their sizes."""
+"""Building blocks of the networks."""
 
 import keras
 from keras import layers
 
 from towers.errors import ConfigError
-from towers.models.layers.core import Dropout, SameConv2D
+from towers.models.layers.core import Conv2D, Dense, Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
 
-# Below it, a product with `width` is exact to one channel.
+# Up to this number a product with `width` is exact to one channel.
 MAX_CHANNELS = 2**53
 
 
 def scaled(count: int, width: float, multiple_of: int = 1) -> int:
-    """A number of channels times `width`: a multiple, and not zero. ConfigError where
-    there are more than a dimension can have.
-    """
+    """Return `count` channels times `width`, rounded to a nonzero multiple."""
     if count * width >= MAX_CHANNELS:
         raise ConfigError(
             f"width={width:g}: a layer would have {count * width:.3g} channels, and "
@@ -26,7 +24,7 @@ def scaled(count: int, width: float, multiple_of: int = 1) -> int:
 def check_image_size(
     model: str, image_shape: tuple[int, int, int], at_least: int
 ) -> None:
-    """Raises ConfigError where pooling would leave nothing of an image."""
+    """Raise ConfigError if pooling would leave nothing of an image."""
     height, width, _ = image_shape
     if min(height, width) < at_least:
         raise ConfigError(
@@ -43,12 +41,12 @@ def conv(
     name: str,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.KerasTensor:
-    """A convolution without biases.
+    """Add a convolution without biases.
 
     Its windows are centered on the pixels that a shortcut of the same stride takes;
-    with TensorFlow's own padding they would lie one pixel further.
+    TensorFlow's own padding would shift them by one pixel.
     """
-    settings = {
+    settings: dict = {
         "use_bias": False,
         "kernel_initializer": "he_normal",
         "kernel_regularizer": regularizer,
@@ -58,7 +56,7 @@ def conv(
         return SameConv2D(filters, **settings)(x)
     if size > 1:
         x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-    return layers.Conv2D(filters, size, strides=stride, **settings)(x)
+    return Conv2D(filters, size, strides=stride, **settings)(x)
 
 
 def normalization(
@@ -68,7 +66,7 @@ def normalization(
     momentum: float = 0.9,
     epsilon: float = 1.001e-5,
 ) -> keras.KerasTensor:
-    """Batch normalization, with the smallest epsilon that its fast kernel takes."""
+    """Add batch normalization, with the smallest epsilon of the fused kernel."""
     return BatchNormalization(
         momentum=momentum,
         epsilon=epsilon,
@@ -84,9 +82,10 @@ def dropout(
     inputs: list[keras.KerasTensor],
     per_image: bool = False,
 ) -> keras.KerasTensor:
-    """Dropout, whose noise becomes one more of the inputs of the network; x where the
-    rate is 0. `per_image` drops all elements of an image together: of the branch of a
-    residual block that is stochastic depth.
+    """Add dropout, and its noise to the inputs of the network, unless the rate is 0.
+
+    `per_image` drops all elements of an image together: stochastic depth if x is the
+    branch of a residual block.
     """
     if not rate:
         return x
@@ -98,7 +97,7 @@ def dropout(
 def network(
     inputs: list[keras.KerasTensor], logits: keras.KerasTensor, name: str
 ) -> keras.Model:
-    """The network of images, and of noise where it has dropout."""
+    """Return the network of images and, if it has dropout, of noise."""
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
 
 
@@ -109,9 +108,11 @@ def classifier(
     dropout_rate: float = 0.0,
     inputs: list[keras.KerasTensor] | None = None,
 ) -> keras.KerasTensor:
-    """Global average pooling, `dropout` and the logits."""
+    """Add global average pooling, `dropout` and the logits."""
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return logits(dropout(x, dropout_rate, "dropout", inputs), num_classes, regularizer)
+    if inputs is not None:
+        x = dropout(x, dropout_rate, "dropout", inputs)
+    return logits(x, num_classes, regularizer)
 
 
 def logits(
@@ -119,21 +120,17 @@ def logits(
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.KerasTensor:
-    """The last dense layer.
-
-    No rectifier follows, so that He's initializer would make the first logits too
-    large.
-    """
-    return layers.Dense(
+    """Add the last dense layer."""
+    return Dense(
         num_classes,
-        kernel_initializer=uniform(),
+        kernel_initializer=uniform(),  # He's would make the first logits too large
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
 
 
 def uniform(seed: int | None = None) -> keras.initializers.Initializer:
-    """Uniform within 1 / sqrt(inputs), the default of the authors' framework, Torch."""
+    """Return Torch's default initializer, uniform within 1 / sqrt(inputs)."""
     return keras.initializers.VarianceScaling(
         1 / 3, mode="fan_in", distribution="uniform", seed=seed
     )

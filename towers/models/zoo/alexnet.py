@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers.blocks import check_image_size, scaled
-from towers.models.layers.core import Dropout, GroupedConv2D
+from towers.models.layers.core import Conv2D, Dense, Dropout, GroupedConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 # Smallest side of an image for the paper's first convolution.
@@ -67,7 +67,7 @@ def create_model(
     def dense(x, number):
         units = scaled(4096, width, columns)
         noise = keras.Input((units,), name=f"dropout{number}_noise")
-        x = layers.Dense(units, **settings(f"fc{number}", 1.0))(x)
+        x = Dense(units, **settings(f"fc{number}", 1.0))(x)
         x = layers.ReLU(name=f"relu{number}")(x)
         return Dropout(0.5, name=f"dropout{number}")([x, noise]), noise
 
@@ -76,7 +76,7 @@ def create_model(
     if is_large:
         x = layers.ZeroPadding2D(((1, 2), (1, 2)), name="pad1")(x)
         size, others = 11, {"strides": 4}
-    x = layers.Conv2D(
+    x = Conv2D(
         scaled(96, width, columns), size, **others, **settings("conv1", 0.0, 0.01)
     )(x)
     x = layers.ReLU(name="relu1")(x)
@@ -89,5 +89,5 @@ def create_model(
     x = layers.Flatten(name="flatten")(x)
     x, noise6 = dense(x, 6)
     x, noise7 = dense(x, 7)
-    logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
+    logits = Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
     return keras.Model([images, noise6, noise7], logits, name=name)

@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers.blocks import scaled
-from towers.models.layers.core import SameConv2D
+from towers.models.layers.core import Dense, SameConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 
@@ -34,7 +34,7 @@ def create_model(
         )
 
     def dense(name, units, stddev, bias, decay=None):
-        return layers.Dense(
+        return Dense(
             units,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),

@@ -10,7 +10,7 @@ from towers.models.layers.blocks import (
     scaled,
     uniform,
 )
-from towers.models.layers.core import Gelu, GroupedConv2D
+from towers.models.layers.core import Conv2D, Gelu, GroupedConv2D
 
 
 def create_model(
@@ -40,7 +40,7 @@ def create_model(
 
     settings = {"kernel_initializer": uniform(), "kernel_regularizer": regularizer}
     images = keras.Input(image_shape, name="images")
-    patches = layers.Conv2D(
+    patches = Conv2D(
         channels, patch_size, strides=patch_size, name="patches", **settings
     )
     x = active(patches, images)
@@ -54,7 +54,5 @@ def create_model(
             **settings,
         )
         x = layers.Add(name=f"block{block}_add")([active(pixels, x), x])
-        x = active(
-            layers.Conv2D(channels, 1, name=f"block{block}_channels", **settings), x
-        )
+        x = active(Conv2D(channels, 1, name=f"block{block}_channels", **settings), x)
     return keras.Model(images, classifier(x, num_classes, regularizer), name=name)

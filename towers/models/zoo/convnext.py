@@ -5,7 +5,8 @@ from keras import layers
 
 from towers.models.layers import blocks
 from towers.models.layers.blocks import check_image_size, network, scaled
-from towers.models.layers.core import Gelu, GroupedConv2D, LayerScale
+from towers.models.layers.core import Conv2D, Dense, Gelu, GroupedConv2D, LayerScale
+from towers.models.layers.normalization import FusedLayerNormalization
 
 # Of timm.
 TORCH_NAMES = (
@@ -51,19 +52,19 @@ def create_model(
     inputs = [keras.Input(image_shape, name="images")]
 
     def patches(x, filters, size, name):
-        return layers.Conv2D(filters, size, strides=size, name=name, **settings)(x)
+        return Conv2D(filters, size, strides=size, name=name, **settings)(x)
 
     def norm(x, name):
-        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
 
     def block(x, hidden, scope, rate):
         filters, shortcut = x.shape[-1], x
         depthwise = {"groups": filters, "padding": "same", "name": f"{scope}_depthwise"}
         x = GroupedConv2D(filters, 7, **depthwise, **settings)(x)
         x = norm(x, f"{scope}_norm")
-        x = layers.Dense(hidden, name=f"{scope}_hidden", **settings)(x)
+        x = Dense(hidden, name=f"{scope}_hidden", **settings)(x)
         x = Gelu(name=f"{scope}_gelu")(x)
-        x = layers.Dense(filters, name=f"{scope}_out", **settings)(x)
+        x = Dense(filters, name=f"{scope}_out", **settings)(x)
         x = LayerScale(name=f"{scope}_scale")(x)
         x = blocks.dropout(x, rate, f"{scope}_depth", inputs, per_image=True)
         return layers.Add(name=f"{scope}_add")([shortcut, x])
@@ -82,5 +83,5 @@ def create_model(
             x = block(x, hidden, f"stage{stage}_block{place}", rate)
     x = norm(layers.GlobalAveragePooling2D(name="pool")(x), "last_norm")
     x = blocks.dropout(x, dropout, "dropout", inputs)
-    logits = layers.Dense(num_classes, name="logits", **settings)(x)
+    logits = Dense(num_classes, name="logits", **settings)(x)
     return network(inputs, logits, name)

@@ -15,7 +15,7 @@ from keras import layers
 
 from towers.models.layers import blocks
 from towers.models.layers.blocks import classifier, network, scaled
-from towers.models.layers.core import GroupedConv2D
+from towers.models.layers.core import Conv2D, FusedActivation, GroupedConv2D
 
 # Of B0: kernel size, stride of the first block, expansion, filters, number of blocks.
 STAGES = (
@@ -134,7 +134,7 @@ class Builder:
         if is_depthwise:  # each input has one filter, whose inputs are its outputs
             settings |= {"groups": x.shape[-1], "kernel_initializer": _normal("fan_in")}
             return GroupedConv2D(**settings)(x)
-        return layers.Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
+        return Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
 
     def normalized(
         self, x: keras.KerasTensor, name: str, activation: str | None = None
@@ -147,7 +147,7 @@ class Builder:
     def active(
         self, x: keras.KerasTensor, activation: str, name: str
     ) -> keras.KerasTensor:
-        return layers.Activation(activation, name=f"{name}_{activation}")(x)
+        return FusedActivation(activation, name=f"{name}_{activation}")(x)
 
     def stages(
         self, x: keras.KerasTensor, stages: Sequence[Sequence[Block]]

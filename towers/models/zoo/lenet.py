@@ -4,6 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers.blocks import check_image_size, scaled
+from towers.models.layers.core import Conv2D, Dense
 
 
 def create_model(
@@ -30,14 +31,14 @@ def create_model(
         }
 
     images = keras.Input(image_shape, name="images")
-    x = layers.Conv2D(scaled(20, width), 3, **settings("conv1"))(images)
+    x = Conv2D(scaled(20, width), 3, **settings("conv1"))(images)
     x = layers.ReLU(name="relu1")(x)
     x = layers.AveragePooling2D(2, name="pool1")(x)
-    x = layers.Conv2D(scaled(50, width), 5, **settings("conv2", 0.01 * narrower))(x)
+    x = Conv2D(scaled(50, width), 5, **settings("conv2", 0.01 * narrower))(x)
     x = layers.ReLU(name="relu2")(x)
     x = layers.AveragePooling2D(2, name="pool2")(x)
     x = layers.Flatten(name="flatten")(x)
-    x = layers.Dense(scaled(128, width), **settings("fc3", 0.01 * narrower))(x)
+    x = Dense(scaled(128, width), **settings("fc3", 0.01 * narrower))(x)
     x = layers.ReLU(name="relu3")(x)
-    logits = layers.Dense(num_classes, **settings("fc4", 0.01 * narrower))(x)
+    logits = Dense(num_classes, **settings("fc4", 0.01 * narrower))(x)
     return keras.Model(images, logits, name="lenet")

@@ -8,7 +8,8 @@ from keras import layers
 from towers.models.layers import blocks
 from towers.models.layers.attention import Attention, Tokens
 from towers.models.layers.blocks import check_image_size, network, scaled
-from towers.models.layers.core import Gelu
+from towers.models.layers.core import Conv2D, Dense, Gelu
+from towers.models.layers.normalization import FusedLayerNormalization
 
 # Smallest side of an image for the paper's patches, 16x16; else 4x4.
 LARGE = 128
@@ -135,10 +136,10 @@ def create_model(
     inputs = [keras.Input(image_shape, name="images")]
 
     def dense(x, units, name):
-        return layers.Dense(units, kernel_regularizer=regularizer, name=name)(x)
+        return Dense(units, kernel_regularizer=regularizer, name=name)(x)
 
     def norm(x, name):
-        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
 
     def attention(x, name):
         kinds = ("query", "key", "value")
@@ -151,7 +152,7 @@ def create_model(
         x = blocks.dropout(x, dropout, f"{name}_hidden_dropout", inputs)
         return dense(x, units, f"{name}_mlp")
 
-    x = layers.Conv2D(
+    x = Conv2D(
         units,
         patch_size,
         strides=patch_size,
@@ -175,7 +176,7 @@ def create_model(
         x = layers.Flatten(name="flatten")(x)
     else:
         x = layers.GlobalAveragePooling1D(name="pool")(x)
-    logits = layers.Dense(
+    logits = Dense(
         num_classes,
         kernel_initializer="zeros",
         kernel_regularizer=regularizer,
