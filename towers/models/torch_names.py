@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from towers.config import factories
 
@@ -183,22 +184,9 @@ def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
 def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Resample positions [1 + n * n, channels] to [1 + rows * columns, channels].
 
-    As timm's `resample_abs_pos_embed`: bicubic with antialiasing, after Pillow, with
-    Keys' coefficient -0.5. The result is float64.
+    As timm's `resample_abs_pos_embed`: bicubic with antialiasing, after Pillow.
     """
-    positions = np.asarray(positions, np.float64)
     size = math.isqrt(len(positions) - 1)
-    rows, columns = (_bicubic(size, count) for count in grid)
-    patches = positions[1:].reshape(size, size, -1)
-    patches = np.einsum("yi,xj,ijc->yxc", rows, columns, patches, optimize=True)
+    patches = np.asarray(positions[1:], np.float32).reshape(size, size, -1)
+    patches = tf.image.resize(patches, grid, "bicubic", antialias=True).numpy()
     return np.concatenate([positions[:1], patches.reshape(math.prod(grid), -1)])
-
-
-def _bicubic(size, new_size):
-    """Return the weights [new_size, size] of samples."""
-    scale = size / new_size
-    centers = (np.arange(new_size) + 0.5) * scale - 0.5
-    x = np.abs(np.arange(size) - centers[:, None]) / max(scale, 1)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
-    return weights / weights.sum(1, keepdims=True)

@@ -1,11 +1,17 @@
 """Building blocks of the networks."""
 
+from typing import TypeAlias
+
 import keras
 from keras import layers
 
 from towers.errors import ConfigError
 from towers.models.layers.core import Conv2D, Dense, Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
+
+Shape = tuple[int, int, int]  # height, width, channels
+Tensor: TypeAlias = keras.KerasTensor
+Regularizer: TypeAlias = keras.regularizers.Regularizer | None
 
 # Up to this number a product with `width` is exact to one channel.
 MAX_CHANNELS = 2**53
@@ -21,9 +27,7 @@ def scaled(count: int, width: float, multiple_of: int = 1) -> int:
     return multiple_of * max(1, round(count * width / multiple_of))
 
 
-def check_image_size(
-    model: str, image_shape: tuple[int, int, int], at_least: int
-) -> None:
+def check_image_size(model: str, image_shape: Shape, at_least: int) -> None:
     """Raise ConfigError if pooling would leave nothing of an image."""
     height, width, _ = image_shape
     if min(height, width) < at_least:
@@ -34,13 +38,8 @@ def check_image_size(
 
 
 def conv(
-    x: keras.KerasTensor,
-    filters: int,
-    size: int,
-    stride: int,
-    name: str,
-    regularizer: keras.regularizers.Regularizer | None,
-) -> keras.KerasTensor:
+    x: Tensor, filters: int, size: int, stride: int, name: str, regularizer: Regularizer
+) -> Tensor:
     """Add a convolution without biases.
 
     Its windows are centered on the pixels that a shortcut of the same stride takes;
@@ -60,12 +59,12 @@ def conv(
 
 
 def normalization(
-    x: keras.KerasTensor,
+    x: Tensor,
     name: str,
     gamma_initializer: str = "ones",
     momentum: float = 0.9,
     epsilon: float = 1.001e-5,
-) -> keras.KerasTensor:
+) -> Tensor:
     """Add batch normalization, with the smallest epsilon of the fused kernel."""
     return BatchNormalization(
         momentum=momentum,
@@ -76,12 +75,8 @@ def normalization(
 
 
 def dropout(
-    x: keras.KerasTensor,
-    rate: float,
-    name: str,
-    inputs: list[keras.KerasTensor],
-    per_image: bool = False,
-) -> keras.KerasTensor:
+    x: Tensor, rate: float, name: str, inputs: list[Tensor], per_image: bool = False
+) -> Tensor:
     """Add dropout, and its noise to the inputs of the network, unless the rate is 0.
 
     `per_image` drops all elements of an image together: stochastic depth if x is the
@@ -94,20 +89,18 @@ def dropout(
     return Dropout(rate, name=name)([x, inputs[-1]])
 
 
-def network(
-    inputs: list[keras.KerasTensor], logits: keras.KerasTensor, name: str
-) -> keras.Model:
+def network(inputs: list[Tensor], logits: Tensor, name: str) -> keras.Model:
     """Return the network of images and, if it has dropout, of noise."""
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
 
 
 def classifier(
-    x: keras.KerasTensor,
+    x: Tensor,
     num_classes: int,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout_rate: float = 0.0,
-    inputs: list[keras.KerasTensor] | None = None,
-) -> keras.KerasTensor:
+    inputs: list[Tensor] | None = None,
+) -> Tensor:
     """Add global average pooling, `dropout` and the logits."""
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     if inputs is not None:
@@ -115,11 +108,7 @@ def classifier(
     return logits(x, num_classes, regularizer)
 
 
-def logits(
-    x: keras.KerasTensor,
-    num_classes: int,
-    regularizer: keras.regularizers.Regularizer | None,
-) -> keras.KerasTensor:
+def logits(x: Tensor, num_classes: int, regularizer: Regularizer) -> Tensor:
     """Add the last dense layer."""
     return Dense(
         num_classes,

@@ -67,7 +67,7 @@ class Dropout(keras.layers.Layer):
 
 
 def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
-    """Return x / (1 - rate) where the noise is at least the rate, else 0."""
+    """Return x / (1 - rate) if the noise is at least the rate, else 0."""
     keep = tf.cast(noise >= rate, x.dtype)
     return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 

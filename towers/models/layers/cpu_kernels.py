@@ -63,15 +63,9 @@ def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
     one, on a CPU in a sixth of the time. If XLA does not work on a GPU, they are used
     after all. 16-bit types are computed in float32.
     """
-    forward, back = _gelu, _gelu_gradient
-    if not (device_kind == "GPU" and xla_fault("GPU")):
-        forward, back = _COMPILED_GELU
-
-    @tf.custom_gradient
-    def activate(x):
-        return forward(x), lambda upstream: back(x, upstream)
-
-    return activate(x)
+    if device_kind == "GPU" and xla_fault("GPU"):
+        return tf.cast(tf.nn.gelu(widened(x), approximate=False), x.dtype)
+    return _fused_gelu(x)
 
 
 def _gelu(x):
@@ -118,13 +112,11 @@ def _clipped_gradient(x, upstream):
     return tf.where((x > 0) & (x < 6), upstream, tf.zeros([], x.dtype))
 
 
-def _compiled(*calls):
-    return [tf.function(x, jit_compile=True, autograph=False) for x in calls]
-
-
 def _fused(forward, back):
     """Return an elementwise function and its gradient, each compiled by XLA."""
-    forward, back = _compiled(forward, back)
+    forward, back = (
+        tf.function(x, jit_compile=True, autograph=False) for x in (forward, back)
+    )
 
     @tf.custom_gradient
     def activate(x):
@@ -133,7 +125,7 @@ def _fused(forward, back):
     return activate
 
 
-_COMPILED_GELU = _compiled(_gelu, _gelu_gradient)
+_fused_gelu = _fused(_gelu, _gelu_gradient)
 _relu6 = _fused(_clipped, _clipped_gradient)
 
 # CPU forms of Keras functions, by name. TensorFlow's relu6 is slow in 16 bits only.

@@ -1,24 +1,22 @@
-"""Vision Transformers (Dosovitskiy et al. 2021, arXiv:2010.11929), in the plain form of
-Beyer et al. 2022, arXiv:2205.01580, and big_vision.
-"""
+"""Vision Transformers (arXiv:2010.11929), as in arXiv:2205.01580 and big_vision."""
 
 import keras
 from keras import layers
 
 from towers.models.layers import blocks
 from towers.models.layers.attention import Attention, Tokens
-from towers.models.layers.blocks import check_image_size, network, scaled
+from towers.models.layers.blocks import Regularizer, Shape
 from towers.models.layers.core import Conv2D, Dense, Gelu
 from towers.models.layers.normalization import FusedLayerNormalization
 
-# Smallest side of an image for the paper's patches, 16x16; else 4x4.
+# Minimum side of an image for the paper's patches, 16x16; else 4x4.
 LARGE = 128
 
 
 def _with_blocks(
     others: dict[str, str], block: str, parts: dict[str, str]
 ) -> dict[str, str]:
-    """A table of names; names of the parts of a block begin with `block`."""
+    """Return a table in which names of the parts of a block begin with `block`."""
     named = {rf"block(\d+)_{ours}": block + theirs for ours, theirs in parts.items()}
     return others | named
 
@@ -74,7 +72,7 @@ _IN_MEMORY = {
 }
 
 
-# Of timm, torchvision and Hugging Face's transformers.
+# Parameter names in checkpoints of timm, torchvision and Hugging Face's transformers.
 TORCH_NAMES = (
     {
         r"patches": "patch_embed.proj",
@@ -106,33 +104,29 @@ def create_model(
     channels: int,
     depth: int,
     heads: int,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     has_class_token: bool = False,
 ) -> keras.Model:
-    """Patches as tokens, and blocks of attention and a perceptron of one hidden layer,
-    each behind a normalization and within a shortcut.
+    """Build a Vision Transformer with pre-normalization.
 
-    With a class token it is DeiT (Touvron et al. 2021, arXiv:2012.12877) without
-    distillation, and has the parameters of timm's `vit_*_patch16_224`. Kernels begin as
-    in big_vision: patches as LeCun's, the blocks as Glorot's, the last one zero; biases
-    are all 0. Every kernel is marked for decay. GELU is exact, where big_vision
-    approximates it. What remains of an image at its right and lower edge is not seen.
-    With a smaller `width` there are fewer heads, of 64 channels or more, down to a
-    single one of any size.
-
-    With `has_class_token` the head reads a class token, and positions are learned; else
-    it reads the mean of the tokens, and positions are fixed. Dropout is of the tokens,
-    of the hidden units and of each branch.
+    With `has_class_token` the head reads a class token, and positions are learned: DeiT
+    (arXiv:2012.12877) without distillation, with the parameters of timm's
+    `vit_*_patch16_224`. Else it reads the mean of the tokens, and positions are fixed.
+    Initial kernels are those of big_vision; GELU is exact. Every kernel decays. Pixels
+    beyond the last whole patch are not seen. A smaller `width` has fewer heads.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
-    check_image_size(name, image_shape, at_least=2 * patch_size)
+    blocks.check_image_size(name, image_shape, at_least=2 * patch_size)
     num_heads = max(1, int(heads * width))
-    units, hidden = scaled(channels, width, num_heads), scaled(4 * channels, width)
+    units, hidden = (
+        blocks.scaled(channels, width, num_heads),
+        blocks.scaled(4 * channels, width),
+    )
     inputs = [keras.Input(image_shape, name="images")]
 
     def dense(x, units, name):
@@ -182,4 +176,4 @@ def create_model(
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
-    return network(inputs, logits, name)
+    return blocks.network(inputs, logits, name)
