@@ -218,8 +218,8 @@ def match_param_rates(
     for rate in rates:
         if rate not in matched.values():
             raise ConfigError(
-# Name of a parameter, in the order of the model -> its rate; None for the schedule.
-                "every match is claimed by an earlier pattern or frozen; "
+                f"param_rates: {rate.pattern!r} matches no parameter of the network, "
+                "or every match is claimed by an earlier pattern or frozen; "
                 f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
             )
     return matched
