@@ -120,11 +120,7 @@ def normalization_parameters(model: keras.Model) -> frozenset[str]:
 def freeze_normalization(
     model: keras.Model, frozen: frozenset[str], everywhere: bool = False
 ) -> None:
-    """Freeze batch normalization whose parameters are all `frozen`, or `everywhere`.
-
-    Raises:
-        ConfigError: a layer is of another class than Keras' own.
-    """
+    """Freeze batch normalization whose parameters are all `frozen`, or all of it."""
     for layer in layers_of(model):
         if not isinstance(layer, keras.layers.BatchNormalization) or is_frozen(layer):
             continue
@@ -141,10 +137,7 @@ def freeze_normalization(
 
 
 def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
-    """Adapt layers such as whitening to arrays of augmented images [n, *image_shape].
-
-    Keras' own layers keep the state that their network was built with.
-    """
+    """Adapt layers such as whitening, but not Keras' own, to augmented images."""
     for layer in model.layers:
         method = getattr(type(layer), "adapt", None)
         if method and not method.__module__.startswith("keras."):
@@ -152,10 +145,7 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the mean and standard deviation per channel that a network expects.
-
-    None stands for those of the training set. `name` is a value of --model.
-    """
+    """Return the moments of pixels that a network expects; None for the data set's."""
     choice = choices.find("model", name)
     if getattr(choice, "own_moments", False):
         return applications.pixel_moments(choice.options["name"])
@@ -170,11 +160,7 @@ def rescales_images(model: keras.Model) -> bool:
 
 
 def pretrained(name: str) -> dict[str, np.ndarray]:
-    """Return the variables of a network, keras:NAME, that Keras trained on ImageNet.
-
-    Raises:
-        OSError: the weights are not on this machine and cannot be fetched.
-    """
+    """Return Keras' ImageNet variables of keras:NAME; OSError if they are missing."""
     name = choices.find("model", name).options["name"]
     model = build_network(lambda: applications.create_pretrained(name))
     return {variable.path: variable.numpy() for variable in model.variables}
@@ -186,10 +172,7 @@ def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
 
 
 def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
-    """Return the network for inference, from images to logits or a layer's output.
-
-    It has no dropout layers and noise inputs; other layers are shared with the model.
-    """
+    """Return the network for inference, from images to logits or a layer's output."""
     if len(model.inputs) == 1 and not layer:
         return model
     outputs = {}

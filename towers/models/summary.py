@@ -30,13 +30,8 @@ CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 def flops_per_image(model: keras.Model) -> int:
     """Count the floating-point operations of the forward pass on one image.
 
-    Counted are a multiplication and an addition per weight of a convolution or dense
-    layer and position of its output, with padding and what `SameConv2D` leaves out, and
-    per channel for each pair of tokens in both products of attention. A training step
-    takes about three times as much.
-
-    Raises:
-        ValueError: a layer of another kind has parameters.
+    Counted are the products of convolutions, dense layers and attention, with padding
+    and what `SameConv2D` leaves out; ValueError if another layer has parameters.
     """
     return sum(_flops(layer) for layer in model.layers)
 

@@ -96,13 +96,7 @@ def places(
 def prefix(
     variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
 ) -> str:
-    """Return what wrappers put before the names of tensors, such as "module.".
-
-    If a file has several networks, it is the prefix of the averages.
-
-    Raises:
-        ValueError: there are several networks, not one of them averages.
-    """
+    """Return what wrappers, such as averages, put before the names of tensors."""
     variables = list(variables)
     ends = {p.name for table in choice for x in variables if (p := place(x, table))}
     counts: collections.Counter[str] = collections.Counter()
@@ -172,20 +166,14 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
 
 
 def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
-    """Return whether positions of a class token and a square of patches fit ours.
-
-    Theirs are [1, tokens, channels], ours [tokens, channels].
-    """
+    """Return whether positions of a class token and a square of patches fit ours."""
     if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
         return False
     return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1
 
 
 def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Resample positions [1 + n * n, channels] to [1 + rows * columns, channels].
-
-    As timm's `resample_abs_pos_embed`: bicubic with antialiasing, after Pillow.
-    """
+    """Resample positions of a class token and a square of patches, as timm does."""
     size = math.isqrt(len(positions) - 1)
     patches = np.asarray(positions[1:], np.float32).reshape(size, size, -1)
     patches = tf.image.resize(patches, grid, "bicubic", antialias=True).numpy()

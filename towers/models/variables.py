@@ -38,11 +38,9 @@ def build_network(
 ) -> keras.Model:
     """Build a network on the CPU whose initial values are functions of (seed, name).
 
-    Keras numbers automatic names, and draws initial values, through a process. Here
-    `create` runs in a new thread, in which numbers begin anew, and makes variables
-    without values, which are drawn when their names are known. Values that `create`
-    assigns stay. If it cannot build the network without values, it is called once more,
-    with Keras' generators set to the seed.
+    Keras numbers names, and draws values, through a process. Here `create` runs in a
+    new thread, and makes variables without values, which are drawn when their names are
+    known. If it cannot, it is called once more, with Keras' generators set to the seed.
     """
 
     def without_values():

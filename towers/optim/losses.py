@@ -47,13 +47,7 @@ def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss
 def mean_loss(
     losses: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the mean loss of images, a scalar, as Keras' "sum_over_batch_size".
-
-    Weights multiply the losses, not the number of images.
-
-    Raises:
-        ConfigError: the loss function did not return a loss per image.
-    """
+    """Return the mean loss, with weights as in Keras' "sum_over_batch_size"."""
     shape = losses.shape if tf.is_tensor(losses) else None
     images = logits.shape[:1]
     if shape is None or shape.rank != 1 or not shape.is_compatible_with(images):
@@ -121,11 +115,7 @@ def focal(
     *,
     focal_gamma: float = 2.0,
 ) -> tf.Tensor:
-    """Return `cross_entropy` with the term of a class times (1 - p) ** focal_gamma.
-
-    p is the probability of the class (Lin et al. 2017, arXiv:1708.02002). Theirs is for
-    sigmoids, this is for a softmax. Their alpha is `class_weights`.
-    """
+    """Return `cross_entropy` with terms times (1 - p) ** gamma (arXiv:1708.02002)."""
     logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
     logs = tf.nn.log_softmax(logits)
     # Roots do not have a gradient at 0.
@@ -186,10 +176,9 @@ def distillation(
 ) -> Callable[..., tf.Tensor]:
     """Return the weighted mean of a loss and the distillation loss (arXiv:1503.02531).
 
-    It maps (logits, labels, a teacher's logits [n, num_classes]) to the loss of each
-    image [n]. The distillation loss is temperature ** 2 times the Kullback-Leibler
-    divergence of the softmaxes of both logits over the temperature. The other has 1 -
-    weight.
+    It maps (logits, labels, a teacher's logits) to losses [n]. The distillation loss is
+    temperature ** 2 times the divergence of the softmaxes of logits over the
+    temperature.
     """
 
     def taught_loss(logits, labels, teacher_logits):
@@ -221,11 +210,7 @@ def _targets(logits, labels, label_smoothing, num_targets=None):
 
 
 class WeightDecay:
-    """Penalties of the regularizers of trainable variables, as vectors of a layout.
-
-    L2 penalties are coefficients per vector or row; others are computed parameter by
-    parameter.
-    """
+    """Penalties of the regularizers of trainable variables, as vectors of a layout."""
 
     def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
         coefficients, self._others = [], []
@@ -267,14 +252,7 @@ class WeightDecay:
 
 
 def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
-    """Remove the regularizers of trainable variables, for decoupled weight decay.
-
-    Returns:
-        The coefficient of half the sum of squares, per variable.
-
-    Raises:
-        ValueError: a penalty is not weight decay.
-    """
+    """Remove the regularizers of variables; return the weight decay of each."""
     coefficients = []
     for variable in variables:
         regularizer, variable.regularizer = variable.regularizer, None

@@ -104,11 +104,7 @@ def rmsprop(
 def adamw(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """Create Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-
-    Adam is the form at the end of section 2 of Kingma and Ba (2015), with epsilon added
-    to the root of the uncorrected moment.
-    """
+    """Create AdamW (Loshchilov and Hutter 2019); epsilon is next to the raw root."""
 
     def update(param, slots, gradient, context):
         moments = _moments(slots, gradient, beta1, beta2)
@@ -137,11 +133,7 @@ def adam(
 def lamb(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """Create layer-wise adaptive Adam (arXiv:1904.00962, algorithm 2).
-
-    The direction of a kernel is scaled by |param| / |direction|, or by 1 if a norm is
-    0. Vectors are not scaled, as in the authors' program.
-    """
+    """Create LAMB (arXiv:1904.00962, algorithm 2), which does not scale vectors."""
 
     def move(param, slots, gradient, context):
         moments = _moments(slots, gradient, beta1, beta2)
@@ -183,12 +175,7 @@ def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
 
 
 def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
-    """Create layer-wise adaptive rates (arXiv:1708.03888, algorithm 1).
-
-    Gradient and weight decay of a kernel are scaled by trust_coefficient * |param| /
-    (|gradient| + decay * |param|), or by 1 if a norm is 0. Vectors (biases, scales and
-    offsets of normalizations) are not scaled.
-    """
+    """Create LARS (arXiv:1708.03888, algorithm 1), which does not scale vectors."""
 
     def update(param, slots, gradient, context):
         direction = _with_decay(param, gradient, context)
@@ -205,9 +192,8 @@ def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimize
 def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
     """Create Muon (Jordan et al. 2024) for convolutions, `nesterov` for the rest.
 
-    A convolution's kernel is scaled to the norm sqrt(filters), and moves along its
-    Nesterov momentum with singular values near 1. At a rate of 0 it does not change. It
-    has no weight decay.
+    A kernel is scaled to the norm sqrt(filters), and moves along its Nesterov momentum
+    with singular values near 1, without weight decay.
     """
 
     def update(param, slots, gradient, context):
@@ -229,11 +215,7 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
 
 
 def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
-    """Bring the singular values of matrices [..., m, n] near 1.
-
-    Newton and Schulz' iteration, with the quintic of the public speedruns: three steps
-    bring singular values above 0.02 of the norm into 0.65..1.2.
-    """
+    """Bring the singular values of matrices [..., m, n] near 1 (Newton and Schulz)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     *_, rows, columns = matrix.shape
     x = matrix / (_norm(matrix, 2) + 1e-7)

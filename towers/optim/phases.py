@@ -17,11 +17,7 @@ from towers.optim.schedules import exact
 
 
 class Phase(NamedTuple):
-    """Steps with one network and one set of frozen parameters.
-
-    The networks of all phases have variables of the same names, shapes and order. The
-    gradient of frozen parameters, weight decay included, is zero and not computed.
-    """
+    """Steps with one network and one set of frozen parameters, without gradients."""
 
     end_step: float  # first step after it; infinite for the last phase
     model: keras.Model  # the network for images of this phase's size
@@ -38,13 +34,9 @@ def create_phases(
 ) -> tuple[Phase, ...]:
     """Return the phases of a run; empty if it has one phase and nothing is frozen.
 
-    `early_sizes` are (pixels of the shorter side, part of the run at which they end),
-    both growing; `freezing_steps` name -> step from which a parameter is frozen;
-    `create_model` height, width -> the network for such images.
-
-    Raises:
-        ConfigError: images cannot be downscaled to a size, or the network has other
-            variables for it.
+    `early_sizes` are (pixels of the shorter side, part of the run at which they end);
+    `freezing_steps` name -> step from which a parameter is frozen; `create_model`
+    height, width -> the network for such images.
     """
     early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {
@@ -125,11 +117,7 @@ def resize_to_phase(
 
 
 def downscale(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Downscale images [n, height, width, channels].
-
-    As TensorFlow's antialiased bilinear `tf.image.resize`, but as two matrix products,
-    which run wherever the network does.
-    """
+    """Downscale images as antialiased `tf.image.resize`, by matrix products."""
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
     return tf.einsum("yh,nhwc,xw->nyxc", down, images, across)

@@ -121,11 +121,7 @@ def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Sch
 def one_cycle(
     learning_rate: float, *, num_examples: int, num_epochs: float, peak_fraction: float
 ) -> Schedule:
-    """Raise the rate linearly from CYCLE_START of it, then lower it linearly to zero.
-
-    The rate is highest at `peak_fraction` of the run, in (0, 1). After Smith (2018,
-    arXiv:1803.09820), whose cycle ends where it began, with a tail far below.
-    """
+    """Raise the rate to `peak_fraction` of the run, then lower it to zero."""
 
     def rate(images_seen):
         done = _share_done(images_seen, num_examples, num_epochs)
@@ -202,13 +198,7 @@ def match_param_rates(
     names: Sequence[str],
     frozen: frozenset[str] = frozenset(),
 ) -> Matched:
-    """Return the first of the rates whose pattern matches, for each name.
-
-    The rate is 0 for names in `frozen`.
-
-    Raises:
-        ConfigError: a rate applies to no name.
-    """
+    """Return the first rate whose pattern matches, per name; 0 for frozen names."""
     matched = {
         name: FROZEN
         if name in frozen
@@ -226,11 +216,7 @@ def match_param_rates(
 
 
 def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
-    """Return the names that match a pattern of --freeze.
-
-    Raises:
-        ConfigError: a pattern matches no name, or every name is frozen.
-    """
+    """Return the names that match a pattern of --freeze."""
     frozen: set[str] = set()
     for pattern in patterns:
         matching = {name for name in names if _matches(name, pattern)}
@@ -267,10 +253,7 @@ def create_rate_fns(
     num_examples: int,
     images_per_step: int,
 ) -> tuple[RateFn, tuple[RateFn, ...]]:
-    """Return learning rates by step: of the schedule, and of each parameter.
-
-    The second is empty if all follow the schedule. Equal rates share a function.
-    """
+    """Return rates by step: of the schedule, and of each parameter if they differ."""
 
     def rate_fn(rate: ParamRate | None = None) -> RateFn:
         by_images, factor = schedule, rate.factor if rate else 1.0
@@ -294,10 +277,9 @@ def decay_by_layer(
 
     The rate of a parameter is multiplied by `factor` for its block and for each later
     one. A block is consecutive layers whose names are the same up to the number after
-    "block" or, if no name has one, begin with a word of the same number, such as conv1
-    and norm1_2. Layers such as stage2_reduce belong to the first block of their stage,
-    or are a block of their own. Other layers belong to the block before them; the last
-    layer and those in `head` belong to none.
+    "block" or, if no name has one, begin with a word of the same number. Layers such as
+    stage2_reduce belong to the first block of their stage, others to the block before
+    them, the last layer and those in `head` to none.
 
     Raises:
         ConfigError: there are fewer than two blocks.

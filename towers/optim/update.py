@@ -16,10 +16,7 @@ Vectors = list[tf.Tensor]  # [rows, 16] each, see `vector.Layout`
 def clip_by_global_norm(
     gradients: Sequence[tf.Tensor], norm: tf.Tensor, clip_norm: float
 ) -> list[tf.Tensor]:
-    """Scale gradients whose global norm exceeds `clip_norm`, unless that is 0.
-
-    The norm is an argument because shards of a split network add theirs up first.
-    """
+    """Scale gradients whose global norm, which is given, exceeds `clip_norm`."""
     if clip_norm == 0:
         return list(gradients)
     scale = tf.constant(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
@@ -72,8 +69,7 @@ class Update:
     ) -> tf.Tensor | None:
         """Return sums of squares of parameters and clipped gradients, [2, parameters].
 
-        None if the optimizer needs no norms. Sums of the shards of a parameter add up.
-        Instead of the gradient it may be the optimizer's direction.
+        Those of shards add up. It may be the optimizer's direction, not the gradient.
         """
         if not self.optimizer.needs_norms:
             return None
@@ -105,10 +101,10 @@ class Update:
     ) -> tuple[Vectors, dict[str, Vectors]]:
         """Return the new parameters and slots of one step, as vectors of `layout`.
 
-        `layout` has whole parameters or the shards on this device. `step` counts the
-        steps taken before, `norm` is the global norm of the gradients, `squares` come
-        from `squares` for the whole parameters, `rate_factor` multiplies all learning
-        rates, and `on_gpu` updates parameters of one shape together.
+        `step` counts the steps taken before, `norm` is the global norm of the
+        gradients, `squares` come from `squares` for whole parameters, `rate_factor`
+        multiplies all learning rates, and `on_gpu` updates parameters of one shape
+        together.
         """
         contexts = self._contexts(layout, step, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)

@@ -101,11 +101,7 @@ class Layout:
         return vectors
 
     def columns(self, values: Sequence[Any]) -> list[Any]:
-        """Return numbers per array as factors of the vectors.
-
-        The factor is an array [rows, 1], or the number if all arrays of a vector have
-        one.
-        """
+        """Return factors per array as factors of vectors: [rows, 1], or one number."""
         columns = []
         for members in self.members:
             numbers = [values[i] for i in members]

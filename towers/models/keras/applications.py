@@ -25,10 +25,7 @@ def create_model(
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.Model:
-    """Build a network of `keras.applications` with logits and initial values.
-
-    All kernels decay. Images are standardized by `pixel_moments`.
-    """
+    """Build a network of `keras.applications` with logits; all kernels decay."""
     function = find_function(name)
     if image_shape[-1] != 3:
         raise ConfigError(
@@ -91,10 +88,7 @@ def find_function(name: str) -> Callable[..., keras.Model]:
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, red first, of `preprocess_input`.
-
-    They are (0, 0, 0) and (1, 1, 1) if layers of the network rescale pixels.
-    """
+    """Return mean and standard deviation, red first, that `preprocess_input` uses."""
     return _moments(find_function(name))[:2]
 
 
@@ -130,10 +124,7 @@ def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
 
 
 def _moments(function):
-    """Return mean and standard deviation per channel, and whether blue comes first.
-
-    They follow from results of `preprocess_input`, which is linear.
-    """
+    """Return mean, standard deviation, and whether blue comes first."""
     preprocess = sys.modules[function.__module__].preprocess_input
     pixels = np.concatenate([np.zeros((1, 3)), np.eye(3)]).reshape(4, 1, 1, 3)
     with keras_settings():

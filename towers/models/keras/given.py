@@ -26,11 +26,7 @@ _without_weights: set[str] = set()
 
 
 def give(model: keras.Model) -> tuple[str, str]:
-    """Register a copy of a Functional or Sequential model as a value of `--model`.
-
-    Returns:
-        The value, and the architecture in JSON, for `give_stored`.
-    """
+    """Register a copy of a model; return its value of `--model` and its JSON."""
     if not isinstance(model, keras.Model) or not is_network(model):
         raise ConfigError(
             f"model is {type(model).__name__}; give a Functional model, "
@@ -126,11 +122,7 @@ def _copy(model, regularizer, weights_of):
 
 
 def _copy_layer(layer, regularizer):
-    """Copy a layer or an operation without weights.
-
-    It is made from its configuration or, if that does not fit its constructor, from the
-    arguments that Keras has recorded.
-    """
+    """Copy a layer by its configuration or by the arguments that Keras has recorded."""
     try:
         settings = _settings(layer, layer.get_config(), regularizer)
         return type(layer).from_config(settings)

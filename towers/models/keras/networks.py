@@ -274,10 +274,7 @@ class _Rebuilding:
         return [(self._ours.get(i, x), name) for i, (x, name) in self._called.items()]
 
     def name_variables(self):
-        """Begin the path of a variable with its layer, not with a network around it.
-
-        A variable without a name takes the name of its attribute.
-        """
+        """Begin the path of a variable with its layer, not with a network around it."""
         for layer, name in self._called_layers():
             attributes = {id(value): key for key, value in vars(layer).items()}
             for variable in getattr(layer, "variables", ()):

@@ -55,11 +55,7 @@ class Tokens(keras.layers.Layer):
 
 
 def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
-    """Return fixed positions, float64 [height * width, channels].
-
-    Sines and cosines of x, then of y, with wavelengths from 2 pi to 20,000 pi pixels
-    (Chen et al. 2021, arXiv:2104.02057), as in big_vision.
-    """
+    """Return positions [height * width, channels] of arXiv:2104.02057."""
     rates = 10_000.0 ** -np.linspace(0, 1, -(-channels // 4))
     y, x = (np.outer(places.ravel(), rates) for places in np.mgrid[:height, :width])
     table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], 1)
@@ -67,11 +63,7 @@ def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
 
 
 class Attention(OnDevice):
-    """Multi-head attention without its dense layers; see `attention`.
-
-    The inputs are queries, keys and values [n, tokens, channels]. The channels of a
-    head are next to each other.
-    """
+    """Multi-head attention of queries, keys and values, without its dense layers."""
 
     def __init__(self, heads: int, **kwargs):
         super().__init__(**kwargs)

@@ -40,11 +40,7 @@ def check_image_size(model: str, image_shape: Shape, at_least: int) -> None:
 def conv(
     x: Tensor, filters: int, size: int, stride: int, name: str, regularizer: Regularizer
 ) -> Tensor:
-    """Add a convolution without biases.
-
-    Its windows are centered on the pixels that a shortcut of the same stride takes;
-    TensorFlow's own padding would shift them by one pixel.
-    """
+    """Add a convolution without biases, centered on the pixels of a shortcut."""
     settings: dict = {
         "use_bias": False,
         "kernel_initializer": "he_normal",
@@ -77,11 +73,7 @@ def normalization(
 def dropout(
     x: Tensor, rate: float, name: str, inputs: list[Tensor], per_image: bool = False
 ) -> Tensor:
-    """Add dropout, and its noise to the inputs of the network, unless the rate is 0.
-
-    `per_image` drops all elements of an image together: stochastic depth if x is the
-    branch of a residual block.
-    """
+    """Add dropout, or stochastic depth if `per_image`, and its noise to the inputs."""
     if not rate:
         return x
     shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]

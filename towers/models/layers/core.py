@@ -114,9 +114,9 @@ class Conv2D(OnDevice, keras.layers.Conv2D):
 class GroupedConv2D(Conv2D):
     """A convolution in groups of channels, in any float type on any device.
 
-    On a CPU without oneDNN, and in float64, TensorFlow has no gradient for a grouped
-    convolution. Here one group per channel is a depthwise convolution, and fewer groups
-    are convolutions side by side. The kernel has the shape of `keras.layers.Conv2D`.
+    TensorFlow has no gradient for it on a CPU without oneDNN, and in float64. Here one
+    group per channel is a depthwise convolution, and fewer are convolutions side by
+    side.
     """
 
     def call(self, inputs):
@@ -161,11 +161,10 @@ class DepthwiseConv2D(OnDevice, keras.layers.DepthwiseConv2D):
 class SameConv2D(Conv2D):
     """A convolution with stride 1, padding "same" and a kernel size of 3 or 5.
 
-    On a CPU large ones use `winograd_conv2d` in float32 and float64 (in 16 bits it
-    would be less exact), and in bfloat16 the gradient of a kernel of many channels is
-    computed as matrix products. `before_pool` says that a 2x2 pool follows, which drops
-    the last row or column of an odd number; they are not computed, so that images [n,
-    7, 5, c] become [n, 6, 4, filters], with 3x3 kernels only.
+    On a CPU large ones use `winograd_conv2d` in float32 and float64, and products for
+    the gradient of the kernel in bfloat16. `before_pool` leaves out the last row or
+    column of an odd number, which a 2x2 pool drops: [n, 7, 5, c] become [n, 6, 4,
+    filters].
     """
 
     def __init__(
@@ -235,10 +234,7 @@ def is_fused(activation) -> bool:
 
 
 class PadChannels(keras.layers.Layer):
-    """Zeros before and after the channels, a shortcut without parameters.
-
-    He et al. 2015, section 3.3, option A.
-    """
+    """Zeros around the channels: the shortcut of He et al. 2015, option A."""
 
     def __init__(self, before: int, after: int, **kwargs):
         super().__init__(**kwargs)

@@ -23,11 +23,10 @@ def conv2d_cpu(
 ) -> tf.Tensor:
     """Return the first rows and columns [n, height, width, filters] of a convolution.
 
-    Images [n, rows, columns, channels] are padded with zeros for a kernel of an odd
-    size; at most size // 2 rows or columns are left out. The gradient of the images is
-    written as a convolution: TensorFlow's takes three times as long if the padding
+    Padding is "same"; at most size // 2 rows or columns are left out. The gradient of
+    the images is a convolution: TensorFlow's takes three times as long if the padding
     differs from side to side. `by_products` computes the gradient of the kernel as
-    matrix products.
+    products.
     """
     size = kernel.shape[0]
     half = size // 2
@@ -82,8 +81,7 @@ def depthwise_conv2d_cpu(
     """Compute `tf.nn.depthwise_conv2d`, with two equal strides, and faster gradients.
 
     With strides TensorFlow's gradient of the images takes 7 to 46 times as long in
-    bfloat16 as in float32, so it is computed in float32. The gradient of a wide kernel
-    is computed in blocks of MAX_COLUMNS columns.
+    bfloat16 as in float32.
     """
     strides = [1, *strides, 1]
 
@@ -158,11 +156,9 @@ def winograd_conv2d(
 ) -> tf.Tensor:
     """Compute `conv2d_cpu` for kernels of 3x3 or 5x5 with fewer multiplications.
 
-    Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): with a kernel
-    of length r, m outputs of a line take m + r - 1 products of transformed inputs with
-    a transformed kernel, not r m. Tiles of 4x4 need 36 instead of 144 with 3x3 kernels,
-    and 64 instead of 400 with 5x5. In float32 and with 64 to 512 channels the result is
-    within 1e-5 of the largest output, with 5x5 within 5e-5.
+    Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): tiles of 4x4
+    take 36 products instead of 144 with 3x3 kernels, and 64 instead of 400 with 5x5. In
+    float32 the result is within 1e-5 of the largest output, with 5x5 within 5e-5.
     """
     rows, columns, channels = images.shape[1:]
     size, filters = kernel.shape[1], kernel.shape[-1]

@@ -34,11 +34,7 @@ def sum_rows(x: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Return x kernel + bias of floats [..., inputs], with a kernel [inputs, units].
-
-    With no reshape between them TensorFlow adds the bias within the product. The
-    gradient of the bias is as in `add_bias`.
-    """
+    """Return x kernel + bias, with the gradient of `add_bias`."""
     inputs, units = kernel.shape
     rows = tf.reshape(x, [-1, inputs])
     shape = tf.concat([tf.shape(x)[:-1], [units]], 0)
@@ -139,10 +135,7 @@ FUSED_ACTIVATIONS = {
 
 @functools.cache
 def xla_fault(device_kind: str) -> str:
-    """Return why XLA fails on devices of a kind, in a line; empty if it works.
-
-    For GPUs it needs programs that may be missing, such as `ptxas`.
-    """
+    """Return why XLA fails on devices, such as a lack of `ptxas`; empty if it works."""
     trial = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
     for device in tf.config.list_logical_devices(device_kind)[:1]:
         try:
@@ -165,11 +158,7 @@ def widened(x: tf.Tensor) -> tf.Tensor:
 def layer_normalization(
     x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Normalize floats [..., channels] over the last axis (Ba et al. 2016).
-
-    XLA fuses it into one pass forward and one back; sums over channels are products,
-    which are faster than its sums. 16-bit types are computed in float32.
-    """
+    """Normalize floats over the last axis, with XLA and sums that are products."""
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
@@ -275,10 +264,7 @@ def local_response_normalization(
 
 
 def channel_bands(sizes, center, depth_radius, groups, dtype):
-    """Return a matrix [channels of a piece, channels of the center] for each piece.
-
-    It is 1 for channels within the radius and the same group, else 0.
-    """
+    """Return matrices of ones for channels within the radius of a center channel."""
     pieces = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     bands = []
     for piece in pieces:

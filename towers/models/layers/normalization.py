@@ -17,11 +17,7 @@ from towers.models.layers.device import OnDevice
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """Local response normalization (Krizhevsky et al. 2012, section 3.3).
-
-    The parameters are as in `tf.nn.lrn`. Channels have no neighbors outside their
-    group, such as a column of that paper.
-    """
+    """`tf.nn.lrn` (Krizhevsky et al. 2012), within groups of channels."""
 
     def __init__(
         self,
@@ -55,10 +51,9 @@ class FusedLayerNormalization(OnDevice, keras.layers.LayerNormalization):
 class BatchNormalization(OnDevice, keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with TensorFlow's fused kernel.
 
-    The kernel applies to images [n, height, width, channels] in float32 or 16 bits,
-    when training and, on a GPU, when evaluating. It returns the unbiased variance,
-    which is scaled back for the moving variance, so variables have the values of Keras'
-    layer. With `is_frozen` training normalizes with the moving averages and keeps them.
+    The kernel applies to images in float32 or 16 bits, when training and, on a GPU,
+    when evaluating. Variables have the values of Keras' layer. With `is_frozen`
+    training normalizes with the moving averages and keeps them.
     """
 
     def __init__(self, is_frozen: bool = False, **kwargs):
@@ -158,10 +153,7 @@ def ramped(
 
 
 class Normalization(keras.layers.Normalization):
-    """`keras.layers.Normalization` that reads its moments at each call.
-
-    Keras computes with copies, which loading variables by name does not change.
-    """
+    """Keras' layer, but it reads its moments at each call, not copies of them."""
 
     def call(self, inputs):
         rank, axes = len(inputs.shape), self.axis
@@ -191,10 +183,7 @@ def is_frozen(layer: keras.layers.Layer) -> bool:
 
 
 class Moment(NamedTuple):
-    """A moment of a batch that has not yet moved its moving average.
-
-    The default is a new value of the average itself.
-    """
+    """A moment that has not moved its average yet; by default a new average."""
 
     momentum: float = 0.0  # before the ramp
     factor: float = 1.0  # multiplies the moment
@@ -217,11 +206,7 @@ def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def taking_moments() -> Iterator[dict[str, Moment]]:
-    """Make `BatchNormalization` return the moments of the batch as its new state.
-
-    They are collected by path, so the averages of all layers can be moved at once;
-    layer by layer that takes eight operations each.
-    """
+    """Collect moments of batches by path, to move all averages of a network at once."""
     _local.taken = {}
     try:
         yield _local.taken

@@ -22,13 +22,10 @@ def create_model(
 ) -> keras.Model:
     """Build five convolutions and three dense layers.
 
-    Two columns have 60,965,224 parameters at 224x224x3 and 1000 classes. In columns,
-    the second, fourth and fifth convolution and the normalizations see only the
-    channels of their own column. Images of 64 pixels and more have the paper's first
-    convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
-    standard deviation of 0.01 and biases of 1. Smaller images have 5x5 with stride 1,
-    and hidden layers begin as in He et al. 2015: from the paper's values the network
-    does not learn CIFAR-10. All kernels decay.
+    In columns, the second, fourth and fifth convolution and the normalizations see only
+    the channels of their own column. Images of fewer than 64 pixels have a 5x5
+    convolution first, and begin as in He et al. 2015: from the paper's values they do
+    not learn CIFAR-10.
     """
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
     blocks.check_image_size(name, image_shape, at_least=15)

@@ -1,8 +1,4 @@
-"""EfficientNet (arXiv:1905.11946) and its inverted residuals (arXiv:1801.04381).
-
-Every kernel decays. Initial kernels are normal and keep the variance of the gradients,
-as in the authors' code and in timm.
-"""
+"""EfficientNet (arXiv:1905.11946); every kernel decays, and begins as in timm."""
 
 import dataclasses
 import math
@@ -75,10 +71,7 @@ TORCH_NAMES = (
 
 
 class Block(NamedTuple):
-    """An inverted residual: expansion, depthwise convolution, projection.
-
-    Channels are those at width 1.
-    """
+    """An inverted residual; channels are those at width 1."""
 
     size: int  # kernel size of the depthwise convolution
     stride: int
@@ -207,11 +200,10 @@ def create_model(
     is_lite: bool = False,
     as_tensorflow: bool = False,
 ) -> keras.Model:
-    """Build EfficientNet; B0 has 5,288,548 parameters at 1000 classes, Lite0 4,652,008.
+    """Build EfficientNet, its channels and blocks scaled by `wider` and `deeper`.
 
-    `wider` and `deeper` scale the channels, to multiples of 8, and the blocks of a
-    stage. The Lite form has ReLU6 and no squeeze-and-excitation, and does not scale the
-    stem, the head and the number of blocks of the first and the last stage.
+    The Lite form has ReLU6 and no squeeze-and-excitation, and does not scale the stem,
+    the head and the number of blocks of the first and the last stage.
     """
     activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
     before = stem = multiple_of_8(STEM_FILTERS * outer)

@@ -41,11 +41,7 @@ def create_resnet18(
     regularizer: Regularizer,
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """Build ResNet-18 with a stem for small images; 11,173,962 parameters.
-
-    The stem is a 3x3 convolution without pooling, as in "Concise Implementation for
-    Multiple GPUs" of "Dive into Deep Learning". Shortcuts are option B of the paper.
-    """
+    """Build ResNet-18 with the stem for small images of "Dive into Deep Learning"."""
     inputs = [keras.Input(image_shape, name="images")]
     x = _stem(inputs[0], scaled(64, width), 3, 1, regularizer)
     stages = [(_basic(scaled(count, width)), 2) for count in (64, 128, 256, 512)]
@@ -65,10 +61,8 @@ def create_cifar_resnet(
 ) -> keras.Model:
     """Build the networks of the paper's section 4.2, of 6n + 2 layers.
 
-    Shortcuts have no parameters (option A): if the size changes they take every other
-    pixel, and add channels of zeros, one half before the existing ones, one after. So a
-    network split in two needs no transfer for them; the paper does not say where they
-    are.
+    Zeros of shortcuts (option A) are before and after the channels, so a network split
+    in two needs no transfer for them.
     """
 
     def shortcut(x, filters, stride, name, _):
@@ -100,10 +94,8 @@ def create_imagenet_resnet(
 ) -> keras.Model:
     """Build the networks of the paper's table 1; `blocks` are counted per stage.
 
-    ResNet-50 has 25,557,032 parameters at 224x224x3 and 1000 classes. It is form 1.5,
-    of facebookarchive/fb.resnet.torch: the 3x3 convolution of a bottleneck has the
-    stride, not the first 1x1 as in the paper and in Keras. The last scale of a block is
-    initially zero (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+    The 3x3 convolution of a bottleneck has the stride, not the first 1x1 as in the
+    paper. The last scale of a block is initially zero (arXiv:1706.02677, section 5.1).
     """
     stages = []
     for stage, count in enumerate(blocks):
@@ -141,9 +133,8 @@ def _stages(
 ):
     """Add stages of (filters and kernel sizes of a block's convolutions, blocks).
 
-    The first 3x3 convolution of each stage but the first has stride 2. `shortcut_fn`
-    adds the shortcut of a stage's first block; in the first stage only with
-    bottlenecks.
+    `shortcut_fn` adds the shortcut of a stage's first block; in the first stage only
+    with bottlenecks.
     """
     num_blocks, index = sum(blocks for _, blocks in stages), 0
     for stage, (convs, blocks) in enumerate(stages, start=1):

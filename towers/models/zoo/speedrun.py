@@ -30,12 +30,9 @@ def create_model(
 ) -> keras.Model:
     """Build whitened patches and three groups of convolutions with `widths` filters.
 
-    In the deeper network a group has a third convolution, and a shortcut from its first
-    GELU to its last. Parameters that Muon leaves to momentum decay: offsets, the bias
-    of the whitening, and the head. The author divides the logits of airbench94 by the
-    number of features; here the initial head is smaller by that factor, in both
-    networks. Epsilon is the smallest of the fused kernel, and moving variances are
-    biased.
+    In the deeper network a group has a third convolution and a shortcut. Parameters
+    that Muon leaves to momentum decay. The author divides the logits of airbench94 by
+    the number of features; here the initial head is smaller by that factor.
     """
     name = "speedrun" if depth == 2 else "speedrun_deep"
     blocks.check_image_size(name, image_shape, at_least=MIN_SIDE)
@@ -89,10 +86,7 @@ def create_model(
 
 @keras.saving.register_keras_serializable("towers")
 class PartlyIdentity(keras.initializers.Initializer):
-    """Kernels whose first filters are the identity, one per input (Dirac).
-
-    The others are uniform within 1 / sqrt(fan in).
-    """
+    """Kernels whose first filters are the identity; others as `uniform`."""
 
     def __init__(self, seed: int | None = None):
         self.seed = seed
@@ -115,9 +109,8 @@ class PartlyIdentity(keras.initializers.Initializer):
 class Whitening(keras.layers.Layer):
     """Whitening of patches, and a trained bias (arXiv:2404.00498, section 3.2).
 
-    Filters are the eigenvectors of the patches' second moments, and the negated ones,
-    each over the root of its eigenvalue plus `epsilon`. They are state, and zero until
-    `adapt` is called. After tysam-code's hlb-CIFAR10.
+    Filters are eigenvectors of the patches' second moments, and the negated ones; they
+    are zero until `adapt` is called.
     """
 
     def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
@@ -164,10 +157,7 @@ class Whitening(keras.layers.Layer):
 
 
 def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """Return the mean outer product of all patches of size x size pixels.
-
-    It is float64 [k, k] with k = size * size * channels, by row, column and channel.
-    """
+    """Return the mean outer product of patches, float64, by row, column and channel."""
     total, count = np.zeros(()), 0
     for images in arrays:
         height, width, channels = images.shape[1:]

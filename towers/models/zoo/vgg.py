@@ -18,10 +18,8 @@ def create_model(
 ) -> keras.Model:
     """Build stages of (number, filters) of 3x3 convolutions, and one dense layer.
 
-    Configuration D has 14,724,042 parameters at 10 classes. It is the port to CIFAR of
-    kuangliu/pytorch-cifar without the biases, which normalization subtracts. On other
-    images than 32x32 pools keep the last row and column of odd sides, and the head
-    reads the mean of the pixels. Every kernel decays.
+    The port of kuangliu/pytorch-cifar, without biases. On images of any size pools keep
+    the last row and column of odd sides, and the head reads the mean of the pixels.
     """
     inputs = [keras.Input(image_shape, name="images")]
     x = inputs[0]

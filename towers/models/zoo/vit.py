@@ -114,11 +114,9 @@ def create_model(
 ) -> keras.Model:
     """Build a Vision Transformer with pre-normalization.
 
-    With `has_class_token` the head reads a class token, and positions are learned: DeiT
-    (arXiv:2012.12877) without distillation, with the parameters of timm's
-    `vit_*_patch16_224`. Else it reads the mean of the tokens, and positions are fixed.
-    Initial kernels are those of big_vision; GELU is exact. Every kernel decays. Pixels
-    beyond the last whole patch are not seen. A smaller `width` has fewer heads.
+    With `has_class_token` it is DeiT (arXiv:2012.12877) without distillation; else the
+    head reads the mean of the tokens, and positions are fixed. Pixels beyond the last
+    whole patch are not seen.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
     blocks.check_image_size(name, image_shape, at_least=2 * patch_size)
