@@ -93,7 +93,7 @@ DEEPER = [
 ]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
-# Of the others, with many layers, tests of each family are in the slow suite.
+# Networks with more layers are in the slow suite.
 FEW_LAYERS = ("cnn", "lenet", "alexnet", "resnet20", "vgg", "speedrun")
 is_small = [x.startswith(FEW_LAYERS) and x != "speedrun_deep" for x in FAMILIES]
 each_family = pytest.mark.parametrize(

@@ -264,7 +264,7 @@ class TakingRecipe(Recipe):
         return self.hyper | taken
 
     def oracle(self, network, batches):
-        if self.decays is not None:  # then it is no part of the loss
+        if self.decays is not None:  # then the loss lacks it
             network = dataclasses.replace(network, decay={})
         return super().oracle(network, batches)
 

@@ -196,7 +196,7 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     )
     if layer and layer not in outputs:
         raise ConfigError(
-            f"features={layer}: there is no such layer; {nearest(layer, outputs)}"
+            f"features={layer} is not a layer; {nearest(layer, outputs)}"
             f"layers: {', '.join(outputs)}"
         )
     [images] = (x for x in model.inputs if x.name == IMAGES)
