@@ -117,9 +117,11 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
     """The same network with the layers of Keras and TensorFlow in place of ours."""
 
     def stock(layer):
-        create = STOCK.get(type(layer), type(layer).from_config)
         settings = layer.get_config()
-        return create({k: settings[k] for k in settings.keys() - {"device_kind"}})
+        if type(layer) not in STOCK:
+            return type(layer).from_config(settings)
+        settings.pop("device_kind", None)
+        return STOCK[type(layer)](settings)
 
     return copied(model, keras.models.clone_model(model, clone_function=stock))
 

@@ -7,9 +7,20 @@ import tensorflow as tf
 from marks import slow
 
 from towers.models.layers.attention import Tokens
-from towers.models.layers.core import Dropout, GroupedConv2D, PadChannels, SameConv2D
+from towers.models.layers.core import (
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Dropout,
+    FusedActivation,
+    Gelu,
+    GroupedConv2D,
+    PadChannels,
+    SameConv2D,
+)
 from towers.models.layers.normalization import (
     BatchNormalization,
+    FusedLayerNormalization,
     LocalResponseNormalization,
     ramping,
 )
@@ -24,7 +35,15 @@ def random_images(dtype=np.float32, shape=SHAPE, seed=0):
     return rng.normal(scale=2.0, size=shape).astype(dtype)
 
 
+ON_GPU = {"device_kind": "GPU"}
 LAYERS = [
+    Dense(4, activation="relu", **ON_GPU),
+    Conv2D(4, 1, strides=2, **ON_GPU),
+    DepthwiseConv2D(3, **ON_GPU),
+    FusedActivation("gelu", **ON_GPU),
+    FusedLayerNormalization(**ON_GPU),
+    BatchNormalization(is_frozen=True, **ON_GPU),
+    Gelu(**ON_GPU),
     LocalResponseNormalization(3, 1.5, 0.1, 0.6, 2),
     PadChannels(2, 3),
     SameConv2D(6, before_pool=True),
@@ -40,7 +59,7 @@ def test_a_layer_can_be_built_again_from_its_config(layer):
     again.build(x.shape)
     expected = layer(x)
     again.set_weights(layer.get_weights())
-    assert again.name == layer.name
+    assert again.get_config() == layer.get_config()
     np.testing.assert_array_equal(again(x), expected)
 
 
