@@ -4,7 +4,6 @@ Every network stands in the table of docs/networks.md and, with one of each fami
 the oracle's words.
 """
 
-import contextlib
 import functools
 import math
 import pathlib
@@ -224,28 +223,6 @@ def test_images_that_are_too_small_are_refused(name, size):
 # How networks begin.
 
 
-@contextlib.contextmanager
-def settings_of_the_user():
-    """Keras' settings are others in the block, and stay so."""
-    config = keras.config
-    settings = ("floatx", "image_data_format", "dtype_policy")
-    others = ("float64", "channels_first", "float64")
-    before = [getattr(config, name)() for name in settings]
-    try:
-        for name, other in zip(settings, others, strict=True):
-            getattr(config, f"set_{name}")(other)
-        yield
-        after = (
-            config.floatx(),
-            config.image_data_format(),
-            config.dtype_policy().name,
-        )
-        assert after == others
-    finally:
-        for name, value in zip(settings, before, strict=True):
-            getattr(config, f"set_{name}")(value)
-
-
 @each_family
 def test_a_network_depends_on_its_arguments_alone(name):
     """Neither Keras' generator nor its settings nor names given before move it; another
@@ -253,8 +230,14 @@ def test_a_network_depends_on_its_arguments_alone(name):
     shape = (32, 32, 3)
     expected = create(name, shape, width=NARROW)
     keras.utils.set_random_seed(1)
-    with settings_of_the_user():
+    config = keras.config
+    with keras_settings():  # which it restores
+        config.set_floatx("float64")
+        config.set_image_data_format("channels_first")
+        config.set_dtype_policy("float64")
         actual = create(name, shape, width=NARROW)
+        after = config.floatx(), config.image_data_format(), config.dtype_policy().name
+        assert after == ("float64", "channels_first", "float64")
     assert [x.name for x in actual.layers] == [x.name for x in expected.layers]
     ours, wanted = arrays(actual), arrays(expected)
     assert list(ours) == list(wanted)
