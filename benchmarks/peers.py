@@ -48,7 +48,6 @@ from towers.models.layers.core import (
     FusedActivation,
     Gelu,
     GroupedConv2D,
-    PointwiseConv2D,
     SameConv2D,
 )
 from towers.models.layers.normalization import (
@@ -66,7 +65,7 @@ OURS = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def stock_convolution(settings: dict) -> keras.layers.Layer:
-    del settings["before_pool"], settings["device_kind"]  # a pool drops a last row
+    del settings["before_pool"]  # a pool drops a last row
     return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
 
 
@@ -107,7 +106,6 @@ STOCK = {
     DepthwiseConv2D: keras.layers.DepthwiseConv2D.from_config,
     FusedActivation: keras.layers.Activation.from_config,
     FusedLayerNormalization: keras.layers.LayerNormalization.from_config,
-    PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,
     LocalResponseNormalization: stock_response_normalization,
     Gelu: stock_gelu,
@@ -119,8 +117,11 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
     """The same network with the layers of Keras and TensorFlow in place of ours."""
 
     def stock(layer):
-        create = STOCK.get(type(layer), type(layer).from_config)
-        return create(layer.get_config())
+        settings = layer.get_config()
+        if type(layer) not in STOCK:
+            return type(layer).from_config(settings)
+        settings.pop("device_kind", None)
+        return STOCK[type(layer)](settings)
 
     return copied(model, keras.models.clone_model(model, clone_function=stock))
 

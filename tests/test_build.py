@@ -64,11 +64,11 @@ NOISY = {"model": "wide_resnet_16_4", "width": 0.1, "dropout": 0.1}
         ({"early_sizes": "8:0.5"}, "images of 8x8 cannot be downscaled to 8x8"),
         ({"early_sizes": "4:0.5"}, "other parameters on images of 4x4; .*--model"),
         (NOISY | {"early_sizes": "4:0.5"}, "on images of 4x4; choose no --dropout"),
-        ({"param_rates": "logit/bias:2"}, "'logit/bias': none is .*mean 'logits/b"),
-        ({"param_rates": "*:2,*/bias:3"}, "takes '[*]/bias': .* before it"),
+        ({"param_rates": "logit/bias:2"}, "'logit/bias' matches no .*mean 'logits/b"),
+        ({"param_rates": "*:2,*/bias:3"}, "'[*]/bias' matches no .* earlier"),
         (
             {"freeze": "*/bias", "param_rates": "*/bias:2"},
-            "takes '[*]/bias': .* frozen",
+            "'[*]/bias' matches no .* frozen",
         ),
         ({"param_rates": "*:0"}, "^param_rates=[*]:0 leaves no parameter to train"),
         (

@@ -1,16 +1,26 @@
-"""Layers against TensorFlow's own operations, finite differences and formulas."""
+"""Layers against Keras' and formulas; convolutions are in test_convolution."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from engines import oracle_layers
 from marks import slow
 
 from towers.models.layers.attention import Tokens
-from towers.models.layers.core import Dropout, GroupedConv2D, PadChannels, SameConv2D
+from towers.models.layers.core import (
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Dropout,
+    FusedActivation,
+    Gelu,
+    GroupedConv2D,
+    PadChannels,
+    SameConv2D,
+)
 from towers.models.layers.normalization import (
     BatchNormalization,
+    FusedLayerNormalization,
     LocalResponseNormalization,
     ramping,
 )
@@ -25,16 +35,15 @@ def random_images(dtype=np.float32, shape=SHAPE, seed=0):
     return rng.normal(scale=2.0, size=shape).astype(dtype)
 
 
-def value_and_gradient(function, x, upstream):
-    x = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        value = function(x)
-        loss = tf.reduce_sum(value * upstream)
-    return value.numpy(), tape.gradient(loss, x).numpy()
-
-
+ON_GPU = {"device_kind": "GPU"}
 LAYERS = [
+    Dense(4, activation="relu", **ON_GPU),
+    Conv2D(4, 1, strides=2, **ON_GPU),
+    DepthwiseConv2D(3, **ON_GPU),
+    FusedActivation("gelu", **ON_GPU),
+    FusedLayerNormalization(**ON_GPU),
+    BatchNormalization(is_frozen=True, **ON_GPU),
+    Gelu(**ON_GPU),
     LocalResponseNormalization(3, 1.5, 0.1, 0.6, 2),
     PadChannels(2, 3),
     SameConv2D(6, before_pool=True),
@@ -50,41 +59,27 @@ def test_a_layer_can_be_built_again_from_its_config(layer):
     again.build(x.shape)
     expected = layer(x)
     again.set_weights(layer.get_weights())
-    assert again.name == layer.name
+    assert again.get_config() == layer.get_config()
     np.testing.assert_array_equal(again(x), expected)
 
 
-# Dropout.
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.25, 0.5, 0.9])
-def test_dropout_keeps_what_its_noise_says_and_scales_it(rate):
-    x, rng = random_images(np.float64), np.random.default_rng(1)
-    noise = rng.random(SHAPE, np.float32)
-    layer = Dropout(rate, dtype="float64")
-    actual = layer([tf.constant(x), tf.constant(noise)], training=True)
-    expected = np.where(noise >= np.float32(rate), x / (1 - rate), 0)
-    np.testing.assert_allclose(actual, expected, rtol=1e-12)
-    share = np.mean(np.equal(actual, 0))
-    assert share == pytest.approx(rate, abs=0.1)
-
-
-def test_dropout_passes_everything_outside_of_training():
-    x, noise = random_images(), np.zeros(SHAPE, np.float32)
-    for kwargs in ({}, {"training": False}):
-        np.testing.assert_array_equal(Dropout(0.5)([x, noise], **kwargs), x)
-
-
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_the_mask_does_not_depend_on_the_precision(policy):
+@pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+def test_dropout_keeps_what_its_noise_says_and_scales_it(rate, policy):
     """Noise that is rounded to eight bits would fall on the other side of the rate."""
-    rate = 0.3
-    noise = np.linspace(rate - 2e-3, rate + 2e-3, 101, dtype=np.float32)[None]
-    dtype = keras.DTypePolicy(policy).compute_dtype
-    x = tf.ones(noise.shape, dtype)
-    actual = Dropout(rate, dtype=policy)([x, tf.constant(noise)], training=True)
-    assert actual.dtype == dtype
-    np.testing.assert_array_equal(actual.numpy() != 0, noise >= np.float32(rate))
+    near = np.linspace(rate - 2e-3, rate + 2e-3, 101, dtype=np.float32)
+    noise = np.concatenate([near, np.random.default_rng(1).random(99, np.float32)])
+    layer, x = Dropout(rate, dtype=policy), random_images(shape=[200])
+    x = tf.cast(x, layer.compute_dtype)
+    actual = layer([x, tf.constant(noise)], training=True)
+    assert actual.dtype == layer.compute_dtype
+    expected = np.where(noise >= np.float32(rate), _wide(x) / (1 - rate), 0)
+    np.testing.assert_allclose(_wide(actual), expected, rtol=0.02)
+    np.testing.assert_array_equal(layer([x, noise]), x)
+
+
+def _wide(x):
+    return tf.cast(x, tf.float64).numpy()
 
 
 # Batch normalization.
@@ -176,41 +171,15 @@ def test_fused_batch_normalization_equals_that_of_keras(policy, options):
         np.testing.assert_allclose(ours, keras_own, atol=1e-5, rtol=rtol)
 
 
-@pytest.mark.parametrize(
-    "options,shape",
-    [
-        ({"epsilon": 1e-6}, SHAPE),  # less than the fused kernel takes
-        ({"axis": 1}, SHAPE),
-        ({"trainable": False}, SHAPE),
-        ({}, (24, 12)),
-    ],
-)
-def test_what_the_fused_kernel_does_not_compute_is_left_to_keras(options, shape):
-    x = random_images(shape=shape)
-    params, state = params_and_state(channels=shape[options.get("axis", -1)])
-    outputs = []
-    for kind in (BatchNormalization, keras.layers.BatchNormalization):
-        layer = kind(**options)
-        layer.build(shape)
-        if not layer.trainable:
-            params, state = [], [*params, *state]
-        outputs.append(layer.stateless_call(params, state, x, training=True))
-        params, state = params_and_state(channels=shape[options.get("axis", -1)])
-    for ours, theirs in zip(*map(tf.nest.flatten, outputs), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("shape", [(8, 4, 4, 3), slow((24, 3))])
 def test_a_ramped_momentum_forgets_the_initial_moments(shape):
-    """By the weights of the ramp, in float64; from step 171 on the momentum is that of
-    Keras, and what is left of the difference decays with it."""
-    num_steps, momentum = 400, 0.95
+    num_steps, momentum = 200, 0.95
     images = tf.constant(random_images(shape=shape) + 3)
     axes = tuple(range(len(shape) - 1))
     means, variance = images.numpy().mean(axes), images.numpy().var(axes)
 
-    def train(kind, momentum):
-        layer = kind(momentum=momentum)
+    def train(momentum):
+        layer = BatchNormalization(momentum=momentum)
         layer.build(shape)
 
         @tf.function(autograph=False)
@@ -228,69 +197,11 @@ def test_a_ramped_momentum_forgets_the_initial_moments(shape):
             states.append(np.stack(state))
         return np.array(states)
 
-    ours, keras_own = (
-        train(kind, momentum)
-        for kind in (BatchNormalization, keras.layers.BatchNormalization)
-    )
+    ours = train(momentum)
     expected = np.stack([np.zeros(3), np.ones(3)])
     for n in range(num_steps):
         m = min(momentum, (1 + n) / (10 + n))
         moments = np.stack([means + np.sin(n), variance])
         expected = m * expected + (1 - m) * moments
         np.testing.assert_allclose(ours[n], expected, rtol=2e-5)
-    assert np.abs(ours[20] - keras_own[20]).max() > 0.3
-    np.testing.assert_allclose(ours[-1], keras_own[-1], rtol=1e-4)
-    np.testing.assert_array_equal(train(BatchNormalization, 1.0)[-1, 1], np.ones(3))
-
-
-# Convolutions in groups.
-
-
-@pytest.mark.parametrize(
-    "groups,filters,size,options",
-    [
-        (1, 6, 3, {}),
-        (2, 8, 3, {"strides": 2, "padding": "same"}),
-        (2, 8, 1, {"strides": 2, "padding": "same"}),
-        (4, 8, 3, {"padding": "same"}),  # two filters for each channel
-        (12, 12, 3, {"padding": "same"}),
-        (12, 12, 3, {"strides": 2}),
-        (12, 12, 5, {}),
-        (12, 12, 5, {"strides": 2, "padding": "same"}),
-    ],
-)
-def test_grouped_convolution_and_its_gradients_equal_the_oracle(
-    groups, filters, size, options
-):
-    """In float64, where TensorFlow has no gradient for its own grouped convolution."""
-    x = random_images(np.float64, (2, 6, 5, 12))
-    layer = GroupedConv2D(
-        filters,
-        size,
-        groups=groups,
-        bias_initializer="ones",
-        dtype="float64",
-        **options,
-    )
-    layer.build(x.shape)
-    kernel, bias = layer.kernel.numpy(), layer.bias.numpy()
-    done = oracle_layers.conv(
-        x,
-        kernel,
-        bias,
-        stride=options.get("strides", 1),
-        padding=options.get("padding", "valid"),
-        groups=groups,
-    )
-    upstream = random_images(np.float64, done.output.shape, seed=1)
-    sources = [tf.constant(x), tf.constant(kernel), tf.constant(bias)]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        y, _ = layer.stateless_call(sources[1:], [], sources[0])
-        loss = tf.reduce_sum(y * upstream)
-    np.testing.assert_allclose(y, done.output, atol=1e-12)
-    assert layer.compute_output_shape(x.shape) == y.shape
-    (of_x,), of_params = done.pullback(upstream)
-    expected = [of_x, of_params["kernel"], of_params["bias"]]
-    for ours, theirs in zip(tape.gradient(loss, sources), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+    np.testing.assert_array_equal(train(1.0)[-1, 1], np.ones(3))

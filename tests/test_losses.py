@@ -1,6 +1,5 @@
 """Losses against NumPy in float64."""
 
-import dataclasses
 import json
 
 import keras
@@ -44,29 +43,6 @@ def soft_labels(n=50, classes=7, seed=1):
     return mixed.astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float32, tf.bfloat16, tf.float16])
-@pytest.mark.parametrize("is_soft", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-def test_cross_entropy_and_its_gradient_equal_their_formulas(smoothing, is_soft, dtype):
-    """Logits of 16 bits are widened first."""
-    values, labels = example()
-    logits = tf.cast(tf.constant(values), dtype)
-    target = soft_labels().astype(np.float64) if is_soft else np.eye(7)[labels]
-    labels = soft_labels() if is_soft else labels
-    target = (1 - smoothing) * target + smoothing / 7
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        found = cross_entropy(logits, tf.constant(labels), smoothing)
-    gradient, exact = tape.gradient(found, logits), tf.cast(logits, tf.float64).numpy()
-    assert found.dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
-    assert gradient.dtype == dtype
-    expected = -(target * np.log(softmax(exact))).sum(axis=1)
-    rtol, atol = (1e-12, 1e-14) if dtype == tf.float64 else (1e-5, 1e-6)
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
-    expected, atol = softmax(exact) - target, {8: 1e-12, 4: 1e-6, 2: 4e-3}[dtype.size]
-    np.testing.assert_allclose(tf.cast(gradient, tf.float64), expected, atol=atol)
-
-
 # Each by its formula: (logits, targets, weights) -> the losses and their gradients.
 
 
@@ -107,27 +83,34 @@ def test_every_loss_has_a_formula():
     assert {name for name, *_ in FORMULAS} == LOSSES.keys()
 
 
-@pytest.mark.parametrize("is_soft", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype,tolerance", [("float64", 1e-8), ("bfloat16", 8e-3)])
+@pytest.mark.parametrize("is_soft,smoothing", [(False, 0.0), (False, 0.1), (True, 0.1)])
+@pytest.mark.parametrize("is_plain", [False, True])
 @pytest.mark.parametrize("name,option,value", FORMULAS)
 def test_a_loss_and_its_gradient_equal_their_formulas(
-    name, option, value, smoothing, is_soft
+    name, option, value, is_plain, smoothing, is_soft, dtype, tolerance
 ):
-    """With weights of the classes and numbers added to their logits."""
+    """With weights of the classes and numbers added to their logits, or plain."""
     logits, labels = example()
     weights, adjustment = np.random.default_rng(2).uniform(size=(2, 7))
     targets = soft_labels().astype(np.float64) if is_soft else np.eye(7)[labels]
-    options = {"label_smoothing": smoothing, "class_weights": weights}
-    options |= {"logit_adjustment": adjustment} | ({option: value} if option else {})
-    loss_fn, logits = losses.create_loss(name, **options), tf.constant(logits)
+    options = {"label_smoothing": smoothing} | ({option: value} if option else {})
+    if is_plain:
+        weights, adjustment = np.ones(7), np.zeros(7)
+    else:
+        options |= {"class_weights": weights, "logit_adjustment": adjustment}
+    loss_fn, logits = losses.create_loss(name, **options), tf.cast(logits, dtype)
     with tf.GradientTape() as tape:
         tape.watch(logits)
         found = loss_fn(logits, soft_labels() if is_soft else labels)
+    gradient, exact = tape.gradient(found, logits), tf.cast(logits, tf.float64).numpy()
+    assert gradient.dtype == dtype and found.dtype.size >= 4
     expected, gradients = FORMULAS[name, option, value](
-        logits.numpy() + adjustment, (1 - smoothing) * targets + smoothing / 7, weights
+        exact + adjustment, (1 - smoothing) * targets + smoothing / 7, weights
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
-    np.testing.assert_allclose(tape.gradient(found, logits), gradients, atol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=min(tolerance, 1e-5), atol=1e-6)
+    gradient = tf.cast(gradient, tf.float64)
+    np.testing.assert_allclose(gradient, gradients, atol=tolerance)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
@@ -190,7 +173,7 @@ def test_a_threshold_that_all_smoothed_labels_pass_or_miss_is_refused(threshold,
             loss_fn(logits, [0]), [np.log1p(np.exp([-1, -2])).mean()], rtol=1e-6
         )
     else:
-        with pytest.raises(ConfigError, match="the targets are 0.15 and 0.85"):
+        with pytest.raises(ConfigError, match=r"the targets are 0\.15 and 0\.85"):
             loss_fn(logits, [0])
 
 
@@ -228,8 +211,6 @@ def teacher(monkeypatch, tmp_path):
         slow({"strategy": "model_parallel", "num_towers": 2, "group_size": 2}),
         slow({"strategy": "async_towers", "num_towers": 1}),
         slow({"early_sizes": "6:0.5", "model": "resnet20"}),
-        slow({"compile": "xla"}),
-        slow({"precision": "bfloat16"}),
     ],
 )
 def test_towers_follow_the_teacher_on_their_images(teacher, options):
@@ -246,24 +227,8 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     soft = softmax(model(images, training=True).numpy().astype(np.float64) / 2)
     taught = softmax(run.model_ema(batch["images"]).numpy().astype(np.float64) / 2)
     expected = 4 * (taught * np.log(taught / soft)).sum(1).mean()
-    rel = 0.1 if config.precision == "bfloat16" else 1e-5
     assert expected > 0.01
-    assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
-
-
-def test_a_continued_run_has_the_teacher_that_it_followed(teacher, tmp_path):
-    """Also under the name that the former one had; its values are known in all."""
-    options = {"teacher": teacher, "batch_size": 10}
-    run, [first, second] = (
-        tmp_path / "run",
-        [small_config(max_steps=n, **options) for n in (1, 2)],
-    )
-    train(run, first)
-    train(teacher, small_config(learning_rate=0.5, max_steps=4, seed=5))
-    with pytest.raises(ConfigError, match="teacher=.* parameters are not those"):
-        train(run, second)
-    assert train(run, second, allow_change=("teacher",)).step == 2
-    assert train(run, dataclasses.replace(second, max_steps=3)).step == 3
+    assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 # Weight decay.

@@ -176,23 +176,5 @@ def test_options_are_called_ignored_where_they_change_no_rate(name, option, valu
     assert changes == (not is_ignored)
 
 
-@pytest.mark.parametrize(
-    "option,needed,others",
-    [
-        ("warmup_start_factor", "warmup_epochs", {"schedule": "linear"}),
-        ("warmup_start_factor", "warmup_epochs", {"warmup_epochs": 1.0}),
-        ("min_delta", "patience or schedule=plateau", {"patience": 3}),
-        ("min_delta", "patience or schedule=plateau", {"schedule": "plateau"}),
-    ],
-)
-def test_options_are_called_ignored_without_those_that_they_belong_to(
-    option, needed, others
-):
-    line = f"{option}=0.5 has no effect without {needed}"
-    options = {"schedule": "constant", option: 0.5}
-    assert checks.ignored_options(config.Config(**options)) == [line]
-    assert not checks.ignored_options(config.Config(**options | others))
-
-
 def test_the_picture_in_the_docs_shows_every_schedule():
     assert {name for name, _ in draw_schedules.PANELS} == SCHEDULES.keys() - {"plateau"}

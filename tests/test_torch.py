@@ -30,10 +30,7 @@ from timm.layers import resample_abs_pos_embed  # noqa: E402
 from towers.config.choices import MODELS  # noqa: E402
 from towers.data.files.image import read_image  # noqa: E402
 from towers.exporting.writers import write_safetensors  # noqa: E402
-from towers.models import torch_names  # noqa: E402
-from towers.models.create import create_model, head_layers  # noqa: E402
 from towers.models.torch_names import resample_positions  # noqa: E402
-from towers.optim.schedules import decay_by_layer  # noqa: E402
 from towers.run.initial import read_variables  # noqa: E402
 from towers.run.weights import open_weights  # noqa: E402
 
@@ -119,23 +116,6 @@ def test_logits_are_those_of_their_network_which_an_export_gives_back(
     again.load_state_dict(state, strict=True)
     for name, expected in network.state_dict().items():
         assert torch.equal(again.state_dict()[name], expected), name
-
-
-@pytest.mark.parametrize("ours,theirs,size", NETWORKS)
-def test_layer_decay_has_their_groups(ours, theirs, size):
-    if theirs.startswith("torchvision:"):
-        theirs = theirs.partition(":")[2]
-    network = timm.create_model(theirs, num_classes=len(CLASS_NAMES))
-    names = {id(x): name for name, x in network.named_parameters()}
-    groups = timm.optim.param_groups_layer_decay(network, layer_decay=0.5)
-    expected = {names[id(x)]: g["lr_scale"] for g in groups for x in g["params"]}
-    model = create_model(ours, image_shape=(size, size, 3), num_classes=2)
-    variables = [x.path for x in model.trainable_variables]
-    places, _ = torch_names.places(variables, torch_names.tables(ours), expected)
-    rates = decay_by_layer(dict.fromkeys(variables), 0.5, head_layers(model))
-    assert places.keys() == rates.keys()
-    for variable, place in places.items():
-        assert rates[variable].factor == expected[place.name], variable
 
 
 def vit_of_torchvision():

@@ -10,7 +10,7 @@ from recipes import Recipe, create_trainer
 
 from benchmarks.graphs.executed import partition_graphs
 from towers.errors import ConfigError
-from towers.models.layers.core import GroupedConv2D, PadChannels, PointwiseConv2D
+from towers.models.layers.core import Conv2D, GroupedConv2D, PadChannels
 from towers.models.layers.normalization import (
     BatchNormalization,
     LocalResponseNormalization,
@@ -107,7 +107,7 @@ ONCE = [
     (lambda name: PadChannels(3, 3, name=name), 6),
     (lambda name: GroupedConv2D(6, 3, padding="same", groups=6, name=name), 6),
     (lambda name: GroupedConv2D(12, 2, groups=6, name=name), 6),
-    (lambda name: PointwiseConv2D(6, 1, strides=2, name=name), 6),
+    (lambda name: Conv2D(6, 1, strides=2, name=name), 6),
     (lambda name: BatchNormalization(name=name), 7),
     (lambda name: layers.LayerNormalization(name=name), 7),
     (lambda name: layers.LayerNormalization(scale=False, name=name), 7),

@@ -48,11 +48,12 @@ class Block(layers.Layer):
         self.norm = layers.LayerNormalization()
         dense = [layers.Dense(8, activation="gelu"), layers.Dense(4)]
         self.net = keras.Sequential(dense)
-        self.dropout = layers.Dropout(0.2)
+        self.dropouts = {"both": [(layers.Dropout(0.2), 1)]}
 
     def build(self, shape):
         self.scale = self.add_weight((shape[-1],), initializer="random_normal")
 
     def call(self, x):
-        x = x + self.dropout(self.attention(x, x))
-        return x + self.scale * self.dropout(self.net(self.norm(x)))
+        [(dropout, _)] = self.dropouts["both"]
+        x = x + dropout(self.attention(x, x))
+        return x + self.scale * dropout(self.net(self.norm(x)))

@@ -18,6 +18,7 @@ is there when `params` holds one.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -278,9 +279,7 @@ def micro_batches(batch: Batch, accumulate_steps: int) -> list[Batch]:
     noise = batch.noise or {}
     return [
         Batch(
-            batch.images[cut],
-            batch.labels[cut],
-            {name: array[cut] for name, array in noise.items()},
+            batch.images[cut], batch.labels[cut], {k: x[cut] for k, x in noise.items()}
         )
         for cut in cuts
     ]
@@ -311,9 +310,8 @@ def global_norm(gradients: Arrays) -> float:
 
 def clip_by_global_norm(gradients: Arrays, clip_norm: float | None) -> dict:
     """Scales by clip_norm / max(norm, clip_norm); None or 0 leaves all as it is."""
-    if not clip_norm:
-        return dict(gradients)
-    scale = clip_norm / max(global_norm(gradients), clip_norm)
+    norm = global_norm(gradients)
+    scale = clip_norm / max(norm, clip_norm) if clip_norm else 1.0
     return {name: gradient * scale for name, gradient in gradients.items()}
 
 
@@ -353,18 +351,7 @@ def rmsprop(params, gradients, slots, rate, *, momentum=0.0, rho=0.9, epsilon=1e
     return moved, {"second_moment": second} | velocity
 
 
-def adamw(
-    params,
-    gradients,
-    slots,
-    rate,
-    *,
-    step,
-    decay,
-    beta1=0.9,
-    beta2=0.999,
-    epsilon=1e-7,
-):
+def adamw(params, gradients, slots, rate, *, step, decay, beta1, beta2, epsilon):
     """Adam's algorithm 1 with its epsilon as in Keras: over the root of 1 - beta2^t."""
     first = _mean(slots["first_moment"], gradients, beta1, power=1)
     second = _mean(slots["second_moment"], gradients, beta2, power=2)
@@ -383,18 +370,7 @@ def adam(params, gradients, slots, rate, **hyper):
     return adamw(params, gradients, slots, rate, decay={}, **hyper)
 
 
-def lamb(
-    params,
-    gradients,
-    slots,
-    rate,
-    *,
-    step,
-    decay,
-    beta1=0.9,
-    beta2=0.999,
-    epsilon=1e-7,
-):
+def lamb(params, gradients, slots, rate, *, step, decay, beta1, beta2, epsilon):
     """Algorithm 2 of arXiv:1904.00962 with phi(z) = z; the ratio of vectors, and where
     a norm is 0, is 1."""
     m = _mean(slots["first_moment"], gradients, beta1, power=1)
@@ -419,9 +395,7 @@ def lion(params, gradients, slots, rate, *, decay, beta1=0.9, momentum_decay=0.9
     return moved, {"first_moment": _mean(m, gradients, momentum_decay, power=1)}
 
 
-def lars(
-    params, gradients, slots, rate, *, decay, momentum=0.9, trust_coefficient=0.001
-):
+def lars(params, gradients, slots, rate, *, decay, momentum, trust_coefficient):
     """v = momentum * v + local rate * (gradient + decay * param); the local rate of
     vectors, and where a norm is 0, is 1."""
     scaled = {}
@@ -455,8 +429,10 @@ def muon(params, gradients, slots, rate, *, decay, momentum, muon_momentum=0.6):
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
             ahead = x.T.reshape(param.shape)
-            param = param * math.sqrt(param.shape[-1]) / math.sqrt((param**2).sum())
-        moved[name] = param - rate * ahead
+            scale = math.sqrt(param.shape[-1]) / math.sqrt((param**2).sum())
+            moved[name] = param * scale - rate * ahead
+        else:
+            moved[name] = param - rate * ahead
     return moved, {"velocity": velocity}
 
 
@@ -530,8 +506,9 @@ def ramp_momentum(network: Network, step: int) -> list[Layer]:
         momentum = node.options.get("momentum", 0.0)
         if node.kind == "batch_norm" and 0.9 < momentum < 1:
             ramped = {"momentum": min(momentum, (1.0 + step) / (10.0 + step))}
-            node = node._replace(options={**node.options, **ramped})
-        nodes.append(node)
+            nodes.append(node._replace(options={**node.options, **ramped}))
+        else:
+            nodes.append(node)
     return nodes
 
 
@@ -573,17 +550,12 @@ def train(
     }
     averages = params | state if ema_decay else {}
     reports: list[StepReport] = []
-    for step, batch in enumerate(batches):
-        batch = Batch(*batch)
-        found = batch_gradients(
+    for step, batch in enumerate(itertools.starmap(Batch, batches)):
+        ramped, options = (
             ramp_momentum(network, step),
-            params,
-            state,
-            batch,
-            num_towers,
-            label_smoothing,
-            accumulate_steps,
+            (label_smoothing, accumulate_steps),
         )
+        found = batch_gradients(ramped, params, state, batch, num_towers, *options)
         with_decay = add_weight_decay(found.gradients, params, weight_decay)
         gradients = {
             name: gradient * (step < (frozen or {}).get(name, math.inf))

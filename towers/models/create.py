@@ -1,8 +1,7 @@
-"""Creates networks: single-device Keras Functional models of elementary, named layers.
+"""Creates networks: single-device Keras Functional models of named layers.
 
-A network knows no kind of device, no seed and no precision: `create_model` settles
-these for every network in the same way. Weight decay is the `kernel_regularizer` of the
-layers that a network marks.
+A network knows no device, seed or precision: `create_model` settles these for all of
+them. Weight decay is the `kernel_regularizer` of the layers that a network marks.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +15,8 @@ from towers.keras_internals import layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.keras.noise import WithNoise
-from towers.models.layers.core import Dropout, set_device_kind
+from towers.models.layers.core import Dropout
+from towers.models.layers.device import set_device_kind
 from towers.models.layers.normalization import BatchNormalization, is_frozen
 from towers.models.variables import build_network
 
@@ -41,7 +41,7 @@ def create_model(
     seed: int = 0,
     device_kind: str = "CPU",
 ) -> keras.Model:
-    """Builds a network on the CPU with parameters that depend on the seed alone.
+    """Build a network on the CPU with parameters that depend on the seed alone.
 
     Args:
         name: in `towers.config.networks.MODELS`, or FILE.py:FUNCTION; a function with
@@ -51,21 +51,21 @@ def create_model(
         num_classes: number of logits.
         width: factor on the channels of every layer.
         dropout: its rate.
-        stochastic_depth: rate at which the last residual block is skipped.
+        stochastic_depth: probability that the last residual block is skipped.
         weight_decay: coefficient of half the sum of squares of the marked kernels.
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
         seed: of the initial parameters.
-        device_kind: CPU or GPU, for which layers are chosen; on the other kind the
-            network computes the same, only slower.
+        device_kind: CPU or GPU; on the other kind the network computes the same, only
+            slower.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
         dropout layer) to logits [n, num_classes].
 
     Raises:
-        ConfigError: there is no such network, the images are too small for it, or one
-            in a file cannot be trained.
+        ConfigError: the network is unknown, the images are too small for it, or it is
+            in a file and cannot be trained.
     """
     decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
 
@@ -75,7 +75,7 @@ def create_model(
     def create():
         function = factories.resolve("model", name)
         rates = {"dropout": dropout, "stochastic_depth": stochastic_depth}
-        if is_own:  # its own defaults count, where an option is not set
+        if is_own:  # its own defaults count if an option is not set
             needed = factories.required_names(function)
             rates = {k: v for k, v in rates.items() if v or k in needed}
         model = factories.call(
@@ -97,7 +97,7 @@ def create_model(
 
 
 def head_layers(model: keras.Model) -> list[str]:
-    """Returns the names of the layers after the last global pooling; none without."""
+    """Return the names of the layers after the last global pooling, if any."""
     names = [layer.name for layer in model.layers]
     pools = [
         place
@@ -108,7 +108,7 @@ def head_layers(model: keras.Model) -> list[str]:
 
 
 def normalization_parameters(model: keras.Model) -> frozenset[str]:
-    """Names of the scales and offsets of batch normalization."""
+    """Return the names of the scales and offsets of batch normalization."""
     return frozenset(
         variable.path
         for layer in layers_of(model)
@@ -120,10 +120,7 @@ def normalization_parameters(model: keras.Model) -> frozenset[str]:
 def freeze_normalization(
     model: keras.Model, frozen: frozenset[str], everywhere: bool = False
 ) -> None:
-    """Has batch normalization work as in inference where the parameters of a layer are
-    all `frozen`, their names, or `everywhere` (--batch_norm=frozen); a ConfigError
-    where a layer is of another class and would go on moving.
-    """
+    """Freeze batch normalization whose parameters are all `frozen`, or all of it."""
     for layer in layers_of(model):
         if not isinstance(layer, keras.layers.BatchNormalization) or is_frozen(layer):
             continue
@@ -140,10 +137,7 @@ def freeze_normalization(
 
 
 def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
-    """Sets the state of layers that take it from the data, such as whitening, by arrays
-    of augmented training images [n, *image_shape], which are read only where there is
-    such a layer. Keras' own layers keep what their network was built with.
-    """
+    """Adapt layers such as whitening, but not Keras' own, to augmented images."""
     for layer in model.layers:
         method = getattr(type(layer), "adapt", None)
         if method and not method.__module__.startswith("keras."):
@@ -151,41 +145,34 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation per channel with which the images of a network, a
-    value of --model, are standardized; None for the training set's.
-    """
+    """Return the moments of pixels that a network expects; None for the data set's."""
     choice = choices.find("model", name)
-    if choice.own_moments:
+    if getattr(choice, "own_moments", False):
         return applications.pixel_moments(choice.options["name"])
     return None
 
 
 def rescales_images(model: keras.Model) -> bool:
-    """True if the first layer of a network is a Rescaling or Normalization layer."""
+    """Return whether the first layer of a network rescales or normalizes images."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     inner = (x for x in model.layers if not isinstance(x, keras.layers.InputLayer))
     return isinstance(next(inner, None), kinds)
 
 
 def pretrained(name: str) -> dict[str, np.ndarray]:
-    """The variables by name of a network, keras:NAME, that Keras has trained on
-    ImageNet; OSError where they are not on this machine and cannot be fetched.
-    """
+    """Return Keras' ImageNet variables of keras:NAME; OSError if they are missing."""
     name = choices.find("model", name).options["name"]
     model = build_network(lambda: applications.create_pretrained(name))
     return {variable.path: variable.numpy() for variable in model.variables}
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
-    """The noise inputs: per dropout layer, name -> shape for one image."""
+    """Return the noise inputs: per dropout layer, name -> shape for one image."""
     return {x.name: tuple(x.shape[1:]) for x in model.inputs if x.name != IMAGES}
 
 
 def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
-    """The network for inference, from its images alone to its logits, or to the output
-    of a layer: without dropout layers and inputs of noise. The other layers are shared
-    with the model.
-    """
+    """Return the network for inference, from images to logits or a layer's output."""
     if len(model.inputs) == 1 and not layer:
         return model
     outputs = {}
@@ -209,7 +196,7 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     )
     if layer and layer not in outputs:
         raise ConfigError(
-            f"features={layer}: there is no such layer; {nearest(layer, outputs)}"
+            f"features={layer} is not a layer; {nearest(layer, outputs)}"
             f"layers: {', '.join(outputs)}"
         )
     [images] = (x for x in model.inputs if x.name == IMAGES)

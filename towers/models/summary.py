@@ -13,9 +13,7 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def activation_bytes(model: keras.Model) -> int:
-    """Bytes of the outputs of all layers for one image, in the types that they have:
-    about what training keeps of it for the backward pass.
-    """
+    """Return the bytes of all outputs of layers for one image, which training keeps."""
     outputs = (keras.tree.flatten(layer.output) for layer in model.operations)
     return sum(
         math.prod(x.shape[1:]) * tf.as_dtype(x.dtype).size
@@ -30,20 +28,17 @@ CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 
 
 def flops_per_image(model: keras.Model) -> int:
-    """Floating-point operations of the forward pass on one image.
+    """Count the floating-point operations of the forward pass on one image.
 
-    A multiplication and an addition per weight of a convolution or dense layer and per
-    position of its output, padding counted like pixels, and so is what `SameConv2D` can
-    leave out; and per channel for each pair of tokens in both products of attention;
-    nothing else. Training takes about three times as much. ValueError where a layer has
-    parameters and is of no kind that is counted.
+    Counted are the products of convolutions, dense layers and attention, with padding
+    and what `SameConv2D` leaves out; ValueError if another layer has parameters.
     """
     return sum(_flops(layer) for layer in model.layers)
 
 
 def _flops(layer):
     if isinstance(layer, (*CONVOLUTIONS, layers.Dense, Whitening)):
-        # A kernel of a grouped convolution has the inputs of one group only.
+        # The kernel of a grouped convolution has the inputs of one group only.
         image = layer.input if isinstance(layer, SameConv2D) else layer.output
         positions = math.prod(image.shape[1:-1])
         kernels = [w for w in layer.weights if "kernel" in w.name]

@@ -1,21 +1,19 @@
-"""Names and layouts of our variables in state dicts of PyTorch, in both directions.
+r"""Names and layouts of our variables in state dicts of PyTorch, in both directions.
 
-A family of networks has tables of names in its module, `TORCH_NAMES`, one for each
-program that writes its files; the first one is also written by exports. A row has a
-regular expression for the path of a layer of ours, or of a variable that is no kernel,
-bias, scale or moment, and their name of the module or parameter:
+A family of networks has `TORCH_NAMES` in its module, a table per program that writes
+its files; exports use the first one. Rows map a regular expression, for the path of a
+layer or of a variable that is not in KINDS, to the name of their module or parameter:
 
     TORCH_NAMES = (
         {
-            r"stage(\\d+)_block(\\d+)_conv(\\d)": r"layer\\1.{\\2-1}.conv\\3",
-            r"block(\\d+)_key": r"blocks.{\\1-1}.attn.qkv[1/3]",
+            r"stage(\d+)_block(\d+)_conv(\d)": r"layer\1.{\2-1}.conv\3",
+            r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
             r"tokens/class_token": "cls_token",
         },
     )
 
-`\\1` is a group of the expression, `{\\1-1}` a number that they count from 0, and
-`[1/3]` the second third of their tensor along its first axis. A network of the user in
-FILE.py may have `TORCH_NAMES`, too.
+`\1` is a group, `{\1-1}` a number counted from 0, and `[1/3]` the second third of
+their tensor along its first axis. A network in FILE.py may have `TORCH_NAMES`, too.
 """
 
 import collections
@@ -27,6 +25,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from towers.config import factories
 
@@ -50,18 +49,19 @@ class Place(NamedTuple):
     parts: int = 1
 
     def part_of(self, values: np.ndarray) -> np.ndarray:
+        """Return the part of a tensor."""
         return np.split(values, self.parts)[self.part] if self.parts > 1 else values
 
 
 def tables(model: str) -> Sequence[Table]:
-    """The tables of names of a network, the value of --model; empty without any."""
+    """Return the tables of a network, a value of --model; empty if it has none."""
     target = factories.resolve("model", model)
     module = inspect.getmodule(getattr(target, "func", target))
     return getattr(module, "TORCH_NAMES", ())
 
 
 def place(variable: str, table: Table) -> Place | None:
-    """The place of a variable, such as conv1/kernel; None where it has none."""
+    """Return the place of a variable, such as conv1/kernel, if it has one."""
     layer, _, own_name = variable.rpartition("/")
     for pattern, template in table.items():
         if match := re.fullmatch(pattern, variable):
@@ -75,7 +75,8 @@ def place(variable: str, table: Table) -> Place | None:
             lambda number: str(int(number[1]) - 1),
             match.expand(template),
         )
-        name, part, parts = re.fullmatch(r"(.*?)(?:\[(\d)/(\d)\])?", name).groups()
+        name, _, share = name.removesuffix("]").partition("[")
+        part, _, parts = share.partition("/")
         return Place(name + suffix, int(part or 0), int(parts or 1))
     return None
 
@@ -83,32 +84,28 @@ def place(variable: str, table: Table) -> Place | None:
 def places(
     variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
 ) -> tuple[dict[str, Place], Table]:
-    """The places of variables by the table with which most are among the names, and
-    this table; both are empty without any.
-    """
-    variables, names, best = list(variables), set(names), ({}, {})
+    """Return the places of variables by the table with most of the names, and it."""
+    variables, names = list(variables), set(names)
+    pairs: list[tuple[dict[str, Place], Table]] = [({}, {})]
     for table in choice:
         placed = {v: p for v in variables if (p := place(v, table)) and p.name in names}
-        best = max(best, (placed, table), key=lambda pair: len(pair[0]))
-    return best
+        pairs.append((placed, table))
+    return max(pairs, key=lambda pair: len(pair[0]))
 
 
 def prefix(
     variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
 ) -> str:
-    """Returns what wrappers put before the names of a network's tensors, such as
-    "module." or "model."; of several networks in a file the averages' prefix, else
-    ValueError.
-    """
+    """Return what wrappers, such as averages, put before the names of tensors."""
     variables = list(variables)
     ends = {p.name for table in choice for x in variables if (p := place(x, table))}
-    counts = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for name in names:
         parts = name.split(".")
         tails = (".".join(parts[i:]) for i in range(len(parts)))
         counts.update(name.removesuffix(x) for x in tails if x in ends)
     most = max(counts.values(), default=0)
-    if 2 * most < len(variables):  # of another network
+    if 2 * most < len(variables):  # another network
         return ""
     found = [x for x, count in counts.items() if count == most]
     averages = [x for x in found if "ema" in x or "average" in x]
@@ -119,7 +116,7 @@ def prefix(
 
 
 def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:
-    """The rows of single variables, such as tokens/class_token, that are not ours."""
+    """Return the rows of single variables, such as tokens/class_token, we lack."""
     return {
         variable: name
         for variable, name in table.items()
@@ -128,9 +125,10 @@ def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:
 
 
 def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> tuple:
-    """The shape that their tensor, or a part of it, has in our layout. Axes of size 1
-    are placed as in our shape where the others agree: a depthwise kernel [c, 1, h, w]
-    is [h, w, c, 1] or [h, w, 1, c] here.
+    """Return the shape of their tensor, or a part of it, in our layout.
+
+    Axes of size 1 are placed as in our shape if the others agree: a depthwise kernel
+    [c, 1, h, w] is [h, w, c, 1] or [h, w, 1, c] here.
     """
     shape = tuple(shape)
     if variable.endswith("/kernel"):
@@ -140,16 +138,14 @@ def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> t
 
 
 def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
-    """Their values, a kernel with the axes in our order: [h, w, inputs, outputs]."""
+    """Return their values with kernels in our order, [h, w, inputs, outputs]."""
     if variable.endswith("/kernel"):
         return values.transpose((*range(2, values.ndim), 1, 0))
     return values
 
 
 def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
-    """The variables of a network as the state dict of a program, in C order, which
-    safetensors needs; KeyError where the table lacks one.
-    """
+    """Return the state dict of a network; KeyError if the table lacks a variable."""
     parts: dict[str, dict[int, np.ndarray]] = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -158,10 +154,10 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
                 raise KeyError(variable.path)
             if variable.path.endswith("/kernel"):
                 values = values.transpose((-1, -2, *range(values.ndim - 2)))
-            elif values.ndim == 2:  # of tokens, for all images of a batch
+            elif values.ndim == 2:  # tokens, for all images of a batch
                 values = values[None]
             parts.setdefault(where.name, {})[where.part] = values
-    return {
+    return {  # in C order, which safetensors needs
         name: np.concatenate(
             [np.ascontiguousarray(values[part]) for part in sorted(values)]
         )
@@ -170,34 +166,15 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
 
 
 def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
-    """True if positions [1, tokens, channels] belong to a class token and a square of
-    patches, with as many channels as ours [tokens, channels].
-    """
+    """Return whether positions of a class token and a square of patches fit ours."""
     if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
         return False
     return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1
 
 
 def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Positions [1 + n * n, channels] of a class token and patches for another grid of
-    patches: float64 [1 + rows * columns, channels].
-
-    As `resample_abs_pos_embed` of timm: bicubic with antialiasing, after Pillow, with
-    Keys' coefficient -0.5.
-    """
-    positions = np.asarray(positions, np.float64)
+    """Resample positions of a class token and a square of patches, as timm does."""
     size = math.isqrt(len(positions) - 1)
-    rows, columns = (_bicubic(size, count) for count in grid)
-    patches = positions[1:].reshape(size, size, -1)
-    patches = np.einsum("yi,xj,ijc->yxc", rows, columns, patches, optimize=True)
+    patches = np.asarray(positions[1:], np.float32).reshape(size, size, -1)
+    patches = tf.image.resize(patches, grid, "bicubic", antialias=True).numpy()
     return np.concatenate([positions[:1], patches.reshape(math.prod(grid), -1)])
-
-
-def _bicubic(size, new_size):
-    """The weights [new_size, size] of samples."""
-    scale = size / new_size
-    centers = (np.arange(new_size) + 0.5) * scale - 0.5
-    x = np.abs(np.arange(size) - centers[:, None]) / max(scale, 1)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
-    return weights / weights.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""A network is built, and its variables are named and get their initial values."""
+"""Building of networks: names and initial values of their variables."""
 
 import contextlib
 import zlib
@@ -12,9 +12,11 @@ from towers.keras_internals import initialize
 
 
 def variable_names(variables: list[keras.Variable]) -> list[str]:
-    """The paths of a model's variables, such as "conv1/kernel"; ValueError where two
-    are the same, or one is the state of a random generator, which would make a tower
-    depend on its history.
+    """Return the paths of a model's variables, such as "conv1/kernel".
+
+    Raises:
+        ValueError: two are the same, or one is the state of a random generator, which
+            would make a tower depend on its history.
     """
     names = [variable.path for variable in variables]
     repeated = {name for name in names if names.count(name) > 1}
@@ -34,13 +36,11 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
 def build_network(
     create: Callable[[], keras.Model], seed: int = 0, policy: str = "float32"
 ) -> keras.Model:
-    """A network on the CPU whose initial values are functions of (seed, name).
+    """Build a network on the CPU whose initial values are functions of (seed, name).
 
-    Keras numbers automatic names, and draws initial values, through a process. Here
-    `create` runs in a new thread, where the numbers begin anew, and makes variables
-    without values, which are drawn when their names are known. Values that `create` has
-    assigned, such as values of a file, stay. Where it cannot build the network without
-    values, it is called once more, after Keras' generators have been set to the seed.
+    Keras numbers names, and draws values, through a process. Here `create` runs in a
+    new thread, and makes variables without values, which are drawn when their names are
+    known. If it cannot, it is called once more, with Keras' generators set to the seed.
     """
 
     def without_values():
@@ -65,7 +65,7 @@ def build_network(
 
 @contextlib.contextmanager
 def keras_settings(policy: str = "float32") -> Iterator[None]:
-    """Keras' global settings fixed while a model is built, whatever keras.json says."""
+    """Fix Keras' global settings while a model is built."""
     before = (
         keras.config.dtype_policy(),
         keras.config.floatx(),
@@ -94,7 +94,7 @@ def _in_new_thread(function):
 
 
 def _initialize(variable, value, seed):
-    """Gives a variable its first value: the assigned one, or one that is drawn."""
+    """Give a variable its first value: the assigned one, or a drawn one."""
 
     def replace(initializer):
         if value is not None:

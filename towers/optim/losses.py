@@ -12,34 +12,34 @@ from towers.errors import ConfigError
 from towers.optim.vector import Layout
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
-# floats [n, num_classes] of mixed images and of images with several labels.
+# floats [n, num_classes] for mixed images and images with several labels.
 LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> LossFn:
-    """The named loss, with an attribute `multi_label`.
+    """Return the named loss, with an attribute `multi_label`.
 
     Args:
         name: in `towers.config.choices.LOSSES`, or FILE.py:FUNCTION.
         multi_label: whether labels are sets, floats [n, num_classes] of 0 and 1;
             "cross_entropy" is then binary cross-entropy of sigmoids.
         **options: label_smoothing, class_weights, pos_weights, logit_adjustment,
-            focal_gamma, target_threshold; a loss gets those that its signature names.
+            focal_gamma, target_threshold; a loss gets the ones its signature names.
 
     Raises:
-        ConfigError: the loss is of one label an image, and there are several.
+        ConfigError: the loss takes one label per image, and images have several.
     """
     if multi_label and name == "cross_entropy":
         name = "binary_cross_entropy"
-        options.pop("target_threshold", None)  # of that loss alone
+        options.pop("target_threshold", None)  # an option of --loss=binary_...
     function = factories.resolve("loss", name)
     if multi_label and name == "focal":
         raise ConfigError(
-            f"loss={name}: it is of one label an image, and these have several; set "
+            f"loss={name} takes one label per image, and these have several; set "
             "--loss=binary_cross_entropy"
         )
     options = factories.named_by(function, options | {"multi_label": multi_label})
-    loss_fn = functools.partial(function, **options)
+    loss_fn: Any = functools.partial(function, **options)
     loss_fn.multi_label = multi_label
     return loss_fn
 
@@ -47,12 +47,7 @@ def create_loss(name: str, *, multi_label: bool = False, **options: Any) -> Loss
 def mean_loss(
     losses: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """The mean of the losses of images, a scalar. Weights multiply the losses, not the
-    number of images, as in Keras' reduction "sum_over_batch_size".
-
-    Raises:
-        ConfigError: the loss function gave something else than the loss of each image.
-    """
+    """Return the mean loss, with weights as in Keras' "sum_over_batch_size"."""
     shape = losses.shape if tf.is_tensor(losses) else None
     images = logits.shape[:1]
     if shape is None or shape.rank != 1 or not shape.is_compatible_with(images):
@@ -74,26 +69,26 @@ def cross_entropy(
     *,
     pos_weights: Sequence[float] | None = None,
 ) -> tf.Tensor:
-    """Softmax cross-entropy of each image.
+    """Return the softmax cross-entropy of each image.
 
     The target is (1 - label_smoothing) times the label plus label_smoothing spread
     evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
 
     Args:
         logits: floats [n, num_classes]; 16-bit ones are cast to float32 first.
-        labels: integers [n], or of mixed images floats [n, num_classes] whose rows add
-            up to 1.
+        labels: integers [n], or floats [n, num_classes] of mixed images, with row sums
+            of 1.
         label_smoothing: in [0, 1).
-        class_weights: per class a factor on its term of the sum over the classes, as in
+        class_weights: factor per class on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
-        logit_adjustment: per class what is added to its logit.
+        logit_adjustment: number per class that is added to its logit.
         pos_weights: must be None.
 
     Returns:
         float32 (or float64) [n].
 
     Raises:
-        ConfigError: there are `pos_weights`, which `binary_cross_entropy` takes.
+        ConfigError: `pos_weights` are set, which `binary_cross_entropy` takes.
     """
     if pos_weights is not None:
         raise ConfigError(
@@ -105,7 +100,7 @@ def cross_entropy(
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     targets = _targets(logits, labels, label_smoothing)
     if class_weights is not None:
-        # The fused operation takes the targets to add up to 1 in its gradient.
+        # The gradient of the fused operation assumes targets that add up to 1.
         targets *= tf.constant(class_weights, logits.dtype)
         return -tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=-1)
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
@@ -120,15 +115,10 @@ def focal(
     *,
     focal_gamma: float = 2.0,
 ) -> tf.Tensor:
-    """Cross-entropy whose term of a class is multiplied by (1 - p) ** focal_gamma, p
-    the class's probability (Lin et al. 2017, arXiv:1708.02002).
-
-    Theirs is of sigmoids; this is the form for a softmax. Their alpha is
-    `class_weights`. Other arguments and the result are as of `cross_entropy`.
-    """
+    """Return `cross_entropy` with terms times (1 - p) ** gamma (arXiv:1708.02002)."""
     logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
     logs = tf.nn.log_softmax(logits)
-    # Roots have no gradient at 0.
+    # Roots do not have a gradient at 0.
     rest = tf.maximum(-tf.math.expm1(logs), tf.constant(1e-9, logits.dtype))
     terms = _targets(logits, labels, label_smoothing) * rest**focal_gamma * logs
     if class_weights is not None:
@@ -147,14 +137,13 @@ def binary_cross_entropy(
     pos_weights: Sequence[float] | None = None,
     multi_label: bool = False,
 ) -> tf.Tensor:
-    """Mean over the classes of the sigmoid cross-entropy of each with its target, as in
-    timm and "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476).
+    """Return the mean over the classes of sigmoid cross-entropy, for each image.
 
-    Targets above a `target_threshold` become 1, others 0. `pos_weights` are per class a
-    factor on the term of its positive images, as `pos_weight` of PyTorch's
-    `BCEWithLogitsLoss`. With `multi_label` labels are sets, and smoothing moves each
-    target towards 1/2, as in Keras' `BinaryCrossentropy`. Other arguments and the
-    result are as of `cross_entropy`.
+    As in timm and "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476).
+    Targets above a `target_threshold` become 1, others 0. `pos_weights` are factors on
+    the terms of the positive images of each class, as in PyTorch's `BCEWithLogitsLoss`.
+    With `multi_label` labels are sets, and smoothing moves each target towards 1/2, as
+    in Keras' `BinaryCrossentropy`. Other arguments are as in `cross_entropy`.
 
     Raises:
         ConfigError: all smoothed labels would be on one side of the threshold.
@@ -185,13 +174,11 @@ def binary_cross_entropy(
 def distillation(
     loss_fn: LossFn, temperature: float, weight: float
 ) -> Callable[..., tf.Tensor]:
-    """A weighted mean of a loss and the distillation loss (Hinton et al. 2015,
-    arXiv:1503.02531): (logits, labels, a teacher's logits [n, num_classes]) -> loss of
-    each image [n].
+    """Return the weighted mean of a loss and the distillation loss (arXiv:1503.02531).
 
-    The distillation loss is temperature ** 2 times the Kullback-Leibler divergence
-    between the softmaxes of both logits over the temperature: the cross-entropy with
-    soft targets, less a constant. It has the given weight, the other loss 1 - weight.
+    It maps (logits, labels, a teacher's logits) to losses [n]. The distillation loss is
+    temperature ** 2 times the divergence of the softmaxes of logits over the
+    temperature.
     """
 
     def taught_loss(logits, labels, teacher_logits):
@@ -206,7 +193,6 @@ def distillation(
 
 
 def _adjusted(logits, adjustment):
-    """The logits in float32 or float64, with what is added to each class."""
     if logits.dtype in (tf.bfloat16, tf.float16):
         logits = tf.cast(logits, tf.float32)
     if adjustment is not None:
@@ -215,9 +201,7 @@ def _adjusted(logits, adjustment):
 
 
 def _targets(logits, labels, label_smoothing, num_targets=None):
-    """The labels as floats [n, num_classes], smoothed evenly over a number of targets,
-    by default the classes.
-    """
+    """Return floats [n, num_classes], smoothed over `num_targets`, by default all."""
     num_classes = logits.shape[-1]
     if not labels.dtype.is_floating:
         labels = tf.one_hot(labels, num_classes, dtype=logits.dtype)
@@ -226,10 +210,7 @@ def _targets(logits, labels, label_smoothing, num_targets=None):
 
 
 class WeightDecay:
-    """The penalties of the regularizers of trainable variables, with the layout of
-    their vectors, or of shards. L2 penalties are coefficients per vector or row; others
-    are computed parameter by parameter.
-    """
+    """Penalties of the regularizers of trainable variables, as vectors of a layout."""
 
     def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
         coefficients, self._others = [], []
@@ -244,7 +225,7 @@ class WeightDecay:
     def __call__(
         self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The penalty, a scalar, and the gradients with its gradient added, vectors."""
+        """Return the penalty, a scalar, and the gradients with its gradient added."""
         gradients, penalties = list(gradients), []
         pairs = zip(params, self._columns, strict=True)
         for number, (param, column) in enumerate(pairs):
@@ -252,7 +233,7 @@ class WeightDecay:
                 continue
             decay = tf.constant(column, param.dtype) * param
             gradients[number] += decay
-            if isinstance(column, float):  # one pass over the parameter
+            if isinstance(column, float):
                 penalties.append(column * tf.nn.l2_loss(param))
             else:
                 penalties.append(0.5 * tf.reduce_sum(param * decay))
@@ -271,12 +252,7 @@ class WeightDecay:
 
 
 def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
-    """Removes the regularizers of trainable variables, for an optimizer that applies
-    weight decay itself: per variable the coefficient of half its sum of squares.
-
-    Raises:
-        ValueError: a penalty is no weight decay.
-    """
+    """Remove the regularizers of variables; return the weight decay of each."""
     coefficients = []
     for variable in variables:
         regularizer, variable.regularizer = variable.regularizer, None
@@ -286,7 +262,7 @@ def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
             coefficients.append(2 * float(regularizer.l2))
         else:
             raise ValueError(
-                f"the penalty {type(regularizer).__name__} of {variable.path} is no "
+                f"the penalty {type(regularizer).__name__} of {variable.path} is not "
                 "weight decay, and the optimizer applies nothing else"
             )
     return tuple(coefficients)

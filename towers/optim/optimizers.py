@@ -1,9 +1,7 @@
 """Optimizers: pure functions from the mean gradient to the next parameters.
 
-An elementwise optimizer is called with vectors of many parameters (see `vector`), any
-other one with one parameter at a time. The learning rate stays outside the velocity
-(velocity is momentum * velocity + direction), hence a change of the rate acts at once
-on the whole velocity. The names of the slots are those in a checkpoint:
+The learning rate stays outside the velocity, which is momentum * velocity + direction,
+so a change of the rate acts at once on the whole velocity. Checkpoints name slots
 `slots/<param>/<slot>`.
 """
 
@@ -23,19 +21,19 @@ Slots = dict[str, tf.Tensor]
 class UpdateContext(NamedTuple):
     """Arguments of an update besides the parameters and their gradients.
 
-    For a vector of many parameters, each entry but the step and the constants is one
-    number for all of them, or an array [rows, 1] with the number of each row's
-    parameter. The norms are Euclidean, of the whole parameter and of its clipped
-    gradient or `Optimizer.direction`; None where the optimizer needs no norms.
+    For a vector of many parameters, all but the step and the constants is one number
+    for all of them, or an array [rows, 1] with the number of each row's parameter.
+    Norms are Euclidean, of the whole parameter and of its clipped gradient or
+    `Optimizer.direction`; None if the optimizer needs no norms.
     """
 
     rate: tf.Tensor  # learning rate, of the parameters' dtype
     step: tf.Tensor  # int64 scalar, the steps taken before this one
-    decay: float | tf.Tensor = 0.0  # of weight decay, where the optimizer applies it
+    decay: float | tf.Tensor = 0.0  # weight decay, if the optimizer applies it
     rank: int | tf.Tensor = 1  # number of axes of the parameter
     param_norm: tf.Tensor | None = None
     gradient_norm: tf.Tensor | None = None
-    constants: Any = None  # what `Optimizer.constants` gives for the step, if it has it
+    constants: Any = None  # result of `Optimizer.constants` for the step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +41,19 @@ class Optimizer:
     """The update of parameters.
 
     Attributes:
-        slots: names of the tensors that it keeps, zero at first and of the shape in
-            which `update` gets the parameter.
+        slots: names of its tensors, initially zero, in the shape of the parameter.
         update: (param, slots, gradient, context) -> (param, slots).
-        elementwise: whether an element's update needs the other elements at most
-            through the norms. It then gets vectors [rows, 16] of many parameters, or of
-            slices of them, each padded with zeros to whole rows, and must stay finite
-            where all are 0. Else it gets one parameter at a time, in its own shape.
+        elementwise: whether an element's update depends on other elements only through
+            the norms. It then gets vectors [rows, 16] of many parameters, or of slices
+            of them, each padded with zeros to whole rows, and must stay finite for
+            zeros. Else it gets one parameter at a time, in its own shape.
         needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
         direction: (param, slots, gradient, context without norms) -> the tensor whose
             norm is `gradient_norm`; None for the gradient.
-        takes_decay: whether it applies the weight decay, which is then not in the loss.
+        takes_decay: whether it applies weight decay, which is then not in the loss.
         stackable: whether an update without norms also takes parameters of one shape,
             stacked along a new first axis, with the context of one of them.
-        constants: step -> what it needs once for all parameters.
+        constants: step -> values that all parameters share.
     """
 
     slots: tuple[str, ...]
@@ -72,7 +69,7 @@ class Optimizer:
 
 
 def sgd(*, momentum: float = 0.0) -> Optimizer:
-    """Gradient descent; with a momentum the heavy ball of Polyak (1964)."""
+    """Create gradient descent, with a momentum Polyak's heavy ball (1964)."""
 
     def update(param, slots, gradient, context):
         return _move(param, slots, gradient, context.rate, momentum)
@@ -81,7 +78,7 @@ def sgd(*, momentum: float = 0.0) -> Optimizer:
 
 
 def nesterov(*, momentum: float) -> Optimizer:
-    """Nesterov's momentum in the form of Sutskever et al. (2013)."""
+    """Create Nesterov's momentum in the form of Sutskever et al. (2013)."""
 
     def update(param, slots, gradient, context):
         ahead, moved = _look_ahead(slots, gradient, momentum)
@@ -93,9 +90,7 @@ def nesterov(*, momentum: float) -> Optimizer:
 def rmsprop(
     *, rho: float = 0.9, epsilon: float = 1e-7, momentum: float = 0.0
 ) -> Optimizer:
-    """Gradients over the root of their mean square (Tieleman and Hinton 2012), followed
-    by momentum; epsilon is added to the mean square below the square root.
-    """
+    """Create RMSProp (Tieleman and Hinton 2012), epsilon in the root, and momentum."""
 
     def update(param, slots, gradient, context):
         second = rho * slots["second_moment"] + (1 - rho) * tf.square(gradient)
@@ -109,12 +104,7 @@ def rmsprop(
 def adamw(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019): what is subtracted
-    includes rate * decay * param.
-
-    Adam follows Kingma and Ba (2015) in the form at the end of their section 2, where
-    epsilon is added to the root of the uncorrected moment.
-    """
+    """Create AdamW (Loshchilov and Hutter 2019); epsilon is next to the raw root."""
 
     def update(param, slots, gradient, context):
         moments = _moments(slots, gradient, beta1, beta2)
@@ -135,7 +125,7 @@ def adamw(
 def adam(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """`adamw` with weight decay added to the gradient (L2 regularization)."""
+    """Create `adamw` with weight decay added to the gradient (L2 regularization)."""
     update = adamw(beta1=beta1, beta2=beta2, epsilon=epsilon)
     return dataclasses.replace(update, takes_decay=False)
 
@@ -143,12 +133,7 @@ def adam(
 def lamb(
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
-    """Layer-wise adaptive Adam (You et al. 2020, arXiv:1904.00962, algorithm 2).
-
-    Adam's direction, with epsilon next to the root of the corrected moment, plus
-    decay * param is scaled, for a kernel, by |param| / |direction|, or by 1 where a
-    norm is 0. Vectors are not scaled, as in the authors' program.
-    """
+    """Create LAMB (arXiv:1904.00962, algorithm 2), which does not scale vectors."""
 
     def move(param, slots, gradient, context):
         moments = _moments(slots, gradient, beta1, beta2)
@@ -177,9 +162,7 @@ def lamb(
 
 
 def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
-    """Signs of an interpolated momentum (Chen et al. 2023, arXiv:2302.06675, algorithm
-    2), with decoupled weight decay; `momentum_decay` is their beta2.
-    """
+    """Create Lion (arXiv:2302.06675), whose beta2 is `momentum_decay`."""
 
     def update(param, slots, gradient, context):
         first = slots["first_moment"]
@@ -192,13 +175,7 @@ def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
 
 
 def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
-    """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888, algorithm 1, but
-    with the learning rate outside of the velocity).
-
-    Gradient and weight decay of a kernel are scaled by
-    trust_coefficient * |param| / (|gradient| + decay * |param|), or by 1 where a norm
-    is 0. Vectors (biases, scales and offsets of normalizations) are not scaled.
-    """
+    """Create LARS (arXiv:1708.03888, algorithm 1), which does not scale vectors."""
 
     def update(param, slots, gradient, context):
         direction = _with_decay(param, gradient, context)
@@ -213,13 +190,10 @@ def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimize
 
 
 def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
-    """Orthogonalized momentum for convolutions (Jordan et al. 2024), `nesterov` for
-    everything else.
+    """Create Muon (Jordan et al. 2024) for convolutions, `nesterov` for the rest.
 
-    A convolution's kernel [height, width, inputs, filters] is scaled to the norm
-    sqrt(filters), which fixes how far a rate turns it, and moves along its Nesterov
-    momentum with all singular values brought near 1. At a rate of 0 it does not change.
-    Weight decay concerns the other parameters only.
+    A kernel is scaled to the norm sqrt(filters), and moves along its Nesterov momentum
+    with singular values near 1, without weight decay.
     """
 
     def update(param, slots, gradient, context):
@@ -232,7 +206,7 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
         ahead = orthogonalized(tf.reshape(ahead, [*stacked, -1, filters]))
         root = tf.sqrt(tf.cast(filters, param.dtype))
         scale = tf.math.divide_no_nan(root, _norm(param, 4))
-        param *= tf.where(context.rate > 0, scale, 1.0)  # frozen ones do not change
+        param *= tf.where(context.rate > 0, scale, 1.0)  # unless frozen
         return param - context.rate * tf.reshape(ahead, param.shape), moved
 
     return Optimizer(
@@ -241,18 +215,12 @@ def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
 
 
 def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
-    """A matrix [..., m, n] with the same singular vectors and singular values near 1.
-
-    Newton and Schulz' iteration, with the quintic of the public speedruns, on the
-    matrix over its norm: a step multiplies small singular values by up to 3.4, so that
-    three of them bring those above 0.02 of the norm to somewhere in 0.65..1.2.
-    """
+    """Bring the singular values of matrices [..., m, n] near 1 (Newton and Schulz)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     *_, rows, columns = matrix.shape
     x = matrix / (_norm(matrix, 2) + 1e-7)
-    # All steps multiply by polynomials of one product with the transpose, the smaller
-    # of the two. These commute, so that x itself is needed first and last only, which
-    # halves the operations for 3x3 kernels.
+    # Steps multiply by polynomials of the smaller product with the transpose. These
+    # commute, so x is needed only first and last: half the operations for 3x3 kernels.
     square = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
     # A constant: TensorFlow folds no `tf.eye` of this size, and computes it each time.
     total = identity = tf.constant(np.eye(min(rows, columns)), x.dtype)
@@ -265,7 +233,6 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
 
 
 def _norm(arrays, num_axes):
-    """Euclidean norms over the last axes, which are kept."""
     axes = list(range(-num_axes, 0))
     return tf.sqrt(tf.reduce_sum(tf.square(arrays), axes, keepdims=True))
 
@@ -279,13 +246,13 @@ def _moments(slots, gradient, beta1, beta2):
 
 
 def _corrections(step, *betas):
-    """Bias corrections of the moments after `step` + 1 updates, float64."""
+    """Return bias corrections of the moments after `step` + 1 updates, float64."""
     count = tf.cast(step + 1, tf.float64)
     return [1 - tf.constant(beta, tf.float64) ** count for beta in betas]
 
 
 def _over_norm(context, length, norm):
-    """Length / norm of kernels, and 1 of vectors and where a norm is 0."""
+    """Return length / norm for kernels; 1 for vectors and if a norm is 0."""
     both = (context.param_norm > 0) & (context.gradient_norm > 0) & (context.rank > 1)
     one = tf.ones_like(norm)
     return tf.where(both, length / tf.where(both, norm, one), one)
@@ -296,7 +263,6 @@ def _velocity_slot(momentum):
 
 
 def _move(param, slots, direction, rate, momentum):
-    """A step along the direction, or with a momentum along the velocity."""
     if momentum == 0:
         return param - rate * direction, {}
     velocity = momentum * slots["velocity"] + direction
@@ -304,7 +270,6 @@ def _move(param, slots, direction, rate, momentum):
 
 
 def _look_ahead(slots, direction, momentum):
-    """The direction of Nesterov's form, and the new slots."""
     velocity = momentum * slots["velocity"] + direction
     return direction + momentum * velocity, {"velocity": velocity}
 
@@ -318,16 +283,18 @@ def _with_decay(param, gradient, context):
 def create_optimizer(
     name: str, options: Mapping[str, float] | None = None, **hyperparameters: float
 ) -> Optimizer:
-    """The named optimizer of `towers.config.choices.OPTIMIZERS`, or FILE.py:FUNCTION.
+    """Create an optimizer of `towers.config.choices.OPTIMIZERS`, or FILE.py:FUNCTION.
 
-    It gets the hyperparameters (momentum, rho, beta1, ...) that its signature names,
-    and all `options`, which have no flags. ConfigError where it takes no such option,
-    or a file gives no Optimizer.
+    It gets the hyperparameters (momentum, rho, beta1, ...) in its signature, and all
+    `options`.
+
+    Raises:
+        ConfigError: it does not take an option, or a file does not return an Optimizer.
     """
     create, options = factories.resolve("optimizer", name), options or {}
     names = factories.argument_names(create)
-    for option in options if names is not None else ():
-        if option not in names:
+    for option in options:
+        if names is not None and option not in names:
             raise ConfigError(
                 f"optimizer_options: optimizer={name} takes no {option!r}; "
                 f"{nearest(option, names)}it takes {', '.join(names) or 'none'}"

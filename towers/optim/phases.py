@@ -1,7 +1,7 @@
 """Phases of a run: progressive resizing and layer freezing.
 
-All phases have the same parameters. Each is traced apart, so what its steps leave out
-costs nothing. A phase is referred to by its number.
+All phases have the same parameters. Each is traced separately, so what its steps leave
+out costs nothing. Functions refer to a phase by its number.
 """
 
 import math
@@ -17,12 +17,9 @@ from towers.optim.schedules import exact
 
 
 class Phase(NamedTuple):
-    """Steps that are alike. The networks of all phases have variables of the same
-    names, shapes and order. The gradient of frozen parameters, weight decay included,
-    counts as zero and is not computed.
-    """
+    """Steps with one network and one set of frozen parameters, without gradients."""
 
-    end_step: float  # the first step that is not of it; infinite for the last phase
+    end_step: float  # first step after it; infinite for the last phase
     model: keras.Model  # the network for images of this phase's size
     frozen: frozenset[str] = frozenset()  # names of parameters
 
@@ -35,12 +32,11 @@ def create_phases(
     freezing_steps: Mapping[str, int],
     create_model: Callable[[int, int], keras.Model],
 ) -> tuple[Phase, ...]:
-    """The phases of a run; empty where all steps are alike and nothing is frozen.
+    """Return the phases of a run; empty if it has one phase and nothing is frozen.
 
-    `early_sizes` are (pixels of the shorter side, part of the run at which they end),
-    both growing; `freezing_steps` name -> step from which on a parameter is frozen;
-    `create_model` height, width -> the network for such images. ConfigError where the
-    images cannot be downscaled so, or the smaller network has other variables.
+    `early_sizes` are (pixels of the shorter side, part of the run at which they end);
+    `freezing_steps` name -> step from which a parameter is frozen; `create_model`
+    height, width -> the network for such images.
     """
     early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {
@@ -48,8 +44,8 @@ def create_phases(
         for size, part in early_sizes
     }
     ends = {end for end, _ in early} | set(freezing_steps.values())
-    phases, begin = [], 0
-    for end in sorted(end for end in ends if 0 < end < total_steps) + [math.inf]:
+    phases, begin = [], 0.0
+    for end in [*sorted(end for end in ends if 0 < end < total_steps), math.inf]:
         size = next((size for until, size in early if begin < until), 0)
         frozen = {name for name, since in freezing_steps.items() if since <= begin}
         phases.append(Phase(end, smaller.get(size, model), frozenset(frozen)))
@@ -58,7 +54,6 @@ def create_phases(
 
 
 def _smaller_model(model, size, source, create_model):
-    """The network for images of a smaller size, with the same variables and noise."""
     full_size = image_size(model)
     height, width = (round(size * x / min(full_size)) for x in full_size)
     if size >= min(full_size):
@@ -91,23 +86,23 @@ def _shapes_of_noise(model):
 
 
 def phases_of(phases: Sequence[Phase], model: keras.Model) -> list[Phase]:
-    """The phases, or the single one of a run without any."""
+    """Return the phases, or the single one of a run without phases."""
     return list(phases) or [Phase(math.inf, model)]
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> int:
-    """The number of the phase to which a step, 0 for the first one, belongs."""
+    """Return the number of the phase of a step, which is 0 for the first one."""
     return next(i for i, phase in enumerate(phases) if step < phase.end_step)
 
 
 def steps_within(phases: Sequence[Phase], step: int, num_steps: int) -> tuple[int, int]:
-    """The phase of a step, and how many of the steps from there on belong to it."""
+    """Return the phase of a step, and how many of the next steps belong to it."""
     phase = phase_at(phases, step)
     return phase, int(min(num_steps, phases[phase].end_step - step))
 
 
 def image_size(model: keras.Model) -> tuple[int, int]:
-    """Height and width of the images that a network takes."""
+    """Return height and width of the images that a network takes."""
     [height_and_width] = [x.shape[1:3] for x in model.inputs if x.name == "images"]
     return tuple(height_and_width)
 
@@ -115,26 +110,21 @@ def image_size(model: keras.Model) -> tuple[int, int]:
 def resize_to_phase(
     batch: Mapping[str, tf.Tensor], model: keras.Model
 ) -> dict[str, tf.Tensor]:
-    """The batch with its images downscaled to the size that the network takes."""
+    """Downscale the images of a batch to the size that the network takes."""
     if tuple(batch["images"].shape[1:3]) == image_size(model):
         return dict(batch)
     return dict(batch) | {"images": downscale(batch["images"], *image_size(model))}
 
 
 def downscale(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Images [n, height, width, channels] downscaled to a smaller size.
-
-    Every new pixel is a mean with triangular weights that reach as far as one new pixel
-    is wide, to both sides, as in TensorFlow's antialiased bilinear `tf.image.resize`;
-    written as two matrix products, which run wherever the network does.
-    """
+    """Downscale images as antialiased `tf.image.resize`, by matrix products."""
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
     return tf.einsum("yh,nhwc,xw->nyxc", down, images, across)
 
 
 def _weights(length: int, smaller: int) -> np.ndarray:
-    """float64 [smaller, length]: what each pixel adds to each new one."""
+    """Return the triangular weights of pixels in new pixels, [smaller, length]."""
     scale = length / smaller
     centers = (np.arange(smaller)[:, None] + 0.5) * scale - 0.5
     weights = np.maximum(0, 1 - np.abs(np.arange(length) - centers) / scale)

@@ -1,9 +1,8 @@
-"""Learning-rate schedules, functions of the number of images trained on, and rates of
-single parameters.
+"""Learning-rate schedules by images trained on, and rates of single parameters.
 
-Counting images, not steps, means that no schedule changes with the number of towers or
-workers. (The multi-GPU tutorial counts the steps of one tower: with N towers its rate
-decays N times late.)
+By images, not steps, a schedule does not change with the number of towers or workers.
+(The multi-GPU tutorial counts the steps of one tower: with N towers its rate decays N
+times late.)
 """
 
 import fnmatch
@@ -20,30 +19,26 @@ from towers.config.list_options import ParamRate
 from towers.errors import ConfigError, nearest
 from towers.optim.update import RateFn
 
-# A schedule takes the images trained on, an int64 scalar, and gives the rate, float64;
-# of a tensor of them it gives the rates.
+# Images trained on, int64 of any shape -> rates, float64.
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
-# Where `one_cycle` begins, as a part of its highest rate; fastai and PyTorch divide by
-# 25 as well by default.
+# First rate of `one_cycle` over its highest, as in fastai and PyTorch.
 CYCLE_START = 0.04
 
-# No run needs a finer part of an epoch, or more images.
+# Finest part of an epoch, and most images of a run.
 _FINEST = Fraction(1, 10**7)
 _MAX_IMAGES = 2**100
 
 
 def exact(number: float) -> Fraction:
-    """The fraction that a float approximates: 11/10 for 1.1, and 5/6 for the result of
-    5 / 6. A number above 0 stays above 0.
-    """
+    """Return the fraction that a float approximates, such as 11/10 for 1.1."""
     if 0 < number < _FINEST:
         return _FINEST
     return Fraction(number).limit_denominator(_FINEST.denominator)
 
 
 def num_images(epochs: float, num_examples: int) -> Fraction:
-    """Number of images in `epochs` of `num_examples` each.
+    """Return the number of images in `epochs` of `num_examples` each, as a fraction.
 
     In floats 1.1 epochs of 50,000 are 55,000.00000000001 images, and a step too many.
     """
@@ -51,7 +46,7 @@ def num_images(epochs: float, num_examples: int) -> Fraction:
 
 
 def constant(learning_rate: float) -> Schedule:
-    """The same rate throughout."""
+    """Keep the rate."""
     return lambda images_seen: tf.fill(
         tf.shape(images_seen), tf.constant(learning_rate, tf.float64)
     )
@@ -65,11 +60,9 @@ def exponential(
     epochs_per_decay: float,
     is_smooth: bool = False,
 ) -> Schedule:
-    """A staircase: `decay_factor` once more every `epochs_per_decay` epochs; or the
-    smooth curve through the left edges of the stairs.
-    """
+    """Multiply the rate by `decay_factor` every `epochs_per_decay` epochs."""
     images_per_decay = num_images(epochs_per_decay, num_examples)
-    # Of a fraction both parts, as the quotient is exact where it is a whole number.
+    # Keep numerator and denominator, so that whole quotients stay exact.
     images, decays = map(float, images_per_decay.as_integer_ratio())
 
     def rate(images_seen):
@@ -86,9 +79,7 @@ def piecewise(
     num_examples: int,
     epoch_factors: Sequence[tuple[float, float]],
 ) -> Schedule:
-    """The rate times the factor of the last epoch in `epoch_factors` that has begun,
-    (epoch, factor) with rising epochs, or times 1; factors do not accumulate.
-    """
+    """Multiply the rate by the factor of the last (epoch, factor) that has begun."""
     boundaries = [float(num_images(epoch, num_examples)) for epoch, _ in epoch_factors]
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
@@ -108,9 +99,7 @@ def cosine(
     num_epochs: float,
     min_rate_factor: float = 0.0,
 ) -> Schedule:
-    """Half a cosine from the rate to `min_rate_factor` times the rate at the end of the
-    run (arXiv:1608.03983).
-    """
+    """Lower the rate by half a cosine to `min_rate_factor` of it (arXiv:1608.03983)."""
 
     def rate(images_seen):
         done = _share_done(images_seen, num_examples, num_epochs)
@@ -121,7 +110,7 @@ def cosine(
 
 
 def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Schedule:
-    """A line from the rate to zero at the end of the run."""
+    """Lower the rate linearly to zero at the end of the run."""
 
     def rate(images_seen):
         return learning_rate * (1 - _share_done(images_seen, num_examples, num_epochs))
@@ -132,12 +121,7 @@ def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Sch
 def one_cycle(
     learning_rate: float, *, num_examples: int, num_epochs: float, peak_fraction: float
 ) -> Schedule:
-    """A line up to the rate, and a line down to zero at the end of the run.
-
-    After Smith (2018, arXiv:1803.09820), whose cycle ends where it began, with a tail
-    far below. It begins at CYCLE_START times the rate. `peak_fraction` is the part of
-    the run after which the rate is highest, in (0, 1).
-    """
+    """Raise the rate to `peak_fraction` of the run, then lower it to zero."""
 
     def rate(images_seen):
         done = _share_done(images_seen, num_examples, num_epochs)
@@ -151,15 +135,8 @@ def one_cycle(
 def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
-    """The same rate throughout; evaluations lower it by a factor of the trainer, see
-    `restore.scale_rate`.
-    """
+    """Keep the rate, which evaluations lower; see `restore.scale_rate`."""
     return constant(learning_rate)
-
-
-def scaled(schedule: Schedule, factor: float) -> Schedule:
-    """A factor times another schedule."""
-    return lambda images_seen: factor * schedule(images_seen)
 
 
 def _share_done(images_seen, num_examples, num_epochs):
@@ -176,12 +153,11 @@ def create_schedule(
     warmup_start_factor: float = 0.0,
     **shape: Any,
 ) -> Schedule:
-    """The named schedule of `towers.config.choices.SCHEDULES`, or FILE.py:FUNCTION,
-    multiplied by a linear rise from `warmup_start_factor` to 1 over `warmup_epochs`.
+    """Create a schedule of `towers.config.choices.SCHEDULES`, or FILE.py:FUNCTION.
 
-    It gets the initial or highest rate, the training images of an epoch, and those of
-    the options `shape` that its signature names: num_epochs, decay_factor,
-    epochs_per_decay, epoch_factors, min_rate_factor, peak_fraction, plateau_patience.
+    It is multiplied by a linear rise from `warmup_start_factor` to 1 over
+    `warmup_epochs`. It gets the initial or highest rate, the training images of an
+    epoch, and the options of `shape` that its signature names.
     """
     schedule = factories.create(
         "schedule",
@@ -205,14 +181,15 @@ def create_schedule(
 
 FROZEN = ParamRate("", 0.0)
 
-# The block of a layer by its name, and where no layer has such a name.
+# Block of a layer by its name; the second pattern is for networks without such names.
 _BLOCKS = (
     re.compile(r"(.*block_?\d+[a-z]?)(?=_|/|$)"),
     re.compile(r"[^_/]*?(\d+)(?:_|/|$)"),
 )
 _STAGE = re.compile(r"(.*stage\d+_)")
 
-# Name of a parameter, in the order of the model -> its rate; None for the schedule's.
+# Name of a parameter, in the order of the model -> its rate, or None for the
+# schedule's.
 Matched = Mapping[str, ParamRate | None]
 
 
@@ -221,39 +198,34 @@ def match_param_rates(
     names: Sequence[str],
     frozen: frozenset[str] = frozenset(),
 ) -> Matched:
-    """For each name the first of the rates whose pattern matches it; 0 for names in
-    `frozen`. A pattern that is the first one of no name is a ConfigError.
-    """
+    """Return the first rate whose pattern matches, per name; 0 for frozen names."""
     matched = {
         name: FROZEN
         if name in frozen
-        else next((r for r in rates if _fits(name, r.pattern)), None)
+        else next((r for r in rates if _matches(name, r.pattern)), None)
         for name in names
     }
     for rate in rates:
         if rate not in matched.values():
             raise ConfigError(
-                f"param_rates: no parameter of the network takes {rate.pattern!r}: "
-                "none is called so, or all that are fit a pattern before it or are "
-                "frozen; "
+                f"param_rates: {rate.pattern!r} matches no parameter of the network, "
+                "or every match is claimed by an earlier pattern or frozen; "
                 f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
             )
     return matched
 
 
 def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
-    """The names that fit one of the patterns of --freeze; ConfigError where a pattern
-    fits no name, or every name fits one.
-    """
-    frozen = set()
+    """Return the names that match a pattern of --freeze."""
+    frozen: set[str] = set()
     for pattern in patterns:
-        fitting = {name for name in names if _fits(name, pattern)}
-        if not fitting:
+        matching = {name for name in names if _matches(name, pattern)}
+        if not matching:
             raise ConfigError(
-                f"freeze: no parameter of the network fits {pattern!r}; "
+                f"freeze: {pattern!r} matches no parameter of the network; "
                 f"{_nearest(pattern, names)}the first are " + ", ".join(names[:5])
             )
-        frozen |= fitting
+        frozen |= matching
     if len(frozen) == len(names):
         raise ConfigError(
             f"freeze={','.join(patterns)} leaves no parameter to train; freeze fewer"
@@ -262,15 +234,15 @@ def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str
 
 
 def _nearest(pattern, names):
-    """The name, layer or part of one next to a pattern, or nothing."""
+    """Return a hint with the nearest name, layer or part of one."""
     layers = [name.rpartition("/")[0] for name in names]
     known = [*names, *layers, *(part for x in layers for part in re.split("[/_]", x))]
     text = pattern.strip("*/")
     return nearest(text, known) or nearest(text.rpartition("/")[0], known)
 
 
-def _fits(name, pattern):
-    """True if a name fits a pattern, in which */ also stands for no layer around it."""
+def _matches(name, pattern):
+    """Return whether a name matches a pattern, in which */ may be nothing."""
     return any(fnmatch.fnmatchcase(n, pattern) for n in (name, f"/{name}"))
 
 
@@ -281,46 +253,36 @@ def create_rate_fns(
     num_examples: int,
     images_per_step: int,
 ) -> tuple[RateFn, tuple[RateFn, ...]]:
-    """Learning rates as functions of the step: of the schedule, whose initial or
-    highest rate is `learning_rate`, and one per parameter; empty where all follow the
-    schedule. Equal rates share a function.
-    """
+    """Return rates by step: of the schedule, and of each parameter if they differ."""
 
     def rate_fn(rate: ParamRate | None = None) -> RateFn:
-        by_images = schedule
+        by_images, factor = schedule, rate.factor if rate else 1.0
         if rate and rate.epochs:
-            by_images = linear(
-                rate.factor * learning_rate,
-                num_examples=num_examples,
-                num_epochs=rate.epochs,
-            )
-        elif rate:
-            by_images = scaled(schedule, rate.factor)
-        return lambda step: by_images(step * images_per_step)
+            peak, factor = factor * learning_rate, 1.0
+            by_images = linear(peak, num_examples=num_examples, num_epochs=rate.epochs)
+        return lambda step: factor * by_images(step * images_per_step)
 
     learning_rate_fn = rate_fn()
-    by_rate = {rate: rate_fn(rate) for rate in matched.values() if rate}
-    if not by_rate:
+    if not any(matched.values()):
         return learning_rate_fn, ()
-    rate_fns = (by_rate.get(rate, learning_rate_fn) for rate in matched.values())
-    return learning_rate_fn, tuple(rate_fns)
+    by_rate = {rate: rate_fn(rate) for rate in matched.values()}
+    by_rate[None] = learning_rate_fn
+    return learning_rate_fn, tuple(by_rate[rate] for rate in matched.values())
 
 
 def decay_by_layer(
     matched: Matched, factor: float, head: Collection[str] = ()
 ) -> Matched:
-    """Returns rates that fall from the head to the input (Bao et al. 2021,
-    arXiv:2106.08254).
+    """Return rates that fall from the head to the input (arXiv:2106.08254).
 
-    The rate of a parameter is multiplied by `factor` once for its block and once for
-    each after it. A block is layers in a row whose names are the same up to the number
-    after "block" or, where no name has one, begin with a word of the same number, such
-    as conv1 and norm1_2. Layers such as stage2_reduce belong to the first block of
-    their stage, or are a block of their own. Other layers belong to the block before
-    them, the last layer and the layers that `head` names to none.
+    The rate of a parameter is multiplied by `factor` for its block and for each later
+    one. A block is consecutive layers whose names are the same up to the number after
+    "block" or, if no name has one, begin with a word of the same number. Layers such as
+    stage2_reduce belong to the first block of their stage, others to the block before
+    them, the last layer and those in `head` to none.
 
     Raises:
-        ConfigError: there are not two blocks.
+        ConfigError: there are fewer than two blocks.
     """
     if factor == 1:
         return matched
@@ -345,19 +307,15 @@ def decay_by_layer(
             "--param_rates"
         )
     rates, last = {}, max(below_head) + 1
-    for (name, rate), layer, number in zip(
-        matched.items(), layers, numbers, strict=True
-    ):
-        rate = rate or ParamRate("", 1.0)
+    for name, layer, number in zip(matched, layers, numbers, strict=True):
+        rate = matched[name] or ParamRate("", 1.0)
         power = 0 if layer in head else last - number
         rates[name] = rate._replace(factor=rate.factor * factor**power)
     return rates
 
 
 def scale_decays(decays: Sequence[float], matched: Matched) -> tuple[float, ...]:
-    """Coefficients of weight decay over the factors of the rates: a parameter with a
-    higher rate does not decay faster.
-    """
+    """Divide weight decay by the factors of the rates, which speed it up."""
     pairs = zip(decays, matched.values(), strict=True)
     return tuple(d / r.factor if r and r.factor else d for d, r in pairs)
 
@@ -365,7 +323,7 @@ def scale_decays(decays: Sequence[float], matched: Matched) -> tuple[float, ...]
 def freezing_steps(
     matched: Matched, num_examples: int, images_per_step: int
 ) -> dict[str, int]:
-    """Name -> first step at which the parameter's rate is zero for good."""
+    """Return the first step, by name, from which a parameter's rate is zero."""
     steps = {}
     for name, rate in matched.items():
         if rate and rate.factor == 0:

@@ -16,11 +16,7 @@ Vectors = list[tf.Tensor]  # [rows, 16] each, see `vector.Layout`
 def clip_by_global_norm(
     gradients: Sequence[tf.Tensor], norm: tf.Tensor, clip_norm: float
 ) -> list[tf.Tensor]:
-    """Scales all gradients to clip_norm where they are longer, unless it is 0.
-
-    `norm` is the global norm of the gradients: given, not computed here, because the
-    shards of a split network have to add theirs up first.
-    """
+    """Scale gradients whose global norm, which is given, exceeds `clip_norm`."""
     if clip_norm == 0:
         return list(gradients)
     scale = tf.constant(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
@@ -28,9 +24,7 @@ def clip_by_global_norm(
 
 
 def ramp(step: tf.Tensor) -> tf.Tensor:
-    """Largest decay of a moving average in a step (int64, 0 for the first one), a
-    float64 scalar: (1 + step) / (10 + step).
-    """
+    """Return the largest decay of a moving average, (1 + step) / (10 + step)."""
     step = tf.cast(step, tf.float64)
     return (1 + step) / (10 + step)
 
@@ -41,10 +35,7 @@ def moving_averages(
     step: tf.Tensor,
     ema_decay: float,
 ) -> Vectors:
-    """The averages after step number `step` (int64, 0 for the first one).
-
-    The decay is min(ema_decay, ramp(step)), as the tutorial's is.
-    """
+    """Move the averages with the tutorial's decay min(ema_decay, ramp(step))."""
     decay = tf.minimum(tf.constant(ema_decay, tf.float64), ramp(step))
     dtypes = dict.fromkeys(average.dtype for average in averages)
     rest = {dtype: tf.cast(1 - decay, dtype) for dtype in dtypes}
@@ -59,11 +50,11 @@ class Update:
     """Everything that happens between the mean gradient and the next parameters."""
 
     optimizer: Optimizer
-    learning_rate_fn: RateFn  # of the schedule
+    learning_rate_fn: RateFn  # the schedule
     clip_norm: float = 0.0  # largest global norm of the mean gradient; 0 does not clip
-    ema_decay: float = 0.0  # of the moving averages; 0 keeps none
-    # Per parameter, in the model's order. `decays` is empty where the loss has the
-    # weight decay, `rate_fns` where all parameters follow the schedule.
+    ema_decay: float = 0.0  # decay of the moving averages; 0 keeps none
+    # Per parameter, in the model's order. `decays` is empty if the loss has the weight
+    # decay, `rate_fns` if all parameters follow the schedule.
     decays: tuple[float, ...] = ()
     rate_fns: tuple[RateFn, ...] = ()
 
@@ -76,9 +67,9 @@ class Update:
         gradients: Sequence[tf.Tensor],
         norm: tf.Tensor,
     ) -> tf.Tensor | None:
-        """Sums of squares of each parameter and of its clipped gradient, or direction,
-        [2, parameters]; None where the optimizer needs no norms. Sums of a parameter's
-        shards add up. Arguments as in a call.
+        """Return sums of squares of parameters and clipped gradients, [2, parameters].
+
+        Those of shards add up. It may be the optimizer's direction, not the gradient.
         """
         if not self.optimizer.needs_norms:
             return None
@@ -108,17 +99,12 @@ class Update:
         rate_factor: tf.Tensor | None = None,
         on_gpu: bool = False,
     ) -> tuple[Vectors, dict[str, Vectors]]:
-        """The new parameters and slots of one step, as vectors of `layout`, which has
-        whole parameters or the shards on this device.
+        """Return the new parameters and slots of one step, as vectors of `layout`.
 
-        Args:
-            step: int64, the steps taken before this one.
-            gradients: of the mean loss over the whole batch; `norm` is their global
-                norm.
-            squares: of `squares` for the whole parameters, where the optimizer needs
-                norms.
-            rate_factor: float64, on all learning rates; None for 1.
-            on_gpu: updates parameters of one shape together, where the optimizer can.
+        `step` counts the steps taken before, `norm` is the global norm of the
+        gradients, `squares` come from `squares` for whole parameters, `rate_factor`
+        multiplies all learning rates, and `on_gpu` updates parameters of one shape
+        together.
         """
         contexts = self._contexts(layout, step, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
@@ -142,9 +128,7 @@ class Update:
         return new_params, new_slots
 
     def _calls(self, layout, contexts, params, slots, gradients):
-        """The arguments of the optimizer's functions, for one vector, or parameter,
-        after the other.
-        """
+        """Yield the arguments of the optimizer's functions per vector or parameter."""
         arrays = [params, gradients, *slots.values()]
         if not self.optimizer.elementwise:
             arrays = [layout.views(vectors) for vectors in arrays]
@@ -152,7 +136,7 @@ class Update:
             yield param, dict(zip(slots, own, strict=True)), gradient, context
 
     def _contexts(self, layout, step, squares=None, rate_factor=None):
-        """The context of each call of the optimizer: per vector, or per parameter."""
+        """Return the context of each call of the optimizer."""
         numbers = range(len(layout.places))
         by_vector = self.optimizer.elementwise
         vectors = [place.vector for place in layout.places.values()]
@@ -200,9 +184,7 @@ class Update:
 
 
 def _update_stacked(update, calls):
-    """Results of the calls; parameters with equal shape, rate and decay are stacked and
-    updated by a single call.
-    """
+    """Update parameters of equal shape, rate and decay by one call."""
     groups, results = {}, {}
     for number, (param, *_, context) in enumerate(calls):
         key = param.shape, param.dtype, context.decay, id(context.rate)

@@ -1,11 +1,11 @@
 """A network as a vector: many small arrays in few large ones.
 
-What is done to all parameters alike (averaging, weight decay, norms, the update) is
-then a handful of operations, however many layers there are. A vector is an array
-[rows, 16]: every parameter begins on a row and is padded with zeros to whole rows, so
-that cutting the vector along its rows copies nothing (16 float32 are 64 bytes, to which
-TensorFlow aligns its tensors). Small parameters share one vector; a large one has its
-own, because its gradient then need not be copied into a larger array.
+Averaging, weight decay, norms and the update are then a handful of operations, however
+many layers there are. A vector is an array [rows, 16]: every parameter begins on a row
+and is padded with zeros to whole rows, so cutting the vector along its rows copies
+nothing (16 float32 are 64 bytes, to which TensorFlow aligns tensors). Small parameters
+share one vector; a large one has its own, so its gradient is not copied into a larger
+array.
 """
 
 import itertools
@@ -30,16 +30,18 @@ class Place(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 class Layout:
-    """The places of named arrays, anything with a shape and a dtype, in vectors."""
+    """Places of named arrays, which have a shape and a dtype, in vectors."""
 
     def __init__(self, arrays: Mapping[str, Any]):
         self.places: dict[str, Place] = {}
-        self.members: list[list[int]] = []  # per vector the numbers of its arrays
-        num_rows, dtypes, shared = [], [], {}
+        self.members: list[list[int]] = []  # numbers of the arrays of each vector
+        num_rows: list[int] = []
+        dtypes, shared = [], dict[tf.DType, int]()
         for number, (name, array) in enumerate(arrays.items()):
             shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
             size = math.prod(shape)
@@ -62,7 +64,7 @@ class Layout:
         self._list = list(self.places.values())
 
     def views(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The arrays; arrays of whole rows share the vectors' memory."""
+        """Return the arrays; arrays of whole rows share the vectors' memory."""
         views: list[tf.Tensor] = [None] * len(self._list)
         for vector, members in zip(vectors, self.members, strict=True):
             rows = [self._list[number].num_rows for number in members]
@@ -72,7 +74,7 @@ class Layout:
         return views
 
     def pack(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The vectors of arrays in the order of the model."""
+        """Return the vectors of arrays in the order of the model."""
         vectors = []
         for members in self.members:
             pieces = [_flat(arrays[i], self._list[i]) for i in members]
@@ -81,7 +83,7 @@ class Layout:
         return vectors
 
     def read(self, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Name -> a copy of the array in vectors on the host."""
+        """Return copies of the arrays in vectors on the host, by name."""
         return {
             name: vectors[place.vector][place.first :][: place.num_rows]
             .ravel()[: place.size]
@@ -91,7 +93,7 @@ class Layout:
         }
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The vectors of named arrays on the host."""
+        """Return the vectors of named arrays on the host."""
         vectors = [np.zeros(x.shape, x.dtype.as_numpy_dtype) for x in self.specs]
         for name, place in self.places.items():
             rows = vectors[place.vector][place.first :][: place.num_rows]
@@ -99,9 +101,7 @@ class Layout:
         return vectors
 
     def columns(self, values: Sequence[Any]) -> list[Any]:
-        """Numbers per array as factors of the vectors: per vector an array [rows, 1],
-        or the number itself where all of its arrays have the same.
-        """
+        """Return factors per array as factors of vectors: [rows, 1], or one number."""
         columns = []
         for members in self.members:
             numbers = [values[i] for i in members]
@@ -113,14 +113,12 @@ class Layout:
         return columns
 
     def spread(self, values: tf.Tensor) -> list[tf.Tensor]:
-        """As `columns`, of a tensor [arrays]: per vector a tensor [rows, 1], or a
-        scalar where it is a single array's.
-        """
+        """Return `columns` of a tensor [arrays]: per vector [rows, 1], or a scalar."""
         numbers = self.columns(range(len(self._list)))
         return [tf.gather(values, tf.constant(x, tf.int64)) for x in numbers]
 
     def sums(self, row_sums: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Sums over the rows of each array, [arrays], of [rows] per vector."""
+        """Return sums over the rows of each array, [arrays], of [rows] per vector."""
         totals: list[tf.Tensor] = []
         for rows, members in zip(row_sums, self.members, strict=True):
             if len(members) == 1:
@@ -128,7 +126,7 @@ class Layout:
                 continue
             places = [self._list[i].num_rows for i in members]
             segments = tf.constant(np.repeat(np.arange(len(members)), places))
-            # For `segment_sum` a GPU asks the host how many there are.
+            # For `segment_sum` a GPU asks the host for the number of segments.
             totals.append(tf.math.unsorted_segment_sum(rows, segments, len(members)))
         order = list(itertools.chain.from_iterable(self.members))
         joined = tf.concat(totals, 0) if len(totals) > 1 else totals[0]

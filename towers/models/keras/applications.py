@@ -1,7 +1,4 @@
-"""The networks of `keras.applications`, rebuilt so that any strategy trains them.
-
-The variables keep the names that they have in Keras.
-"""
+"""The networks of `keras.applications`, rebuilt so that any strategy trains them."""
 
 import inspect
 import sys
@@ -29,12 +26,7 @@ def create_model(
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.Model:
-    """A network of `keras.applications` with a head of `num_classes`, and without the
-    softmax; its parameters are drawn.
-
-    All kernels are marked for decay. Images come standardized by `pixel_moments`; what
-    else the network does to pixels is part of it.
-    """
+    """Build a network of `keras.applications` with logits; all kernels decay."""
     function = find_function(name)
     if image_shape[-1] != 3:
         raise ConfigError(
@@ -60,7 +52,6 @@ def create_model(
 
 
 def _mark(layer, regularizer):
-    """Marks the kernels of a layer for decay."""
     for name in REGULARIZERS:
         if hasattr(layer, name):
             setattr(layer, name, regularizer)
@@ -70,24 +61,24 @@ def _mark(layer, regularizer):
 
 
 def _check(source, layer):
-    """Refuses a layer that keeps a state that no strategy looks after."""
+    """Refuse a layer with a state that strategies do not update."""
     state = [v.name for v in layer.non_trainable_variables]
     if state and not isinstance(layer, (BatchNormalization, Normalization)):
         raise ConfigError(
             f"{source}: layer {layer.name!r} ({type(layer).__name__}) keeps "
-            f"{', '.join(state)}, which are no parameters; choose another --model"
+            f"{', '.join(state)}, which are not parameters; choose another --model"
         )
 
 
 class ReverseChannels(keras.layers.Layer):
-    """Images [n, height, width, channels] with the last channel first: RGB as BGR."""
+    """Reverses the channels: RGB to BGR."""
 
     def call(self, inputs):
         return tf.reverse(inputs, [-1])
 
 
 def find_function(name: str) -> Callable[..., keras.Model]:
-    """The function of `keras.applications` that builds a network; or a ConfigError."""
+    """Return the function of `keras.applications` that builds a network."""
     functions = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name not in functions:
         raise ConfigError(
@@ -98,26 +89,19 @@ def find_function(name: str) -> Callable[..., keras.Model]:
 
 
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, red first, with which a network's images
-    are standardized: the `preprocess_input` that Keras has for it.
-
-    They are (0, 0, 0) and (1, 1, 1) where the network takes pixels, which its own
-    layers rescale.
-    """
+    """Return mean and standard deviation, red first, that `preprocess_input` uses."""
     return _moments(find_function(name))[:2]
 
 
 def create_pretrained(name: str) -> keras.Model:
-    """The network that Keras has trained on ImageNet, with the head of 1000 classes.
-    Keras fetches its weights once, into its own folder, and checks them.
-    """
+    """Build a network with its weights of ImageNet, which Keras fetches and caches."""
     function = find_function(name)
     try:
         with warnings.catch_warnings():
-            # Keras warns of the default size, which is meant.
+            # Keras warns of the default size.
             warnings.filterwarnings("ignore", "`input_shape` is undefined")
             stock = function(weights="imagenet", classifier_activation=None)
-    except Exception as error:  # a download's, of no class of its own
+    except Exception as error:  # Keras raises no class of its own
         raise OSError(
             f"init_from=imagenet with model=keras:{name}: {one_line(error)}; give the "
             "file of the weights, --init_from=FILE.h5"
@@ -127,22 +111,21 @@ def create_pretrained(name: str) -> keras.Model:
 
 
 def correct_variances(name: str, state: dict[str, np.ndarray]) -> None:
-    """Corrects the input variances in Keras' weights of EfficientNetB0 to B7. In the
-    file they are standard deviations, and Keras divides by their roots once more, in a
-    layer that it adds with weights="imagenet" alone (issue 49930 of TensorFlow).
-    `state`, name -> array, is changed.
+    """Correct the input variances in Keras' weights of EfficientNetB0 to B7, in place.
+
+    The file has standard deviations, and Keras divides by their roots once more, in a
+    layer that it adds only with weights="imagenet" (issue 49930 of TensorFlow).
     """
+    if not name.startswith("EfficientNetB"):
+        return
     for key, values in state.items():
-        if name.startswith("EfficientNetB") and key.endswith("normalization/variance"):
-            if np.allclose(values, IMAGENET_STD, atol=1e-3):
-                state[key] = values**2
+        is_variance = key.endswith("normalization/variance")
+        if is_variance and np.allclose(values, IMAGENET_STD, atol=1e-3):
+            state[key] = values**2
 
 
 def _moments(function):
-    """Mean and standard deviation per channel, and whether blue comes first.
-
-    Taken from the results of `preprocess_input`, which is linear.
-    """
+    """Return mean, standard deviation, and whether blue comes first."""
     preprocess = sys.modules[function.__module__].preprocess_input
     pixels = np.concatenate([np.zeros((1, 3)), np.eye(3)]).reshape(4, 1, 1, 3)
     with keras_settings():

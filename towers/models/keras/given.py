@@ -1,4 +1,4 @@
-"""Networks that a Python program gives as Keras models."""
+"""Networks passed to Python functions as Keras models."""
 
 import collections
 import json
@@ -19,18 +19,15 @@ from towers.messages import one_line
 from towers.models.keras.applications import REGULARIZERS
 from towers.models.keras.networks import IMAGES, is_network
 
-# Names that Keras numbers through a process, of what `rebuild` takes apart.
+# Automatic names, which Keras numbers through a process, of parts `rebuild` flattens.
 _NUMBERED = re.compile(r'"(functional|sequential|input_layer)(_[0-9]+)?"')
 
-# Values of --model whose weights are in checkpoints alone.
+# Values of --model whose weights are only in checkpoints.
 _without_weights: set[str] = set()
 
 
 def give(model: keras.Model) -> tuple[str, str]:
-    """Makes a Keras model, Functional or Sequential, a network of `--model`, which has
-    its weights; the model itself does not change. Returns the value of the option, and
-    the architecture in JSON, for `give_stored`.
-    """
+    """Register a copy of a model; return its value of `--model` and its JSON."""
     if not isinstance(model, keras.Model) or not is_network(model):
         raise ConfigError(
             f"model is {type(model).__name__}; give a Functional model, "
@@ -41,7 +38,7 @@ def give(model: keras.Model) -> tuple[str, str]:
     def create(regularizer=None):
         return _copy(model, regularizer, lambda layer: weights[id(layer)])
 
-    with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
+    with ThreadPoolExecutor(1) as thread:  # in a new thread numbers begin anew
         network = thread.submit(create).result()
     architecture = json.loads(_numbered_anew(network.to_json()))
     architecture = json.dumps(architecture, sort_keys=True)
@@ -65,7 +62,6 @@ def _from_json(text):
 
 
 def _numbered_anew(text):
-    """Numbers automatic names by their order."""
     names, counts = {}, collections.Counter()
     for match in _NUMBERED.finditer(text):
         if match[0] not in names:
@@ -76,9 +72,7 @@ def _numbered_anew(text):
 
 
 def give_stored(name: str, path: pathlib.Path) -> None:
-    """Makes an architecture in a file a network, without weights, where no model was
-    given by this name.
-    """
+    """Register the architecture in a file as a network, unless the name is known."""
 
     def create(regularizer=None):
         try:
@@ -98,14 +92,12 @@ def give_stored(name: str, path: pathlib.Path) -> None:
 
 
 def has_weights(name: str) -> bool:
-    """True if the model of this name was registered in this process."""
+    """Return whether the model of this name was registered in this process."""
     return factories.is_given("model", name) and name not in _without_weights
 
 
 def _copy(model, regularizer, weights_of):
-    """A copy whose layers take the regularizer for kernels that have none, the policy
-    of types of the process, and names without the numbers that Keras gives.
-    """
+    """Copy a model, with a regularizer for kernels that have none, and new numbers."""
     copies = []
 
     def copy(layer):
@@ -131,13 +123,10 @@ def _copy(model, regularizer, weights_of):
 
 
 def _copy_layer(layer, regularizer):
-    """A layer or an operation without weights: from its configuration or, where that
-    does not fit its constructor, from the arguments that Keras has recorded.
-    """
+    """Copy a layer by its configuration or by the arguments that Keras has recorded."""
     try:
-        return type(layer).from_config(
-            _settings(layer, layer.get_config(), regularizer)
-        )
+        settings = _settings(layer, layer.get_config(), regularizer)
+        return type(layer).from_config(settings)
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
         recorded = getattr(layer, "_auto_config", None)
         if recorded is None:
@@ -166,7 +155,7 @@ def _refusal(layer, error):
 
 
 def _set_weights(ours, layer, values):
-    """Sets the weights of a layer's copy, which need not have been called."""
+    """Set the weights of a layer's copy, which may not have been called."""
     try:
         if not ours.built:
             ours.build_from_config(layer.get_build_config())
@@ -180,7 +169,6 @@ def _set_weights(ours, layer, values):
 
 
 def _settings(layer, settings, regularizer):
-    """Settings of a layer's copy."""
     class_name = type(layer).__name__.lower()
     automatic = re.sub(r"_[0-9]+$", "", layer.name).replace("_", "")
     if automatic == class_name:
@@ -188,10 +176,10 @@ def _settings(layer, settings, regularizer):
     policy = getattr(layer, "dtype_policy", None)  # an operation has none
     if policy and policy.name == "float32":
         settings.pop("dtype", None)
-    if isinstance(layer, keras.layers.Normalization) and layer.built:
-        if layer.input_mean is None:  # it was adapted
-            settings["mean"] = np.array(layer.adapt_mean)
-            settings["variance"] = np.array(layer.adapt_variance)
+    is_normalization = isinstance(layer, keras.layers.Normalization)
+    if is_normalization and layer.built and layer.input_mean is None:  # it was adapted
+        settings["mean"] = np.array(layer.adapt_mean)
+        settings["variance"] = np.array(layer.adapt_variance)
     for key in REGULARIZERS:
         if regularizer and key in settings and settings[key] is None:
             settings[key] = regularizer

@@ -1,15 +1,15 @@
 """Adapts user-written Keras models to the trainer.
 
-`rebuild` calls the layers of a network once more, in one flat graph. Names and
-variables stay, where names are unique. What breaks a rule is replaced: random layers,
-whose noise becomes an input that the trainer draws from (seed, step, position), batch
-normalization, and what has no gradient on a CPU.
+`rebuild` calls the layers of a network once more, in one flat graph. Unique names and
+the variables stay. What the trainer cannot use is replaced: random layers, whose noise
+becomes an input drawn from (seed, step, position), batch normalization, and layers that
+are slow, inexact or without a gradient on a CPU.
 """
 
+import inspect
 import re
 
 import keras
-import numpy as np
 from keras import layers, tree
 
 from towers.errors import ConfigError
@@ -30,10 +30,30 @@ from towers.models.keras.noise import (
     noise_rate,
     noise_shape,
 )
-from towers.models.layers.core import Dropout, GroupedConv2D
-from towers.models.layers.normalization import BatchNormalization, Normalization
+from towers.models.layers.core import (
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Dropout,
+    FusedActivation,
+    GroupedConv2D,
+    is_fused,
+)
+from towers.models.layers.normalization import (
+    BatchNormalization,
+    FusedLayerNormalization,
+    Normalization,
+)
 
 IMAGES = "images"
+
+# Layers of Keras -> ours.
+OURS = NOISY | {
+    layers.BatchNormalization: BatchNormalization,
+    layers.Dense: Dense,
+    layers.DepthwiseConv2D: DepthwiseConv2D,
+    layers.Normalization: Normalization,
+}
 
 
 def rebuild(
@@ -43,10 +63,14 @@ def rebuild(
     num_classes: int,
     first_layer: keras.Layer | None = None,
 ) -> keras.Model:
-    """The same network, which is consumed, as a Functional model from images
-    [n, *image_shape], and one noise tensor for each random layer, to logits
-    [n, num_classes]. `first_layer` is put before it. A ConfigError, which begins with
-    the source, has a line for each reason why it cannot be trained.
+    """Return a network, which is consumed, as a flat Functional model.
+
+    It maps images [n, *image_shape], and one noise tensor per random layer, to logits
+    [n, num_classes]. `first_layer` is put before it.
+
+    Raises:
+        ConfigError: it cannot be trained; a line per reason, which begins with
+        `source`.
     """
     if not is_network(network):
         raise ConfigError(
@@ -70,7 +94,7 @@ def rebuild(
 
 
 def is_network(operation: object) -> bool:
-    """True for Functional and Sequential models; others show no operations."""
+    """Return whether a model is Functional or Sequential, so its layers are known."""
     names = {cls.__name__ for cls in type(operation).__mro__}
     return not names.isdisjoint(("Functional", "Sequential"))
 
@@ -80,13 +104,14 @@ class _Rebuilding:
 
     def __init__(self):
         self.noises = []  # the inputs besides the images
-        self.complaints = []  # why the network cannot be trained
+        self.complaints = []  # reasons why the network cannot be trained
         self._names = {IMAGES}
         self._called = {}  # id -> (operation, its former name)
+        self._ours = {}  # id of a layer -> the layer called in its place
         self._replaced = set()  # names
 
     def inputs(self, network, image_shape):
-        """The images, and all inputs of the network: its others are noise."""
+        """Return the images, and all inputs of the network: the others are noise."""
         # A Sequential need not have an Input.
         inputs = getattr(network, "inputs", None) or [keras.Input(image_shape)]
         names = [x.name for x in inputs]
@@ -110,7 +135,7 @@ class _Rebuilding:
         ]
 
     def run(self, network, x):
-        """Calls all layers of a network."""
+        """Call all layers of a network."""
 
         def visit(operation):
             return lambda *args, **kwargs: self._call(operation, args, kwargs)
@@ -120,31 +145,31 @@ class _Rebuilding:
             for layer in network.layers:
                 x = visit(layer)(x)
             return x
-        # Keras' own traversal: the same that runs the model.
+        # Keras' own traversal, which also runs the model.
         return run_through_graph(network, x, visit)
 
     def _call(self, operation, args, kwargs):
         if is_network(operation):
             return self.run(operation, args[0])
         if id(operation) not in self._called:
-            self._take(operation)
+            self._called[id(operation)] = operation, operation.name
+            operation.name = self._unique(operation.name)
+            detach(operation)  # from its former graph
         # The graph's value is a default: a call of the whole model decides.
         kwargs.pop("training", None)
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
-        inner = layers_of(operation)
         if type(operation) in DROPOUTS or is_stochastic_depth(operation):
             return self._drop(operation, args[0])
-        if isinstance(operation, layers.Normalization) and not operation.variables:
-            name, rank = self._name_of_call(operation), len(args[0].shape)
-            return _rescaling(operation, name, rank)(*args)
+        name, operation = operation.name, self._replacement(operation)
+        operation.name, inner = name, layers_of(operation)
         if any(isinstance(x, layers.SpectralNormalization) for x in inner):
             self.complaints.append(
                 f"layer {operation.name!r} ({type(operation).__name__}): spectral "
                 "normalization changes parameters while the loss is computed; leave it "
                 "out, or write it as a layer that normalizes its kernel at each use"
             )
-        if not _replace_inside(operation):
+        if not any(isinstance(x, Noisy) and noise_rate(x) > 0 for x in inner):
             return operation(*args, **kwargs)
         layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
         shapes = layer.find_noise_shapes()
@@ -157,14 +182,38 @@ class _Rebuilding:
         noises = [self._noise(f"{layer.name}_noise", shape) for shape in shapes]
         return layer([*layer.tensors, *noises])
 
-    def _take(self, operation):
-        """Takes an operation out of its former graph; its name is unique then."""
-        self._called[id(operation)] = operation, operation.name
-        operation.name = self._unique(operation.name)
-        detach(operation)
+    def _replacement(self, layer):
+        """Return our layer for one of Keras, else the layer with such layers in it."""
+        if id(layer) in self._ours:
+            return self._ours[id(layer)]
+        ours = layer
+        if is_network(layer):
+            ours = keras.models.clone_model(layer, clone_function=self._replacement)
+        elif kind := _class_of_ours(layer):
+            ours = _converted(layer, kind)
+        self._ours |= {id(layer): ours, id(ours): ours}
+        if ours is layer and isinstance(layer, keras.Layer):
+            for name, value in vars(layer).items():
+                vars(layer)[name] = self._with_replacements(value)
+            if {getattr(layer, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
+                drop_seed_generators(layer)  # recurrent cells always have one
+        return ours
+
+    def _with_replacements(self, value):
+        """Replace the layers in a value of an attribute."""
+        if isinstance(value, keras.Layer):
+            return self._replacement(value)
+        if isinstance(value, list):  # in place, as Keras tracks it
+            list.__setitem__(value, slice(None), map(self._with_replacements, value))
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                dict.__setitem__(value, key, self._with_replacements(inner))
+        elif type(value) is tuple:
+            return tuple(map(self._with_replacements, value))
+        return value
 
     def _name_of_call(self, operation):
-        """The name of the layer that is called in place of an operation."""
+        """Return the name of the layer that is called in place of an operation."""
         is_first = operation.name not in self._replaced
         self._replaced.add(operation.name)
         # A later layer may have a name with a number.
@@ -191,8 +240,8 @@ class _Rebuilding:
         return dropout([x, noise])
 
     def check_outputs(self, outputs, num_classes):
-        """Complains of outputs that are no logits, and of random layers that stay."""
-        for layer, name in self._called.values():
+        """Complain of outputs other than logits, and of random layers that stay."""
+        for layer, name in self._called_layers():
             variables = getattr(layer, "variables", ())
             if type(layer) not in DROPOUTS and any(
                 "seed_generator" in variable.path for variable in variables
@@ -220,11 +269,13 @@ class _Rebuilding:
                 f"the loss takes logits: leave its {kind} out"
             )
 
+    def _called_layers(self):
+        """Return the layers that were called, each with its former name."""
+        return [(self._ours.get(i, x), name) for i, (x, name) in self._called.items()]
+
     def name_variables(self):
-        """A variable's path begins with its layer, not with a network around it. One
-        without a name takes its attribute's name.
-        """
-        for layer, name in self._called.values():
+        """Begin the path of a variable with its layer, not with a network around it."""
+        for layer, name in self._called_layers():
             attributes = {id(value): key for key, value in vars(layer).items()}
             for variable in getattr(layer, "variables", ()):
                 _, _, rest = f"/{variable.path}".partition(f"/{name}/")
@@ -234,44 +285,30 @@ class _Rebuilding:
                 rename(variable, f"{layer.name}/{rest}")
 
 
-def _replace_inside(layer):
-    """Replaces batch normalization, grouped convolutions and random layers in a layer,
-    or the layer itself, by layers of towers; True where there are random ones.
-
-    In place: names, variables and users stay.
-    """
-    has_noise = False
-    for inner in layers_of(layer):
-        kind = type(inner)
-        if kind is layers.BatchNormalization:
-            inner._momentum, inner.is_frozen = inner.momentum, False
-            inner.__class__ = BatchNormalization
-        elif kind is layers.Normalization and inner.variables:
-            inner.__class__ = Normalization
-        elif kind is layers.Conv2D and inner.groups > 1:
-            if inner.data_format == "channels_last":
-                inner.__class__ = GroupedConv2D
-        elif kind in NOISY:
-            inner.__class__ = NOISY[kind]
-        elif {getattr(inner, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
-            drop_seed_generators(inner)  # recurrent cells always have one
-        has_noise |= isinstance(inner, Noisy) and noise_rate(inner) > 0
-    return has_noise
+def _class_of_ours(layer):
+    kind = type(layer)
+    if kind is layers.LayerNormalization:
+        is_plain = layer.scale and layer.center and not layer.rms_scaling
+        is_plain = is_plain and layer.axis in (-1, [-1])
+        return FusedLayerNormalization if is_plain else None
+    if kind is layers.Activation:
+        return FusedActivation if is_fused(layer.activation) else None
+    if kind is layers.Conv2D:
+        has_groups = layer.groups > 1 and layer.data_format == "channels_last"
+        return GroupedConv2D if has_groups else Conv2D
+    return OURS.get(kind)
 
 
-def _rescaling(layer, name, rank):
-    """A Rescaling layer for a `keras.layers.Normalization` with given moments, of
-    tensors of a rank: the latter keeps arrays on the CPU and can be adapted to other
-    images.
-    """
-    mean, variance = np.asarray(layer.input_mean), np.asarray(layer.input_variance)
-    std = np.maximum(np.sqrt(variance), keras.config.epsilon())
-    scale, offset = 1 / std, -mean / std
-    if layer.invert:
-        scale, offset = std, mean
-    # The last of the moments' axes belongs to the last axis, and so on.
-    shape, axes = [1] * rank, sorted(axis % rank for axis in layer.axis)
-    for axis, size in zip(reversed(axes), reversed(mean.shape), strict=False):
-        shape[axis] = size
-    scale, offset = (x.reshape(shape).tolist() for x in (scale, offset))
-    return layers.Rescaling(scale, offset, dtype=layer.dtype_policy, name=name)
+def _converted(layer, kind):
+    """Return a layer of our class with the arguments and variables of one of Keras."""
+    names = inspect.signature(type(layer).__init__).parameters
+    settings = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+    settings |= {"name": layer.name, "trainable": layer.trainable}
+    if kind is Normalization:
+        settings |= {"mean": layer.input_mean, "variance": layer.input_variance}
+    ours = kind(**settings | {"dtype": layer.dtype_policy})
+    for name, value in vars(layer).items():
+        if vars(ours).get(name) is None:  # `build` has set it
+            setattr(ours, name, value)
+    ours.built = layer.built
+    return ours

@@ -9,7 +9,7 @@ from keras import layers, tree
 from towers.keras_internals import spatial_noise_shape
 from towers.models.layers.core import dropped
 
-# Number of images of a trial call, unlike the length of other axes.
+# Number of images of a trial call; no other axis has this length.
 _NUM_TRIAL_IMAGES = 3
 
 _local = threading.local()  # `draw`: (layer, its inputs) -> noise
@@ -18,8 +18,8 @@ _local = threading.local()  # `draw`: (layer, its inputs) -> noise
 class WithNoise(layers.Layer):
     """A layer with random layers in it, whose noise is an input.
 
-    It is called with the symbolic tensors in the `args` and `kwargs` that the layer was
-    called with, and one of noise for each time that a random layer in it is called.
+    Its inputs are the symbolic tensors in the `args` and `kwargs` of the layer's call,
+    and one of noise for each call of a random layer.
     """
 
     def __init__(self, layer: layers.Layer, args: tuple, kwargs: dict, **settings):
@@ -28,9 +28,8 @@ class WithNoise(layers.Layer):
         flat = tree.flatten((args, kwargs))
         self.tensors = tuple(x for x in flat if isinstance(x, keras.KerasTensor))
         self._arguments = lambda fill: tree.map_structure(fill, (args, kwargs))
-        # Filled by a call without noise; None where a random layer does not see one
-        # image beside the other.
-        self.noise_shapes = []
+        # Filled by a call without noise; None if a random layer mixes images.
+        self.noise_shapes: list[tuple[int, ...] | None] = []
 
     def call(self, tensors, training=False):
         noises = list(tensors[len(self.tensors) :])
@@ -49,13 +48,13 @@ class WithNoise(layers.Layer):
             _local.draw = None
 
     def call_of(self, layer, tensors):
-        """Calls a layer with the arguments of this one."""
+        """Call a layer with the arguments of this one."""
         values = dict(zip(map(id, self.tensors), tensors, strict=False))
         args, kwargs = self._arguments(lambda x: values.get(id(x), x))
         return layer(*args, **kwargs)
 
-    def find_noise_shapes(self) -> list:
-        """The shapes of noise for one image, by a call that is traced only."""
+    def find_noise_shapes(self) -> list[tuple[int, ...] | None]:
+        """Trace a call, and return the shapes of noise for one image."""
 
         @tf.function(autograph=False)
         def call():
@@ -69,7 +68,7 @@ class WithNoise(layers.Layer):
 
 
 def noise_shape(layer: layers.Layer, x) -> tuple[int, ...]:
-    """The shape of the noise of a random layer of Keras for one image."""
+    """Return the shape of the noise of a random layer of Keras for one image."""
     shape = tuple(x.shape)[1:]
     if is_stochastic_depth(layer):
         return (1,) * len(shape)
@@ -123,12 +122,11 @@ NOISY = DROPOUTS | {
 
 
 def is_stochastic_depth(layer: layers.Layer) -> bool:
-    """True for the stochastic depth layers of `keras.applications`."""
-    return type(layer).__module__.startswith("keras.") and hasattr(
-        layer, "drop_path_rate"
-    )
+    """Return whether a layer is stochastic depth of `keras.applications`."""
+    is_of_keras = type(layer).__module__.startswith("keras.")
+    return is_of_keras and hasattr(layer, "drop_path_rate")
 
 
 def noise_rate(layer: layers.Layer) -> float:
-    """The standard deviation of Gaussian noise, or the rate; no noise is drawn at 0."""
+    """Return the rate, or the standard deviation of Gaussian noise."""
     return layer.stddev if isinstance(layer, layers.GaussianNoise) else layer.rate

@@ -1,4 +1,4 @@
-"""Layers of Vision Transformers: images as tokens, and attention between these."""
+"""Layers of Vision Transformers: tokens and attention."""
 
 import keras
 import numpy as np
@@ -6,16 +6,15 @@ import tensorflow as tf
 from keras import ops
 
 from towers.models.layers.cpu_kernels import channel_sum, widened
+from towers.models.layers.device import OnDevice
 
 
 class Tokens(keras.layers.Layer):
-    """The pixels of images as tokens, to which their positions are added: from
-    [n, height, width, channels] to [n, tokens, channels] (Dosovitskiy et al. 2021,
-    arXiv:2010.11929, equation 1).
+    """Pixels as tokens with positions (arXiv:2010.11929, equation 1).
 
-    With a class token, trained and initially zero, which precedes the pixels' tokens,
-    positions are learned; otherwise they are from `sincos2d`. Where the input is a
-    slice of channels, `first` is its first one, and the whole has `channels`.
+    Images [n, height, width, channels] become [n, tokens, channels]. With a class
+    token, initially zero, which comes first, positions are learned; otherwise they are
+    from `sincos2d`. A slice of channels begins at `first` of all `channels`.
     """
 
     def __init__(
@@ -56,44 +55,33 @@ class Tokens(keras.layers.Layer):
 
 
 def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
-    """Positions of pixels, float64 [height * width, channels]: sines, then cosines of
-    x, then of y, of wavelengths from 2 pi to 20,000 pi pixels.
-
-    Chen et al. 2021, arXiv:2104.02057 (MoCo v3), as in big_vision; there, channels are
-    a multiple of 4.
-    """
+    """Return positions [height * width, channels] of arXiv:2104.02057."""
     rates = 10_000.0 ** -np.linspace(0, 1, -(-channels // 4))
     y, x = (np.outer(places.ravel(), rates) for places in np.mgrid[:height, :width])
     table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], 1)
     return table[:, :channels]
 
 
-class Attention(keras.layers.Layer):
-    """Attention of several heads, without the dense layers before and behind it.
+class Attention(OnDevice):
+    """Multi-head attention of queries, keys and values, without its dense layers."""
 
-    The inputs are queries, keys and values [n, tokens, channels]. The channels of a
-    head are next to each other. See `attention`.
-    """
-
-    def __init__(self, heads: int, device_kind: str = "CPU", **kwargs):
+    def __init__(self, heads: int, **kwargs):
         super().__init__(**kwargs)
-        self.heads, self.device_kind = heads, device_kind
+        self.heads = heads
 
     def call(self, inputs):
         compute = head_by_head if self.device_kind == "CPU" else attention
         return compute(*inputs, self.heads)
 
     def get_config(self):
-        config = {"heads": self.heads, "device_kind": self.device_kind}
-        return super().get_config() | config
+        return super().get_config() | {"heads": self.heads}
 
 
 def attention(queries, keys, values, heads: int):
-    """softmax(queries keys^T / sqrt(channels of a head)) values, in each head.
+    """Return softmax(queries keys^T / sqrt(channels of a head)) values, per head.
 
-    Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Of 16-bit types the softmax is
-    computed in float32. Written in operations of Keras, for tensors of both kinds, of
-    shape [n, tokens, channels].
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.2. In 16-bit types the softmax is
+    computed in float32. Takes symbolic tensors too, of shape [n, tokens, channels].
     """
     _, tokens, channels = queries.shape
     size = channels // heads
@@ -115,9 +103,7 @@ def attention(queries, keys, values, heads: int):
 def head_by_head(
     queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
 ) -> tf.Tensor:
-    """`attention.attention` without transposes: on a CPU the slices of each head are
-    multiplied one head after the other, in 0.8 to 0.9 of the time.
-    """
+    """Compute `attention` one head after the other: 0.8 to 0.9 of its time on a CPU."""
     scale = (queries.shape[-1] // heads) ** -0.5
 
     @tf.custom_gradient

@@ -1,20 +1,24 @@
-"""Building blocks of the networks, and their sizes."""
+"""Building blocks of the networks."""
+
+from typing import TypeAlias
 
 import keras
 from keras import layers
 
 from towers.errors import ConfigError
-from towers.models.layers.core import Dropout, SameConv2D
+from towers.models.layers.core import Conv2D, Dense, Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
 
-# Below it, a product with `width` is exact to one channel.
+Shape = tuple[int, int, int]  # height, width, channels
+Tensor: TypeAlias = keras.KerasTensor
+Regularizer: TypeAlias = keras.regularizers.Regularizer | None
+
+# Up to this number a product with `width` is exact to one channel.
 MAX_CHANNELS = 2**53
 
 
 def scaled(count: int, width: float, multiple_of: int = 1) -> int:
-    """A number of channels times `width`: a multiple, and not zero. ConfigError where
-    there are more than a dimension can have.
-    """
+    """Return `count` channels times `width`, rounded to a nonzero multiple."""
     if count * width >= MAX_CHANNELS:
         raise ConfigError(
             f"width={width:g}: a layer would have {count * width:.3g} channels, and "
@@ -23,10 +27,8 @@ def scaled(count: int, width: float, multiple_of: int = 1) -> int:
     return multiple_of * max(1, round(count * width / multiple_of))
 
 
-def check_image_size(
-    model: str, image_shape: tuple[int, int, int], at_least: int
-) -> None:
-    """Raises ConfigError where pooling would leave nothing of an image."""
+def check_image_size(model: str, image_shape: Shape, at_least: int) -> None:
+    """Raise ConfigError if pooling would leave nothing of an image."""
     height, width, _ = image_shape
     if min(height, width) < at_least:
         raise ConfigError(
@@ -36,19 +38,10 @@ def check_image_size(
 
 
 def conv(
-    x: keras.KerasTensor,
-    filters: int,
-    size: int,
-    stride: int,
-    name: str,
-    regularizer: keras.regularizers.Regularizer | None,
-) -> keras.KerasTensor:
-    """A convolution without biases.
-
-    Its windows are centered on the pixels that a shortcut of the same stride takes;
-    with TensorFlow's own padding they would lie one pixel further.
-    """
-    settings = {
+    x: Tensor, filters: int, size: int, stride: int, name: str, regularizer: Regularizer
+) -> Tensor:
+    """Add a convolution without biases, centered on the pixels of a shortcut."""
+    settings: dict = {
         "use_bias": False,
         "kernel_initializer": "he_normal",
         "kernel_regularizer": regularizer,
@@ -58,17 +51,17 @@ def conv(
         return SameConv2D(filters, **settings)(x)
     if size > 1:
         x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-    return layers.Conv2D(filters, size, strides=stride, **settings)(x)
+    return Conv2D(filters, size, strides=stride, **settings)(x)
 
 
 def normalization(
-    x: keras.KerasTensor,
+    x: Tensor,
     name: str,
     gamma_initializer: str = "ones",
     momentum: float = 0.9,
     epsilon: float = 1.001e-5,
-) -> keras.KerasTensor:
-    """Batch normalization, with the smallest epsilon that its fast kernel takes."""
+) -> Tensor:
+    """Add batch normalization, with the smallest epsilon of the fused kernel."""
     return BatchNormalization(
         momentum=momentum,
         epsilon=epsilon,
@@ -78,16 +71,9 @@ def normalization(
 
 
 def dropout(
-    x: keras.KerasTensor,
-    rate: float,
-    name: str,
-    inputs: list[keras.KerasTensor],
-    per_image: bool = False,
-) -> keras.KerasTensor:
-    """Dropout, whose noise becomes one more of the inputs of the network; x where the
-    rate is 0. `per_image` drops all elements of an image together: of the branch of a
-    residual block that is stochastic depth.
-    """
+    x: Tensor, rate: float, name: str, inputs: list[Tensor], per_image: bool = False
+) -> Tensor:
+    """Add dropout, or stochastic depth if `per_image`, and its noise to the inputs."""
     if not rate:
         return x
     shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]
@@ -95,45 +81,37 @@ def dropout(
     return Dropout(rate, name=name)([x, inputs[-1]])
 
 
-def network(
-    inputs: list[keras.KerasTensor], logits: keras.KerasTensor, name: str
-) -> keras.Model:
-    """The network of images, and of noise where it has dropout."""
+def network(inputs: list[Tensor], logits: Tensor, name: str) -> keras.Model:
+    """Return the network of images and, if it has dropout, of noise."""
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
 
 
 def classifier(
-    x: keras.KerasTensor,
+    x: Tensor,
     num_classes: int,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout_rate: float = 0.0,
-    inputs: list[keras.KerasTensor] | None = None,
-) -> keras.KerasTensor:
-    """Global average pooling, `dropout` and the logits."""
+    inputs: list[Tensor] | None = None,
+) -> Tensor:
+    """Add global average pooling, `dropout` and the logits."""
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return logits(dropout(x, dropout_rate, "dropout", inputs), num_classes, regularizer)
+    if inputs is not None:
+        x = dropout(x, dropout_rate, "dropout", inputs)
+    return logits(x, num_classes, regularizer)
 
 
-def logits(
-    x: keras.KerasTensor,
-    num_classes: int,
-    regularizer: keras.regularizers.Regularizer | None,
-) -> keras.KerasTensor:
-    """The last dense layer.
-
-    No rectifier follows, so that He's initializer would make the first logits too
-    large.
-    """
-    return layers.Dense(
+def logits(x: Tensor, num_classes: int, regularizer: Regularizer) -> Tensor:
+    """Add the last dense layer."""
+    return Dense(
         num_classes,
-        kernel_initializer=uniform(),
+        kernel_initializer=uniform(),  # He's would make the first logits too large
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
 
 
 def uniform(seed: int | None = None) -> keras.initializers.Initializer:
-    """Uniform within 1 / sqrt(inputs), the default of the authors' framework, Torch."""
+    """Return Torch's default initializer, uniform within 1 / sqrt(inputs)."""
     return keras.initializers.VarianceScaling(
         1 / 3, mode="fan_in", distribution="uniform", seed=seed
     )

@@ -1,12 +1,8 @@
-"""Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types, and
-the choice of layers for a kind of device.
-"""
+"""Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types."""
 
 import keras
 import tensorflow as tf
 
-from towers.keras_internals import layers_of
-from towers.models.layers.attention import Attention
 from towers.models.layers.cpu_convolutions import (
     MANY_IMAGES,
     conv2d_cpu,
@@ -15,41 +11,28 @@ from towers.models.layers.cpu_convolutions import (
     winograd_conv2d,
 )
 from towers.models.layers.cpu_kernels import FUSED_ACTIVATIONS, add_bias, dense, gelu
-from towers.models.layers.normalization import (
-    BatchNormalization,
-    FusedLayerNormalization,
-)
+from towers.models.layers.device import OnDevice
 
-# With fewer channels, or filters for a kernel's size, the transforms of images cost
-# about what the products save; larger images have not been measured. With fewer images,
-# or pixels in total, the transforms of the kernel do.
+# Limits within which Winograd's convolution is faster. With fewer channels, or filters
+# for a kernel size, transforming the images costs about what the products save; with
+# fewer images or pixels in total, transforming the kernel does. Larger images are not
+# measured.
 MIN_CHANNELS, MIN_FILTERS, MAX_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 MIN_IMAGES, MIN_PIXELS = 16, 512
 
-# In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
+# In bfloat16 TensorFlow's gradient of the kernel is slow for small images.
 MAX_PIXELS_OF_PRODUCTS, MIN_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 
 
-class Gelu(keras.layers.Layer):
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), for a
-    kind of device, CPU or GPU, which `set_device_kind` sets for a whole network.
-    """
-
-    def __init__(self, device_kind: str = "CPU", **kwargs):
-        super().__init__(**kwargs)
-        self.device_kind = device_kind
+class Gelu(OnDevice):
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
 
     def call(self, inputs):
         return gelu(inputs, self.device_kind)
 
-    def get_config(self):
-        return super().get_config() | {"device_kind": self.device_kind}
-
 
 class LayerScale(keras.layers.Layer):
-    """A trained factor for each channel, initially `initial_value`, at the end of a
-    residual branch (Touvron et al. 2021, arXiv:2103.17239).
-    """
+    """A trained factor per channel that ends a residual branch (arXiv:2103.17239)."""
 
     def __init__(self, initial_value: float = 1e-6, **kwargs):
         super().__init__(**kwargs)
@@ -66,12 +49,11 @@ class LayerScale(keras.layers.Layer):
 
 
 class Dropout(keras.layers.Layer):
-    """Zeroes a share `rate` of the elements and scales the others by 1 / (1 - rate).
+    """Dropout whose noise is an input (Srivastava et al. 2014).
 
-    Srivastava et al. 2014. The noise, uniform in [0, 1) and of the shape of the input,
-    is a second input: it is drawn with the batch from (seed, step), so that masks do
-    not depend on the number of towers and no generator's state has to be saved. An
-    element is kept where its noise is at least `rate`.
+    The noise, uniform in [0, 1), is drawn with the batch from (seed, step), so masks do
+    not depend on the number of towers and no generator state has to be saved. Elements
+    with noise below `rate` become zero.
     """
 
     def __init__(self, rate: float, **kwargs):
@@ -85,43 +67,60 @@ class Dropout(keras.layers.Layer):
 
 
 def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
-    """Dropout: x scaled by 1 / (1 - rate) where the noise is at least the rate, else
-    0.
-    """
+    """Return x / (1 - rate) if the noise is at least the rate, else 0."""
     keep = tf.cast(noise >= rate, x.dtype)
     return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 
 
-class Dense(keras.layers.Dense):
-    """`keras.layers.Dense` with a bias and the gradient of `add_bias`."""
+class Dense(OnDevice, keras.layers.Dense):
+    """`keras.layers.Dense`, with the gradient of `add_bias` in bfloat16 on CPUs."""
 
     def call(self, inputs, training=None):
+        is_exact = self.device_kind == "GPU" or self.compute_dtype != "bfloat16"
+        if is_exact or not self.use_bias:
+            return super().call(inputs, training=training)
         kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
         outputs = dense(tf.cast(inputs, kernel.dtype), kernel, bias)
         return outputs if self.activation is None else self.activation(outputs)
 
 
-class Conv2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D` with the gradient of `add_bias`."""
+def _finished(layer, outputs):
+    """Add the bias of a convolution and apply its activation."""
+    if layer.use_bias:
+        outputs = add_bias(outputs, tf.convert_to_tensor(layer.bias))
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+class Conv2D(OnDevice, keras.layers.Conv2D):
+    """`keras.layers.Conv2D` without two faults of TensorFlow on CPUs.
+
+    In bfloat16 it has the gradient of `add_bias`. A 1x1 convolution with strides takes
+    the pixels first: with few channels oneDNN's gradient of the kernel overwrites
+    memory (docs/networks.md).
+    """
 
     def call(self, inputs):
-        outputs = self.convolution_op(inputs, self.kernel)
-        if self.use_bias:
-            outputs = add_bias(outputs, tf.convert_to_tensor(self.bias))
-        return outputs if self.activation is None else self.activation(outputs)
+        if self.device_kind == "GPU" or self.data_format != "channels_last":
+            return super().call(inputs)
+        if self.kernel_size == (1, 1) and max(self.strides) > 1 and self.groups == 1:
+            pixels, kernel = strided_pixels(inputs, self.strides), self.kernel
+            outputs = tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
+            return _finished(self, outputs)
+        if self.compute_dtype != "bfloat16":
+            return super().call(inputs)
+        return _finished(self, self.convolution_op(inputs, self.kernel))
 
 
 class GroupedConv2D(Conv2D):
     """A convolution in groups of channels, in any float type on any device.
 
-    On a CPU without oneDNN, and in float64, TensorFlow has no gradient for a grouped
-    convolution. Here as many groups as channels are a depthwise convolution, and fewer
-    are convolutions side by side. The kernel is [height, width, channels / groups,
-    filters], as in `keras.layers.Conv2D`, so that filters are its last axis in
-    every case.
+    TensorFlow has no gradient for it on a CPU without oneDNN, and in float64. Here one
+    group per channel is a depthwise convolution, and fewer are convolutions side by
+    side.
     """
 
-    device_kind = "CPU"  # or GPU, for which a depthwise convolution is computed
+    def call(self, inputs):
+        return _finished(self, self.convolution_op(inputs, self.kernel))
 
     def convolution_op(self, inputs, kernel):
         padding, dilation = self.padding.upper(), self.dilation_rate
@@ -147,29 +146,25 @@ class GroupedConv2D(Conv2D):
         return tf.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
 
-class DepthwiseConv2D(keras.layers.DepthwiseConv2D):
-    """The Keras layer with the gradients of `depthwise_conv2d_cpu` and `add_bias`."""
+class DepthwiseConv2D(OnDevice, keras.layers.DepthwiseConv2D):
+    """The Keras layer, with the gradients of `depthwise_conv2d_cpu` and `add_bias`."""
 
-    call = Conv2D.call
-
-    def convolution_op(self, inputs, kernel):
-        kernel, padding = tf.convert_to_tensor(kernel), self.padding.upper()
-        return depthwise_conv2d_cpu(inputs, kernel, self.strides, padding)
+    def call(self, inputs):
+        is_dense = self.data_format == "channels_last" and max(self.dilation_rate) == 1
+        if self.device_kind == "GPU" or not is_dense:
+            return super().call(inputs)
+        kernel, padding = tf.convert_to_tensor(self.kernel), self.padding.upper()
+        outputs = depthwise_conv2d_cpu(inputs, kernel, self.strides, padding)
+        return _finished(self, outputs)
 
 
 class SameConv2D(Conv2D):
-    """`keras.layers.Conv2D` with stride 1 and padding "same".
+    """A convolution with stride 1, padding "same" and a kernel size of 3 or 5.
 
-    With at least MIN_CHANNELS channels, MIN_IMAGES images and so on they are
-    convolved by `winograd_conv2d` on a CPU, in float32 or float64; in 16 bits that
-    would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient of a kernel
-    of many channels is computed as matrix products. A trace has no device, so the kind
-    of device is an argument; on the other kind the layer computes the same, only
-    slower.
-
-    The kernel size is 3 or 5. `before_pool` says that a pool of 2x2 follows, which
-    drops the last row or column where their number is odd; they are not computed, so
-    that images [n, 7, 5, c] become [n, 6, 4, filters], with kernels of 3x3 only.
+    On a CPU large ones use `winograd_conv2d` in float32 and float64, and products for
+    the gradient of the kernel in bfloat16. `before_pool` leaves out the last row or
+    column of an odd number, which a 2x2 pool drops: [n, 7, 5, c] become [n, 6, 4,
+    filters].
     """
 
     def __init__(
@@ -177,11 +172,13 @@ class SameConv2D(Conv2D):
         filters: int,
         kernel_size: int | tuple[int, int] = 3,
         before_pool: bool = False,
-        device_kind: str = "CPU",
         **kwargs,
     ):
         super().__init__(filters, kernel_size, padding="same", **kwargs)
-        self.before_pool, self.device_kind = before_pool, device_kind
+        self.before_pool = before_pool
+
+    def call(self, inputs):
+        return _finished(self, self.convolution_op(inputs, self.kernel))
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
@@ -218,34 +215,26 @@ class SameConv2D(Conv2D):
     def get_config(self):
         config = super().get_config()
         del config["padding"]
-        added = {"before_pool": self.before_pool, "device_kind": self.device_kind}
-        return config | added
+        return config | {"before_pool": self.before_pool}
 
 
-class PointwiseConv2D(Conv2D):
-    """`keras.layers.Conv2D` of 1x1 with strides: takes the pixels, then has stride 1.
-
-    With strides and few channels oneDNN's gradient of the kernel overwrites memory
-    (docs/networks.md).
-    """
-
-    def convolution_op(self, inputs, kernel):
-        pixels = strided_pixels(inputs, self.strides)
-        return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
-
-
-class FusedActivation(keras.layers.Activation):
-    """`keras.layers.Activation` of a function in FUSED_ACTIVATIONS."""
+class FusedActivation(OnDevice, keras.layers.Activation):
+    """`keras.layers.Activation`, with FUSED_ACTIVATIONS on CPUs."""
 
     def call(self, inputs):
-        return FUSED_ACTIVATIONS[self.activation.__name__](inputs)
+        if self.device_kind == "CPU" and is_fused(self.activation):
+            return FUSED_ACTIVATIONS[self.activation.__name__](inputs)
+        return super().call(inputs)
+
+
+def is_fused(activation) -> bool:
+    """Return whether an activation function of Keras has a fused form for CPUs."""
+    name, module = (getattr(activation, x, "") for x in ("__name__", "__module__"))
+    return name in FUSED_ACTIVATIONS and module.startswith("keras.")
 
 
 class PadChannels(keras.layers.Layer):
-    """Zeros before and after the channels: [..., c] to [..., before + c + after].
-
-    The shortcut without parameters of He et al. 2015, section 3.3, option A.
-    """
+    """Zeros around the channels: the shortcut of He et al. 2015, option A."""
 
     def __init__(self, before: int, after: int, **kwargs):
         super().__init__(**kwargs)
@@ -256,44 +245,5 @@ class PadChannels(keras.layers.Layer):
 
 
 def pad_channels(x: tf.Tensor, before: int, after: int) -> tf.Tensor:
-    """Floats [..., c] with zeros before and after the last axis."""
+    """Pad the last axis with zeros."""
     return tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[before, after]])
-
-
-# Layers of Keras -> those with the right gradient of a bias in bfloat16 on a CPU.
-EXACT_BIASES = {keras.layers.Conv2D: Conv2D, keras.layers.Dense: Dense}
-
-
-def set_device_kind(model: keras.Model, device_kind: str) -> None:
-    """Has a network compute in the way that suits a kind of device, CPU or GPU."""
-    with_kind = SameConv2D, GroupedConv2D, Gelu, Attention, BatchNormalization
-    for layer in layers_of(model):
-        if isinstance(layer, with_kind):
-            layer.device_kind = device_kind
-        elif device_kind == "CPU" and (kind := _class_for_cpu(layer)):
-            layer.__class__ = kind  # in place: its name, variables and users stay
-
-
-def _class_for_cpu(layer):
-    """The class that computes a layer of Keras on CPUs, or None."""
-    kind = type(layer)
-    is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
-    if kind is keras.layers.LayerNormalization:
-        with_both = layer.scale and layer.center and not layer.rms_scaling
-        return (
-            FusedLayerNormalization if with_both and layer.axis in (-1, [-1]) else None
-        )
-    if kind is keras.layers.Activation:
-        function = layer.activation
-        is_fused = getattr(function, "__name__", "") in FUSED_ACTIVATIONS
-        is_fused = is_fused and function.__module__.startswith("keras.")
-        return FusedActivation if is_fused else None
-    if kind is keras.layers.DepthwiseConv2D:
-        is_dense = tuple(layer.dilation_rate) == (1, 1)
-        return DepthwiseConv2D if is_last and is_dense else None
-    if kind is keras.layers.Conv2D and is_last and layer.groups == 1:
-        if layer.kernel_size == (1, 1) and max(layer.strides) > 1:
-            return PointwiseConv2D
-    if is_last and kind in EXACT_BIASES and layer.use_bias:
-        return EXACT_BIASES[kind] if layer.compute_dtype == "bfloat16" else None
-    return None

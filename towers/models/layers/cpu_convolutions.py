@@ -1,6 +1,4 @@
-"""Convolutions for CPUs: faster there than TensorFlow's own, or with faster
-gradients.
-"""
+"""Convolutions that are faster on CPUs than TensorFlow's own, or their gradients."""
 
 import functools
 from collections.abc import Sequence
@@ -10,27 +8,25 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# oneDNN's gradient of a depthwise kernel is several times slower where it is wider.
+# oneDNN's gradient of a wider depthwise kernel is several times slower.
 MAX_COLUMNS = 3
 
 
 def strided_pixels(images: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
-    """Pixels that a kernel of 1x1 with strides reads, of images [n, height, width, c]:
-    by a pool, because the gradient of a slice is slow on a CPU.
-    """
+    """Return the pixels that a 1x1 kernel with strides reads."""
+    # The gradient of a slice is slow on a CPU.
     return tf.nn.avg_pool2d(images, 1, strides, "VALID")
 
 
 def conv2d_cpu(
     images: tf.Tensor, kernel: tf.Tensor, height: int, width: int, by_products: bool
 ) -> tf.Tensor:
-    """The first rows and columns [n, height, width, filters] of a convolution, with
-    zeros around images [n, rows, columns, channels] and a kernel [size, size, channels,
-    filters] of an odd size; they are at most size // 2 less than there are.
+    """Return the first rows and columns [n, height, width, filters] of a convolution.
 
-    The gradient of the images is written as a convolution: TensorFlow's takes three
-    times as long where the padding differs from side to side. `by_products` computes
-    the gradient of the kernel as matrix products.
+    Padding is "same"; at most size // 2 rows or columns are left out. The gradient of
+    the images is a convolution: TensorFlow's takes three times as long if the padding
+    differs from side to side. `by_products` computes the gradient of the kernel as
+    products.
     """
     size = kernel.shape[0]
     half = size // 2
@@ -64,7 +60,6 @@ def _kernel_gradient(padded, upstream, shape):
 
 
 def _kernel_gradient_by_products(padded, upstream, shape):
-    """One product for each pixel of the kernel, of all pixels that it is laid on."""
     size, _, channels, filters = shape
     height, width = upstream.shape[1:3]
     upstream = tf.reshape(upstream, [-1, filters])
@@ -83,11 +78,10 @@ def _kernel_gradient_by_products(padded, upstream, shape):
 def depthwise_conv2d_cpu(
     images: tf.Tensor, kernel: tf.Tensor, strides: Sequence[int], padding: str
 ) -> tf.Tensor:
-    """`tf.nn.depthwise_conv2d` with other gradients.
+    """Compute `tf.nn.depthwise_conv2d`, with two equal strides, and faster gradients.
 
     With strides TensorFlow's gradient of the images takes 7 to 46 times as long in
-    bfloat16 as in float32, in which it is computed here. The gradient of a wide kernel
-    is computed in blocks of MAX_COLUMNS columns. The two strides are equal.
+    bfloat16 as in float32.
     """
     strides = [1, *strides, 1]
 
@@ -138,7 +132,6 @@ def _depthwise_kernel_gradient(images, kernel, upstream, strides, padding):
 
 
 def _edges(images, kernel, upstream, strides, padding):
-    """The rows and columns of zeros around images, as of `tf.pad`."""
     edges = [[0, 0] for _ in images.shape]
     for axis in (1, 2) if padding == "SAME" else ():
         needed = (upstream.shape[axis] - 1) * strides[axis] + kernel.shape[axis - 1]
@@ -155,22 +148,17 @@ LARGEST_TILE = 4
 POINTS = (0, 1, -1, Fraction(1, 2), -2, Fraction(-1, 2), 2)
 # Transforming a kernel to a point takes as long as its product with this many tiles.
 TILES_PER_KERNEL = 25
-MANY_IMAGES = 128  # where their number is not known
+MANY_IMAGES = 128  # assumed if their number is not known
 
 
 def winograd_conv2d(
     images: tf.Tensor, kernel: tf.Tensor, height: int, width: int
 ) -> tf.Tensor:
-    """The first rows and columns [n, height, width, filters] of a convolution, with
-    zeros around images [n, rows, columns, channels] and a kernel [3, 3, channels,
-    filters] or 5x5, with fewer multiplications, as products of large matrices.
+    """Compute `conv2d_cpu` for kernels of 3x3 or 5x5 with fewer multiplications.
 
-    Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): with a kernel
-    of length r the outputs of a line are made in tiles of m, each from m + r - 1
-    products of transformed inputs with a transformed kernel where the definition has
-    r m. In two dimensions tiles of 4x4 need 36 instead of 144 with kernels of 3x3, and
-    64 instead of 400 with kernels of 5x5. In float32 and with 64 to 512 channels the
-    result is within 1e-5 of the largest output, with 5x5 within 5e-5.
+    Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): tiles of 4x4
+    take 36 products instead of 144 with 3x3 kernels, and 64 instead of 400 with 5x5. In
+    float32 the result is within 1e-5 of the largest output, with 5x5 within 5e-5.
     """
     rows, columns, channels = images.shape[1:]
     size, filters = kernel.shape[1], kernel.shape[-1]
@@ -208,9 +196,9 @@ def winograd_conv2d(
 
 
 class Transforms(NamedTuple):
-    """Matrices that transform the tiles of a line to points and back, float64."""
+    """Float64 matrices that transform the tiles of a line to points and back."""
 
-    tiles: int  # how many; the last one may go beyond the line
+    tiles: int  # number of tiles; the last one may go beyond the line
     inputs: np.ndarray  # [points * tiles, inputs], all tiles of the first point first
     kernel: np.ndarray  # [points, size]
     outputs: np.ndarray  # [outputs of a tile, points]
@@ -220,16 +208,14 @@ class Transforms(NamedTuple):
 def transforms(
     num_inputs: int, num_outputs: int, size: int, num_images: int
 ) -> Transforms:
-    """The transforms for the first outputs of a line, with zeros around the inputs so
-    that the kernel of an odd size is centered on each.
+    """Return the transforms for the first outputs of a line padded with zeros.
 
-    Tiles of more than LARGEST_TILE outputs are two next to each other, each with its
-    own points: 7 outputs take 11 points so, and two tiles of 4 take 12, but share 6
-    transformed kernels.
+    Tiles of more than LARGEST_TILE outputs are two neighbors, each with its own points:
+    7 outputs take 11 points; two tiles of 4 take 12, but share 6 transformed kernels.
     """
     more = size - 1
 
-    def cost(tile):  # of a square image
+    def cost(tile):  # for a square image
         points = len(_tile_transforms(tile, size).kernel)
         tiles = -(-num_outputs // tile)
         return points**2 * (num_images * tiles**2 + TILES_PER_KERNEL)
@@ -245,9 +231,7 @@ def transforms(
 
 
 def _tile_transforms(tile, size):
-    """The transforms of a tile, by Toom and Cook: the values of polynomials at the
-    points.
-    """
+    """Return the transforms of a tile (Toom and Cook): polynomials at the points."""
     if tile > LARGEST_TILE:
         parts = [_tile_transforms(x, size) for x in (-(-tile // 2), tile // 2)]
         first, second = parts
@@ -277,7 +261,7 @@ def _tile_transforms(tile, size):
 
 
 def _with_roots(roots):
-    """Coefficients, lowest power first, of the product of all (x - root)."""
+    """Return coefficients, lowest power first, of the product of all (x - root)."""
     product = [Fraction(1)]
     for root in roots:
         raised, lowered = [Fraction(0), *product], [*product, Fraction(0)]

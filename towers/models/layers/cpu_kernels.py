@@ -1,7 +1,4 @@
-"""Operations for CPUs: faster there than TensorFlow's own, or without their faults.
-
-Convolutions are in `cpu_convolutions`.
-"""
+"""Operations that are faster on CPUs than TensorFlow's own, or more exact."""
 
 import functools
 import math
@@ -14,10 +11,10 @@ from towers.messages import one_line
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Floats [..., channels] and a bias [channels] for each of their last axis.
+    """Add a bias [channels] to floats [..., channels].
 
-    On a CPU TensorFlow adds up the gradient of a bias in bfloat16 where x is, in which
-    a sum of ones ends at 256; here it is summed in float32.
+    On a CPU TensorFlow sums the gradient of a bias in the type of x, and in bfloat16 a
+    sum of ones ends at 256; here it is summed in float32.
     """
     if x.dtype != tf.bfloat16:
         return tf.nn.bias_add(x, bias)
@@ -30,20 +27,14 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def sum_rows(x: tf.Tensor) -> tf.Tensor:
-    """[..., channels] to [channels], as a product with ones, whose sums are float32 in
-    bfloat16 too.
-    """
+    """Sum [..., channels] to [channels], as a product: it sums bfloat16 in float32."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 
 
 @tf.custom_gradient
 def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """X kernel + bias of floats [..., inputs], with a kernel [inputs, units].
-
-    With nothing reshaped between the two, TensorFlow adds the bias within the product.
-    The gradient of the bias is as in `add_bias`.
-    """
+    """Return x kernel + bias, with the gradient of `add_bias`."""
     inputs, units = kernel.shape
     rows = tf.reshape(x, [-1, inputs])
     shape = tf.concat([tf.shape(x)[:-1], [units]], 0)
@@ -62,22 +53,15 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
-    """X times the normal distribution function of x, of floats of any shape.
+    """Return x times the normal distribution function of x.
 
-    As TensorFlow composes it, it is a dozen passes over the memory, forward and back;
-    XLA fuses each into one, on a CPU in a sixth of the time, which is the time of a
-    rectifier. On a GPU where XLA does not work it is TensorFlow's operations, and the
-    gradient keeps x alone. 16-bit types are computed in float32.
+    TensorFlow's operations make a dozen passes over the memory; XLA fuses them into
+    one, on a CPU in a sixth of the time. If XLA does not work on a GPU, they are used
+    after all. 16-bit types are computed in float32.
     """
-    forward, back = _gelu, _gelu_gradient
-    if not (device_kind == "GPU" and xla_fault("GPU")):
-        forward, back = _COMPILED_GELU
-
-    @tf.custom_gradient
-    def activate(x):
-        return forward(x), lambda upstream: back(x, upstream)
-
-    return activate(x)
+    if device_kind == "GPU" and xla_fault("GPU"):
+        return tf.cast(tf.nn.gelu(widened(x), approximate=False), x.dtype)
+    return _fused_gelu(x)
 
 
 def _gelu(x):
@@ -124,13 +108,11 @@ def _clipped_gradient(x, upstream):
     return tf.where((x > 0) & (x < 6), upstream, tf.zeros([], x.dtype))
 
 
-def _compiled(*calls):
-    return [tf.function(x, jit_compile=True, autograph=False) for x in calls]
-
-
 def _fused(forward, back):
-    """An elementwise function with its gradient, each in one pass over the memory."""
-    forward, back = _compiled(forward, back)
+    """Return an elementwise function and its gradient, each compiled by XLA."""
+    forward, back = (
+        tf.function(x, jit_compile=True, autograph=False) for x in (forward, back)
+    )
 
     @tf.custom_gradient
     def activate(x):
@@ -139,10 +121,10 @@ def _fused(forward, back):
     return activate
 
 
-_COMPILED_GELU = _compiled(_gelu, _gelu_gradient)
+_fused_gelu = _fused(_gelu, _gelu_gradient)
 _relu6 = _fused(_clipped, _clipped_gradient)
 
-# Functions of Keras by name, for CPUs. TensorFlow's relu6 is slow in 16 bits alone.
+# CPU forms of Keras functions, by name. TensorFlow's relu6 is slow in 16 bits only.
 FUSED_ACTIVATIONS = {
     "gelu": gelu,
     "hard_silu": _fused(_hard_silu, _hard_silu_gradient),
@@ -153,12 +135,7 @@ FUSED_ACTIVATIONS = {
 
 @functools.cache
 def xla_fault(device_kind: str) -> str:
-    """Why XLA compiles nothing for the devices of a kind, in a line; empty where it
-    does, and where there is no such device.
-
-    For GPUs it needs programs that an installation may lack, such as `ptxas`: a trial
-    shows it.
-    """
+    """Return why XLA fails on devices, such as a lack of `ptxas`; empty if it works."""
     trial = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
     for device in tf.config.list_logical_devices(device_kind)[:1]:
         try:
@@ -173,17 +150,15 @@ def _normal_cdf(x):
     return 0.5 + 0.5 * tf.math.erf(x * 0.5**0.5)
 
 
-def widened(x):
+def widened(x: tf.Tensor) -> tf.Tensor:
+    """Cast 16-bit floats to float32."""
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
 def layer_normalization(
     x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Of floats [..., channels] over the last axis (Ba et al. 2016, arXiv:1607.06450),
-    in a pass forward and one back: XLA fuses them, and sums over channels are products,
-    which are faster than its sums. 16-bit types are computed in float32.
-    """
+    """Normalize floats over the last axis, with XLA and sums that are products."""
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
@@ -205,7 +180,7 @@ def layer_normalization(
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization(x, scale, offset, epsilon):
-    """Returns the result, the means, and the factors to a variance of 1."""
+    """Return the result, the means, and the factors to a variance of 1."""
     wide = widened(x)
     channels = x.shape[-1]
     mean = channel_sum(wide) / channels
@@ -217,7 +192,7 @@ def _layer_normalization(x, scale, offset, epsilon):
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization_gradient(x, scale, upstream, mean, factor):
-    """Gradient of x, and terms that add up to the gradient of the scale."""
+    """Return the gradient of x, and terms whose sum is the gradient of the scale."""
     normalized = (widened(x) - mean) * factor
     upstream, scale = widened(upstream), widened(scale)
     by_scale = upstream * normalized
@@ -227,7 +202,7 @@ def _layer_normalization_gradient(x, scale, upstream, mean, factor):
 
 
 def channel_sum(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """[..., channels] to [..., 1], as a product with the weights, by default 1."""
+    """Sum [..., channels] to [..., 1] with weights, by default 1, as a product."""
     if weights is None:
         weights = tf.ones([x.shape[-1]], x.dtype)
     return tf.linalg.matvec(x, weights)[..., None]
@@ -243,18 +218,16 @@ def local_response_normalization(
     before: Sequence[tf.Tensor] = (),
     after: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """`tf.nn.lrn` of floats [..., channels] in any float type, with its gradient.
+    """Compute `tf.nn.lrn` in any float type.
 
-    The sum over neighboring channels is a product with a band matrix of ones, that is a
-    1x1 convolution, and the gradient is written out; on a CPU this is faster than
-    TensorFlow's own kernel. `before` and `after` are the channels next to x, in their
-    order, where x is a slice of the whole tensor; they are read and not normalized.
+    The sum over neighboring channels is a product with a band matrix of ones, faster on
+    a CPU than TensorFlow's own kernel. If x is a slice of the channels, `before` and
+    `after` are those next to it; they are read and not normalized.
     """
     pieces = [*before, x, *after]
     center = len(before)
-    bands = channel_bands(
-        [p.shape[-1] for p in pieces], center, depth_radius, groups, x.dtype
-    )
+    sizes = [piece.shape[-1] for piece in pieces]
+    bands = channel_bands(sizes, center, depth_radius, groups, x.dtype)
 
     def product(values, band, transpose=False):
         flat = tf.reshape(values, [-1, values.shape[-1]])
@@ -291,19 +264,14 @@ def local_response_normalization(
 
 
 def channel_bands(sizes, center, depth_radius, groups, dtype):
-    """Per piece of a size a matrix [its channels, channels of the center piece], 1 for
-    those within the radius and the same group of the center piece, else 0.
-    """
-    starts = np.cumsum([0, *sizes])
-    places = [
-        np.arange(size) + first for size, first in zip(sizes, starts, strict=False)
-    ]
+    """Return matrices of ones for channels within the radius of a center channel."""
+    pieces = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     bands = []
-    for place in places:
-        is_near = np.abs(place[:, None] - places[center]) <= depth_radius
+    for piece in pieces:
+        is_near = np.abs(piece[:, None] - pieces[center]) <= depth_radius
         if groups > 1:
             first, second = (
-                p * groups // sizes[center] for p in (place, places[center])
+                p * groups // sizes[center] for p in (piece, pieces[center])
             )
             is_near &= first[:, None] == second
         bands.append(tf.constant(is_near, dtype))

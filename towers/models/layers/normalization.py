@@ -13,15 +13,11 @@ from towers.models.layers.cpu_kernels import (
     layer_normalization,
     local_response_normalization,
 )
+from towers.models.layers.device import OnDevice
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta
-    (Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`).
-
-    With `groups`, channels have no neighbors beyond their own group: this is
-    the normalization of the two columns of that paper, one on each GPU.
-    """
+    """`tf.nn.lrn` (Krizhevsky et al. 2012), within groups of channels."""
 
     def __init__(
         self,
@@ -42,27 +38,23 @@ class LocalResponseNormalization(keras.layers.Layer):
         )
 
 
-class FusedLayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` over the last axis, with the kernels for a
-    CPU.
-    """
+class FusedLayerNormalization(OnDevice, keras.layers.LayerNormalization):
+    """`keras.layers.LayerNormalization` over the last axis, fused by XLA on CPUs."""
 
     def call(self, inputs):
+        if self.device_kind == "GPU":
+            return super().call(inputs)
         scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
         return layer_normalization(inputs, scale, offset, self.epsilon)
 
 
-class BatchNormalization(keras.layers.BatchNormalization):
-    """Keras' layer, trained through TensorFlow's fused kernel where that applies.
+class BatchNormalization(OnDevice, keras.layers.BatchNormalization):
+    """`keras.layers.BatchNormalization` with TensorFlow's fused kernel.
 
-    It applies to images [n, height, width, channels] in float32 or 16 bits. The
-    kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
-    large, so that what goes into the moving variance is turned back: variables and
-    their values are the same as in Keras. With `is_frozen` it normalizes with the
-    moving averages in training too, and leaves them.
+    The kernel applies to images in float32 or 16 bits, when training and, on a GPU,
+    when evaluating. Variables have the values of Keras' layer. With `is_frozen`
+    training normalizes with the moving averages and keeps them.
     """
-
-    device_kind = "CPU"  # on a GPU an evaluation takes the fused kernel too
 
     def __init__(self, is_frozen: bool = False, **kwargs):
         super().__init__(**kwargs)
@@ -70,7 +62,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     @property
     def momentum(self) -> float | tf.Tensor:
-        """The momentum of the moving averages, see `ramped`."""
+        """Momentum of the moving averages, see `ramped`."""
         return self._moving_weights()[0]
 
     @momentum.setter
@@ -142,12 +134,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 def ramped(
     momentum: float | np.ndarray, ramp: tf.Tensor | None, dtype: tf.DType | str
 ) -> tuple:
-    """The weights of moving averages and of new moments in a step: the momentum of a
-    layer, or of many as a column, and 1 - momentum.
+    """Return the weights of the moving averages and of the new moments in a step.
 
-    A momentum above 0.9, as in Keras' networks, is at most the ramp of the step (see
-    `optim.update.ramp`), if any: after a few steps nothing is left of the initial 0 and
-    1. A momentum of 1 keeps them.
+    They are the momentum of a layer, or of several as a column, and 1 - momentum. A
+    momentum in (0.9, 1), as in Keras' networks, is at most the ramp of the step (see
+    `optim.update.ramp`), so the initial 0 and 1 are soon forgotten.
     """
     stays, rest = momentum, 1.0 - momentum
     is_ramped = (momentum > 0.9) & (momentum < 1)
@@ -162,36 +153,41 @@ def ramped(
 
 
 class Normalization(keras.layers.Normalization):
-    """Keras' layer with adapted moments, which are read from its variables at each
-    call: Keras computes with copies, which loading by name would leave behind.
-    """
+    """Keras' layer, but it reads its moments at each call, not copies of them."""
 
     def call(self, inputs):
-        mean, variance = (
-            keras.ops.reshape(keras.ops.cast(x, inputs.dtype), self._broadcast_shape)
-            for x in (self.adapt_mean, self.adapt_variance)
-        )
+        rank, axes = len(inputs.shape), self.axis
+        axes = sorted((axis % rank for axis in axes), reverse=True)
+
+        def aligned(
+            values,
+        ):  # the last axis of the moments belongs to the last of `axes`
+            values, shape = keras.ops.cast(values, inputs.dtype), [1] * rank
+            for axis, size in zip(axes, reversed(values.shape), strict=False):
+                shape[axis] = size
+            return keras.ops.reshape(values, shape)
+
+        moments = self.input_mean, self.input_variance
+        if self.input_mean is None:
+            moments = self.adapt_mean, self.adapt_variance
+        mean, variance = map(aligned, moments)
         std = keras.ops.maximum(keras.ops.sqrt(variance), keras.config.epsilon())
         if self.invert:
-            return mean + inputs * std
+            return inputs * std + mean
         return (inputs - mean) / std
 
 
 def is_frozen(layer: keras.layers.Layer) -> bool:
-    """True if training does not change a layer; batch normalization then works as in
-    inference.
-    """
+    """Return whether training leaves a layer unchanged."""
     return getattr(layer, "is_frozen", False) or not layer.trainable
 
 
 class Moment(NamedTuple):
-    """A moment of a batch that is yet to move its moving average; by default a new
-    value of the average itself.
-    """
+    """A moment that has not moved its average yet; by default a new average."""
 
-    momentum: float = 0.0  # of the layer, without the ramp
-    factor: float = 1.0  # on the moment
-    average: tf.Tensor | None = None  # before it moves
+    momentum: float = 0.0  # before the ramp
+    factor: float = 1.0  # multiplies the moment
+    average: tf.Tensor | None = None  # before the move
 
 
 # `taken`: path of a moving average -> Moment; `ramp`: as in `ramped`.
@@ -200,9 +196,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
-    """Inside, the momentum of `BatchNormalization` depends on the step, see
-    `ramped`.
-    """
+    """Limit the momentum of `BatchNormalization` by the step, see `ramped`."""
     _local.ramp = ramp
     try:
         yield
@@ -212,10 +206,7 @@ def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def taking_moments() -> Iterator[dict[str, Moment]]:
-    """Inside, `BatchNormalization` gives the moments of the batch themselves as new
-    values of its moving averages, and lists them: the averages of all layers can then
-    be moved at once, where that takes eight operations for each layer.
-    """
+    """Collect moments of batches by path, to move all averages of a network at once."""
     _local.taken = {}
     try:
         yield _local.taken

@@ -3,41 +3,37 @@
 import keras
 from keras import layers
 
-from towers.models.layers.blocks import check_image_size, scaled
-from towers.models.layers.core import Dropout, GroupedConv2D
+from towers.models.layers import blocks
+from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.core import Conv2D, Dense, Dropout, GroupedConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
-# Smallest side of an image for the paper's first convolution.
+# Minimum side of an image for the paper's first convolution.
 LARGE = 64
 
 
 def create_model(
     *,
     columns: int,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
 ) -> keras.Model:
-    """Five convolutions and three dense layers; 60,965,224 parameters in two columns at
-    224x224x3 and 1000 classes.
+    """Build five convolutions and three dense layers.
 
     In columns, the second, fourth and fifth convolution and the normalizations see only
-    the channels of their own column. The normalization's constants, overlapping pooling
-    and dropout are the paper's, and for images of 64 pixels and more also the first
-    convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
-    the initial standard deviation of 0.01 and the biases of 1. Smaller images go
-    through 5x5 with stride 1, and hidden layers begin as in He et al. 2015 with biases
-    of 0: from the paper's values the network does not begin to learn CIFAR-10. All
-    kernels are marked for decay.
+    the channels of their own column. Images of fewer than 64 pixels have a 5x5
+    convolution first, and begin as in He et al. 2015: from the paper's values they do
+    not learn CIFAR-10.
     """
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
-    check_image_size(name, image_shape, at_least=15)
+    blocks.check_image_size(name, image_shape, at_least=15)
     is_large = min(image_shape[:2]) >= LARGE
     # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
     narrower = width**-0.5
 
-    def settings(name, bias, stddev=0.01 * narrower, rectified=True):
+    def settings(name, bias, stddev=0.01 * narrower, rectified=True) -> dict:
         initial = keras.initializers.RandomNormal(stddev=stddev)
         if rectified and not is_large:
             initial = keras.initializers.HeNormal()
@@ -50,7 +46,7 @@ def create_model(
 
     def conv(x, number, count, size, bias, groups=1):
         layer = GroupedConv2D(
-            scaled(count, width, columns),
+            blocks.scaled(count, width, columns),
             size,
             padding="same",
             groups=groups,
@@ -65,20 +61,19 @@ def create_model(
         return layers.MaxPooling2D(3, strides=2, name=f"pool{number}")(x)
 
     def dense(x, number):
-        units = scaled(4096, width, columns)
+        units = blocks.scaled(4096, width, columns)
         noise = keras.Input((units,), name=f"dropout{number}_noise")
-        x = layers.Dense(units, **settings(f"fc{number}", 1.0))(x)
+        x = Dense(units, **settings(f"fc{number}", 1.0))(x)
         x = layers.ReLU(name=f"relu{number}")(x)
         return Dropout(0.5, name=f"dropout{number}")([x, noise]), noise
 
     x = images = keras.Input(image_shape, name="images")
-    size, others = 5, {"padding": "same"}
+    first: dict = {"kernel_size": 5, "padding": "same"}
     if is_large:
         x = layers.ZeroPadding2D(((1, 2), (1, 2)), name="pad1")(x)
-        size, others = 11, {"strides": 4}
-    x = layers.Conv2D(
-        scaled(96, width, columns), size, **others, **settings("conv1", 0.0, 0.01)
-    )(x)
+        first = {"kernel_size": 11, "strides": 4}
+    first |= settings("conv1", 0.0, 0.01)
+    x = Conv2D(blocks.scaled(96, width, columns), **first)(x)
     x = layers.ReLU(name="relu1")(x)
     x = norm_pool(x, 1)
     x = norm_pool(conv(x, 2, 256, 5, 1.0, columns), 2)
@@ -89,5 +84,5 @@ def create_model(
     x = layers.Flatten(name="flatten")(x)
     x, noise6 = dense(x, 6)
     x, noise7 = dense(x, 7)
-    logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
+    logits = Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
     return keras.Model([images, noise6, noise7], logits, name=name)

@@ -3,30 +3,22 @@
 import keras
 from keras import layers
 
-from towers.models.layers.blocks import scaled
-from towers.models.layers.core import SameConv2D
+from towers.models.layers import blocks
+from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.core import Dense, SameConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 
 def create_model(
-    *,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    *, image_shape: Shape, num_classes: int, width: float, regularizer: Regularizer
 ) -> keras.Model:
-    """Two convolutions and two hidden dense layers; 1,068,298 parameters at 24x24x3.
-
-    Initial standard deviations, biases, the normalization's constants and the choice of
-    the decayed layers (the two hidden dense ones) are as in the tutorial; so are the
-    layers' names.
-    """
+    """Build the network with initial values and weight decay of the tutorial."""
     # A narrower layer sums over fewer inputs; the factor is 1 at the tutorial's width.
     narrower = width**-0.5
 
     def conv(name, stddev, bias):
         return SameConv2D(
-            scaled(64, width),
+            blocks.scaled(64, width),
             kernel_size=5,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
@@ -34,7 +26,7 @@ def create_model(
         )
 
     def dense(name, units, stddev, bias, decay=None):
-        return layers.Dense(
+        return Dense(
             units,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
@@ -58,9 +50,9 @@ def create_model(
     x = norm("norm2")(x)
     x = pool("pool2")(x)
     x = layers.Flatten(name="flatten")(x)
-    x = dense("local3", scaled(384, width), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local3", blocks.scaled(384, width), 0.04 * narrower, 0.1, regularizer)(x)
     x = layers.ReLU(name="relu3")(x)
-    x = dense("local4", scaled(192, width), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local4", blocks.scaled(192, width), 0.04 * narrower, 0.1, regularizer)(x)
     x = layers.ReLU(name="relu4")(x)
-    logits = dense("softmax_linear", num_classes, 1 / scaled(192, width), 0.0)(x)
+    logits = dense("softmax_linear", num_classes, 1 / blocks.scaled(192, width), 0.0)(x)
     return keras.Model(images, logits, name="cnn")

@@ -4,10 +4,11 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import check_image_size, network, scaled
-from towers.models.layers.core import Gelu, GroupedConv2D, LayerScale
+from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.core import Conv2D, Dense, Gelu, GroupedConv2D, LayerScale
+from towers.models.layers.normalization import FusedLayerNormalization
 
-# Of timm.
+# Parameter names in timm checkpoints.
 TORCH_NAMES = (
     {
         r"stem": "stem.0",
@@ -30,20 +31,15 @@ def create_model(
     name: str,
     channels: tuple[int, ...],
     depths: tuple[int, ...],
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """Depthwise convolutions of 7x7, each with a perceptron of one hidden layer at each
-    pixel; the tiny network has 28,589,128 parameters at 1000 classes.
-
-    Kernels begin normal with standard deviation 0.02, biases with 0. Every kernel is
-    marked for decay. `channels` and `depths` are of each stage: channels and blocks.
-    """
-    check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
+    """Build stages with numbers of `channels` and blocks. Every kernel decays."""
+    blocks.check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
     settings = {
         "kernel_initializer": keras.initializers.TruncatedNormal(stddev=0.02),
         "kernel_regularizer": regularizer,
@@ -51,36 +47,36 @@ def create_model(
     inputs = [keras.Input(image_shape, name="images")]
 
     def patches(x, filters, size, name):
-        return layers.Conv2D(filters, size, strides=size, name=name, **settings)(x)
+        return Conv2D(filters, size, strides=size, name=name, **settings)(x)
 
     def norm(x, name):
-        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
 
     def block(x, hidden, scope, rate):
         filters, shortcut = x.shape[-1], x
         depthwise = {"groups": filters, "padding": "same", "name": f"{scope}_depthwise"}
         x = GroupedConv2D(filters, 7, **depthwise, **settings)(x)
         x = norm(x, f"{scope}_norm")
-        x = layers.Dense(hidden, name=f"{scope}_hidden", **settings)(x)
+        x = Dense(hidden, name=f"{scope}_hidden", **settings)(x)
         x = Gelu(name=f"{scope}_gelu")(x)
-        x = layers.Dense(filters, name=f"{scope}_out", **settings)(x)
+        x = Dense(filters, name=f"{scope}_out", **settings)(x)
         x = LayerScale(name=f"{scope}_scale")(x)
         x = blocks.dropout(x, rate, f"{scope}_depth", inputs, per_image=True)
         return layers.Add(name=f"{scope}_add")([shortcut, x])
 
     x, index = inputs[0], 0
     for stage, (count, depth) in enumerate(zip(channels, depths, strict=True), start=1):
-        count, hidden = scaled(count, width), scaled(4 * count, width)
+        filters, hidden = blocks.scaled(count, width), blocks.scaled(4 * count, width)
         if stage == 1:
-            x = norm(patches(x, count, 4, "stem"), "stem_norm")
+            x = norm(patches(x, filters, 4, "stem"), "stem_norm")
         else:
             x = norm(x, f"stage{stage}_reduce_norm")
-            x = patches(x, count, 2, f"stage{stage}_reduce")
+            x = patches(x, filters, 2, f"stage{stage}_reduce")
         for place in range(1, depth + 1):
             index += 1
             rate = stochastic_depth * index / sum(depths)
             x = block(x, hidden, f"stage{stage}_block{place}", rate)
     x = norm(layers.GlobalAveragePooling2D(name="pool")(x), "last_norm")
     x = blocks.dropout(x, dropout, "dropout", inputs)
-    logits = layers.Dense(num_classes, name="logits", **settings)(x)
-    return network(inputs, logits, name)
+    logits = Dense(num_classes, name="logits", **settings)(x)
+    return blocks.network(inputs, logits, name)

@@ -1,9 +1,4 @@
-"""EfficientNet (Tan and Le 2019, arXiv:1905.11946) with its Lite form, and the inverted
-residuals (Sandler et al. 2018, arXiv:1801.04381) that it is made of.
-
-Every kernel is marked for decay. Initial kernels are normal, with a variance that keeps
-the variance of the gradients, as in the authors' code and in timm.
-"""
+"""EfficientNet (arXiv:1905.11946); every kernel decays, and begins as in timm."""
 
 import dataclasses
 import math
@@ -14,10 +9,10 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import classifier, network, scaled
-from towers.models.layers.core import GroupedConv2D
+from towers.models.layers.blocks import Regularizer, Shape, Tensor
+from towers.models.layers.core import Conv2D, FusedActivation, GroupedConv2D
 
-# Of B0: kernel size, stride of the first block, expansion, filters, number of blocks.
+# Stages of B0: kernel size, stride of the first block, expansion, filters, blocks.
 STAGES = (
     (3, 1, 1, 16, 1),
     (3, 2, 6, 24, 2),
@@ -29,8 +24,7 @@ STAGES = (
 )
 STEM_FILTERS, HEAD_FILTERS = 32, 1280
 
-
-# Of timm, whose first stage has blocks without expansion.
+# Names of blocks in timm checkpoints; blocks of the first stage do not expand.
 BLOCK_NAMES = {
     r"stage1_block(\d+)_depthwise": r"blocks.0.{\1-1}.conv_dw",
     r"stage1_block(\d+)_depthwise_norm": r"blocks.0.{\1-1}.bn1",
@@ -56,7 +50,7 @@ def _num_blocks(deeper, is_lite):
 
 
 def _names_of_port(counts):
-    """Names of lukemelas/EfficientNet-PyTorch, which counts blocks over all stages."""
+    """Return names of lukemelas/EfficientNet-PyTorch, which counts all blocks."""
     rows = {"stem": "_conv_stem", "stem_norm": "_bn0", "logits": "_fc"}
     rows |= {"head": "_conv_head", "head_norm": "_bn1"}
     places = [(s, b) for s, n in enumerate(counts, 1) for b in range(1, n + 1)]
@@ -77,53 +71,51 @@ TORCH_NAMES = (
 
 
 class Block(NamedTuple):
-    """An inverted residual: a 1x1 convolution expands the channels, a depthwise one
-    filters each of them, and a 1x1 one projects them. Channels are those at width 1.
-    """
+    """An inverted residual; channels are those at width 1."""
 
-    size: int  # of the depthwise convolution
+    size: int  # kernel size of the depthwise convolution
     stride: int
-    inputs: int  # channels of the input
-    expanded: int  # of the depthwise convolution; as many as `inputs` need no expansion
+    inputs: int  # channels
+    expanded: int  # channels of the depthwise convolution; `inputs` for no expansion
     filters: int  # channels of the output
     squeezed: int  # channels within squeeze-and-excitation; 0 for none
-    activation: str  # its name in Keras
+    activation: str  # name in Keras
 
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
     """Adds layers to a network.
 
-    `as_tensorflow` has padding, epsilon and momentum of TensorFlow's code: convolutions
-    with strides pad the right and lower edges by more, normalization has 1e-3 and 0.99.
-    Else they are as in PyTorch: equal edges, 1e-5 and 0.9.
+    With `as_tensorflow` convolutions with strides pad the right and lower edges by
+    more, and normalization has epsilon 1e-3 and momentum 0.99; else they are as in
+    PyTorch: equal edges, 1e-5 and 0.9.
     """
 
-    inputs: list[keras.KerasTensor]  # images, and the noise that layers add
+    inputs: list[Tensor]  # images and noise
     width: float
-    regularizer: keras.regularizers.Regularizer | None
+    regularizer: Regularizer
     stochastic_depth: float
     as_tensorflow: bool
     gate: str = "sigmoid"  # last activation of squeeze-and-excitation
-    squeezed_activation: str | None = None  # its first one; None for the block's
+    squeezed_activation: str | None = None  # first one; None for the block's
 
     def conv(
         self,
-        x: keras.KerasTensor,
+        x: Tensor,
         filters: int,
         name: str,
         size: int = 1,
         stride: int = 1,
         is_depthwise: bool = False,
         use_bias: bool = False,
-    ) -> keras.KerasTensor:
-        """A convolution with a number of filters at width 1."""
+    ) -> Tensor:
+        """Add a convolution with a number of filters at width 1."""
         padding = "same"
         if stride > 1 and not self.as_tensorflow:
             x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
             padding = "valid"
-        settings = {
-            "filters": scaled(filters, self.width),
+        settings: dict = {
+            "filters": blocks.scaled(filters, self.width),
             "kernel_size": size,
             "strides": stride,
             "padding": padding,
@@ -134,27 +126,20 @@ class Builder:
         if is_depthwise:  # each input has one filter, whose inputs are its outputs
             settings |= {"groups": x.shape[-1], "kernel_initializer": _normal("fan_in")}
             return GroupedConv2D(**settings)(x)
-        return layers.Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
+        return Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
 
-    def normalized(
-        self, x: keras.KerasTensor, name: str, activation: str | None = None
-    ) -> keras.KerasTensor:
-        """Batch normalization and an activation."""
-        settings = {"momentum": 0.99, "epsilon": 1e-3} if self.as_tensorflow else {}
-        x = blocks.normalization(x, f"{name}_norm", **settings)
+    def normalized(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
+        """Add batch normalization and an activation."""
+        momentum, epsilon = (0.99, 1e-3) if self.as_tensorflow else (0.9, 1.001e-5)
+        x = blocks.normalization(x, f"{name}_norm", "ones", momentum, epsilon)
         return self.active(x, activation, name) if activation else x
 
-    def active(
-        self, x: keras.KerasTensor, activation: str, name: str
-    ) -> keras.KerasTensor:
-        return layers.Activation(activation, name=f"{name}_{activation}")(x)
+    def active(self, x: Tensor, activation: str, name: str) -> Tensor:
+        """Add an activation."""
+        return FusedActivation(activation, name=f"{name}_{activation}")(x)
 
-    def stages(
-        self, x: keras.KerasTensor, stages: Sequence[Sequence[Block]]
-    ) -> keras.KerasTensor:
-        """Stages of inverted residuals; an image skips block l of L at l / L of the
-        rate of stochastic depth.
-        """
+    def stages(self, x: Tensor, stages: Sequence[Sequence[Block]]) -> Tensor:
+        """Add stages; an image skips block l of L at l / L of stochastic depth."""
         num_blocks, index = sum(map(len, stages)), 0
         for stage, stage_blocks in enumerate(stages, start=1):
             for place, block in enumerate(stage_blocks, start=1):
@@ -182,9 +167,7 @@ class Builder:
         return layers.Add(name=f"{name}_add")([shortcut, x])
 
     def _gates(self, x, block, name):
-        """Squeeze-and-excitation, a factor for each channel of each image (Hu et al.
-        2018, arXiv:1709.01507).
-        """
+        """Add squeeze-and-excitation, a factor per channel (arXiv:1709.01507)."""
         x = layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}_pool")(x)
         x = self.conv(x, block.squeezed, f"{name}_squeeze", use_bias=True)
         activation = self.squeezed_activation or block.activation
@@ -198,7 +181,7 @@ def _normal(mode):
 
 
 def multiple_of_8(count: float) -> int:
-    """The nearest one, or the next one where the nearest is more than 10 % below."""
+    """Return the nearest multiple of 8, or the next if that is more than 10 % below."""
     nearest = int(count + 4) // 8 * 8
     return nearest if nearest >= 0.9 * count else nearest + 8
 
@@ -206,10 +189,10 @@ def multiple_of_8(count: float) -> int:
 def create_model(
     *,
     name: str,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     wider: float = 1.0,
@@ -217,14 +200,10 @@ def create_model(
     is_lite: bool = False,
     as_tensorflow: bool = False,
 ) -> keras.Model:
-    """EfficientNet; B0 has 5,288,548 parameters at 1000 classes, Lite0 4,652,008.
+    """Build EfficientNet, its channels and blocks scaled by `wider` and `deeper`.
 
-    The Lite form has ReLU6 in place of SiLU and no squeeze-and-excitation, and its
-    scaling leaves the stem, the head and the number of blocks of the first and the last
-    stage.
-
-    `wider` and `deeper` are factors of the paper's scaling, on the channels, which
-    become multiples of 8, and on the blocks of a stage.
+    The Lite form has ReLU6 and no squeeze-and-excitation, and does not scale the stem,
+    the head and the number of blocks of the first and the last stage.
     """
     activation, outer = "relu6" if is_lite else "silu", 1.0 if is_lite else wider
     before = stem = multiple_of_8(STEM_FILTERS * outer)
@@ -232,12 +211,12 @@ def create_model(
     for count, (size, stride, expansion, filters, _) in zip(
         counts, STAGES, strict=True
     ):
-        filters, stage = multiple_of_8(filters * wider), []
-        for step in [stride] + [1] * (count - 1):
+        out, stage = multiple_of_8(filters * wider), []
+        for place in range(count):
             squeezed, expanded = 0 if is_lite else before // 4, expansion * before
-            channels = before, expanded, filters, squeezed
+            channels, step = (before, expanded, out, squeezed), 1 if place else stride
             stage.append(Block(size, step, *channels, activation))
-            before = filters
+            before = out
         stages.append(stage)
     inputs = [keras.Input(image_shape, name="images")]
     builder = Builder(inputs, width, regularizer, stochastic_depth, as_tensorflow)
@@ -245,5 +224,5 @@ def create_model(
     x = builder.stages(builder.normalized(x, "stem", activation), stages)
     x = builder.conv(x, multiple_of_8(HEAD_FILTERS * outer), "head")
     x = builder.normalized(x, "head", activation)
-    logits = classifier(x, num_classes, regularizer, dropout, inputs)
-    return network(inputs, logits, name)
+    logits = blocks.classifier(x, num_classes, regularizer, dropout, inputs)
+    return blocks.network(inputs, logits, name)

@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import network
+from towers.models.layers.blocks import Regularizer, Shape
 from towers.models.zoo.efficientnet import BLOCK_NAMES, Block, Builder, multiple_of_8
 
 # Tables 2 and 1 of the paper, by stages of one size: kernel size, stride, expanded
@@ -30,7 +30,7 @@ LARGE = (
 )
 STEM_FILTERS = 16
 
-# Of timm.
+# Parameter names in timm checkpoints.
 TORCH_NAMES = (
     BLOCK_NAMES
     | {r"stage(\d+)_conv": r"blocks.{\1-1}.0.conv", "hidden": "conv_head"}
@@ -45,19 +45,16 @@ def create_model(
     *,
     name: str,
     size: str,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     as_tensorflow: bool = False,
 ) -> keras.Model:
-    """Inverted residuals with ReLU, from the middle on with the hard form of SiLU; at
-    1000 classes the small network has 2,542,856 parameters, the large one 5,483,032.
-    For `as_tensorflow` see `efficientnet.Builder`.
-    """
-    before, stages = STEM_FILTERS, []
+    """Build inverted residuals; for `as_tensorflow` see `efficientnet.Builder`."""
+    before, stages = STEM_FILTERS, list[list[Block]]()
     for rows in STAGES[size]:
         stages.append([])
         for kernel, stride, expanded, filters, is_squeezed, activation in rows:
@@ -84,4 +81,4 @@ def create_model(
     x = builder.conv(x, HIDDEN_UNITS[size], "hidden", use_bias=True)
     x = layers.Flatten(name="flatten")(builder.active(x, "hard_silu", "hidden"))
     x = blocks.dropout(x, dropout, "dropout", inputs)
-    return network(inputs, blocks.logits(x, num_classes, regularizer), name)
+    return blocks.network(inputs, blocks.logits(x, num_classes, regularizer), name)

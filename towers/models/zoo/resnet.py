@@ -1,14 +1,15 @@
 """Residual networks (He et al. 2015, arXiv:1512.03385).
 
-Normalization follows each convolution. All kernels are marked for decay; the scales and
-offsets of the normalizations are not. With stochastic depth (Huang et al. 2016,
-arXiv:1603.09382) an image skips the convolutions of block l of L at l / L of the rate.
+Normalization follows each convolution. All kernels decay. With stochastic depth (Huang
+et al. 2016, arXiv:1603.09382) an image skips block l of L at l / L of the rate.
 """
 
 import keras
 from keras import layers
 
 from towers.models.layers.blocks import (
+    Regularizer,
+    Shape,
     classifier,
     conv,
     dropout,
@@ -18,7 +19,7 @@ from towers.models.layers.blocks import (
 )
 from towers.models.layers.core import PadChannels
 
-# Of torchvision and timm.
+# Parameter names in checkpoints of torchvision and timm.
 TORCH_NAMES = (
     {
         r"stem_conv": "conv1",
@@ -34,18 +35,13 @@ TORCH_NAMES = (
 
 def create_resnet18(
     *,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """The 18-layer network with a stem for small images; 11,173,962 parameters.
-
-    A 3x3 convolution and no pooling in place of the stem for ImageNet, as in
-    "Concise Implementation for Multiple GPUs" of "Dive into Deep Learning"; where the
-    size changes, shortcuts are normalized 1x1 convolutions (option B of the paper).
-    """
+    """Build ResNet-18 with the stem for small images of "Dive into Deep Learning"."""
     inputs = [keras.Input(image_shape, name="images")]
     x = _stem(inputs[0], scaled(64, width), 3, 1, regularizer)
     stages = [(_basic(scaled(count, width)), 2) for count in (64, 128, 256, 512)]
@@ -57,18 +53,16 @@ def create_resnet18(
 def create_cifar_resnet(
     *,
     depth: int,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """The networks of the paper's section 4.2, of 6n + 2 layers.
+    """Build the networks of the paper's section 4.2, of 6n + 2 layers.
 
-    Shortcuts have no parameters (option A): where the size changes they take every
-    other pixel and add as many channels of zeros before the existing ones as after
-    them. The paper does not say where the zeros are; this way each half of the channels
-    stays a half, and a network split in two needs no transfer for them.
+    Zeros of shortcuts (option A) are before and after the channels, so a network split
+    in two needs no transfer for them.
     """
 
     def shortcut(x, filters, stride, name, _):
@@ -90,24 +84,18 @@ def create_cifar_resnet(
 def create_imagenet_resnet(
     *,
     blocks: tuple[int, ...],
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     has_bottlenecks: bool = True,
     name: str = "",
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """The networks of the paper's table 1; with bottlenecks 25,557,032 parameters at
-    224x224x3, 1000 classes and blocks of (3, 4, 6, 3), all of them trainable.
+    """Build the networks of the paper's table 1; `blocks` are counted per stage.
 
-    The form called 1.5, of facebookarchive/fb.resnet.torch: the 3x3 convolution of a
-    bottleneck has the stride, not the first 1x1 as in the paper and in Keras. The last
-    scale of each block is initially zero, so that the block hands its input on (Goyal
-    et al. 2017, arXiv:1706.02677, section 5.1).
-
-    `blocks` is their number in each stage; with bottlenecks they have three
-    convolutions, the last one with four times the filters, else two of 3x3.
+    The 3x3 convolution of a bottleneck has the stride, not the first 1x1 as in the
+    paper. The last scale of a block is initially zero (arXiv:1706.02677, section 5.1).
     """
     stages = []
     for stage, count in enumerate(blocks):
@@ -125,7 +113,7 @@ def create_imagenet_resnet(
 
 
 def _basic(filters):
-    """Filters and kernel sizes of a block (figure 2)."""
+    """Return filters and kernel sizes of a block (figure 2)."""
     return [(filters, 3), (filters, 3)]
 
 
@@ -143,9 +131,10 @@ def _projection(x, filters, stride, name, regularizer):
 def _stages(
     x, inputs, stages, shortcut_fn, regularizer, stochastic_depth, last_scale="ones"
 ):
-    """Stages of (filters and kernel sizes of the convolutions of a block, blocks); the
-    first 3x3 convolution of each but the first has stride 2. `shortcut_fn` creates the
-    shortcut of a stage's first block; in the first stage only with bottlenecks.
+    """Add stages of (filters and kernel sizes of a block's convolutions, blocks).
+
+    `shortcut_fn` adds the shortcut of a stage's first block; in the first stage only
+    with bottlenecks.
     """
     num_blocks, index = sum(blocks for _, blocks in stages), 0
     for stage, (convs, blocks) in enumerate(stages, start=1):
@@ -164,7 +153,6 @@ def _stages(
 
 
 def _branch(x, convs, stride, name, regularizer, last_scale):
-    """Normalized convolutions with rectifiers between them."""
     for place, (filters, size) in enumerate(convs, start=1):
         if place > 1:
             x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)

@@ -7,42 +7,35 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from towers.models.layers.blocks import check_image_size, scaled, uniform
+from towers.models.layers import blocks
+from towers.models.layers.blocks import Regularizer, Shape
 from towers.models.layers.core import Gelu, SameConv2D
 from towers.models.layers.cpu_kernels import add_bias
 from towers.models.layers.normalization import BatchNormalization
 
 WHITENING_SIZE = 2
-# Pixels per chunk of patches, which take 8 k bytes each.
-PIECE_PIXELS = 100 * 32 * 32
-SMALLEST_IMAGE = 9  # one pixel is left after the last pool
+PIECE_PIXELS = 100 * 32 * 32  # pixels per chunk of patches
+MIN_SIDE = 9  # one pixel is left after the last pool
 
 
 def create_model(
     *,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     widths: tuple[int, int, int],
     depth: int,
     momentum: float,
 ) -> keras.Model:
-    """Whitened patches, then three groups of convolutions.
+    """Build whitened patches and three groups of convolutions with `widths` filters.
 
-    A group is convolution, pool, normalization, GELU, convolution, normalization, GELU;
-    a third convolution and normalization follow in the deeper network, where a shortcut
-    leads from the first GELU to the last. Normalizations have offsets and no scales.
-    Marked for decay are the parameters that Muon leaves to momentum: offsets, the bias
-    of the whitening, and the head.
-
-    The author divides the logits of airbench94 by the number of features and begins
-    with a head of standard deviation 1; here the initial head is smaller by that
-    factor, in the deeper network as well. Epsilon is the smallest that the fast kernel
-    takes, and moving variances are the biased ones. `widths` are filters of the groups.
+    In the deeper network a group has a third convolution and a shortcut. Parameters
+    that Muon leaves to momentum decay. The author divides the logits of airbench94 by
+    the number of features; here the initial head is smaller by that factor.
     """
     name = "speedrun" if depth == 2 else "speedrun_deep"
-    check_image_size(name, image_shape, at_least=SMALLEST_IMAGE)
+    blocks.check_image_size(name, image_shape, at_least=MIN_SIDE)
 
     def group(x, number, filters):
         first = None
@@ -76,7 +69,7 @@ def create_model(
     )
     x = Gelu(name="gelu0")(x)
     for number, filters in enumerate(widths, start=1):
-        x = group(x, number, scaled(filters, width))
+        x = group(x, number, blocks.scaled(filters, width))
     x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
     stddev = 1 / x.shape[-1]
     logits = layers.Dense(
@@ -93,16 +86,14 @@ def create_model(
 
 @keras.saving.register_keras_serializable("towers")
 class PartlyIdentity(keras.initializers.Initializer):
-    """Kernels [height, width, inputs, filters] whose first filters are the identity,
-    one per input (Dirac); the others are uniform within 1 / sqrt(fan in).
-    """
+    """Kernels whose first filters are the identity; others as `uniform`."""
 
     def __init__(self, seed: int | None = None):
         self.seed = seed
 
     def __call__(self, shape, dtype=None):
         height, width, inputs, filters = shape
-        drawn = uniform(self.seed)(shape, dtype)
+        drawn = blocks.uniform(self.seed)(shape, dtype)
         num_identity = min(inputs, filters)
         center = tf.scatter_nd(
             [[height // 2, width // 2, i, i] for i in range(num_identity)],
@@ -116,12 +107,10 @@ class PartlyIdentity(keras.initializers.Initializer):
 
 
 class Whitening(keras.layers.Layer):
-    """Projects patches on the eigenvectors of their second moments, and on the negated
-    ones, each divided by the root of its eigenvalue; adds a bias, which is trained.
+    """Whitening of patches, and a trained bias (arXiv:2404.00498, section 3.2).
 
-    The filters are part of the model's state and not trained. They are zero until
-    `adapt` is called. After tysam-code's hlb-CIFAR10 and Jordan 2024,
-    arXiv:2404.00498, section 3.2. `epsilon` is added to the eigenvalues.
+    Filters are eigenvectors of the patches' second moments, and the negated ones; they
+    are zero until `adapt` is called.
     """
 
     def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
@@ -151,7 +140,7 @@ class Whitening(keras.layers.Layer):
         return add_bias(whitened, tf.convert_to_tensor(self.bias))
 
     def adapt(self, arrays: Iterable[np.ndarray]) -> None:
-        """Computes the filters from arrays of float images [n, height, width, c]."""
+        """Compute the filters from arrays of float images [n, height, width, c]."""
         values, vectors = np.linalg.eigh(second_moments(arrays, self.size))
         # The sign of an eigenvector is arbitrary: here its largest entry is positive.
         largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
@@ -168,11 +157,8 @@ class Whitening(keras.layers.Layer):
 
 
 def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """The mean of the outer products of all patches of size x size pixels of images [n,
-    height, width, channels]: float64 [k, k], k = size * size * channels, rows by row,
-    column and channel.
-    """
-    total, count = 0.0, 0
+    """Return the mean outer product of patches, float64, by row, column and channel."""
+    total, count = np.zeros(()), 0
     for images in arrays:
         height, width, channels = images.shape[1:]
         piece = max(1, PIECE_PIXELS // (height * width))

@@ -1,40 +1,37 @@
-"""VGG with batch normalization for small images (Simonyan and Zisserman 2014,
-arXiv:1409.1556).
-"""
+"""VGG with batch normalization for small images (arXiv:1409.1556)."""
 
 import keras
 from keras import layers
 
-from towers.models.layers.blocks import classifier, conv, network, normalization, scaled
+from towers.models.layers import blocks
+from towers.models.layers.blocks import Regularizer, Shape
 
 
 def create_model(
     *,
     stages: tuple[tuple[int, int], ...],
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Convolutions of 3x3 in stages that end in a pool, and one dense layer;
-    configuration D has 14,724,042 parameters at 10 classes.
+    """Build stages of (number, filters) of 3x3 convolutions, and one dense layer.
 
-    The port to CIFAR of kuangliu/pytorch-cifar. Its 4,224 biases of convolutions, which
-    normalization subtracts again, are left out. On images of other sizes than 32x32
-    pools keep the last row and column of odd sides, and the head reads the mean over
-    the pixels. Every kernel is marked for decay. `stages` are number and filters of the
-    convolutions of each; dropout is before the head.
+    The port of kuangliu/pytorch-cifar, without biases. On images of any size pools keep
+    the last row and column of odd sides, and the head reads the mean of the pixels.
     """
     inputs = [keras.Input(image_shape, name="images")]
     x = inputs[0]
     for stage, (count, filters) in enumerate(stages, start=1):
         for place in range(1, count + 1):
             name = f"{stage}_{place}"
-            x = conv(x, scaled(filters, width), 3, 1, f"conv{name}", regularizer)
-            x = normalization(x, f"norm{name}")
+            x = blocks.conv(
+                x, blocks.scaled(filters, width), 3, 1, f"conv{name}", regularizer
+            )
+            x = blocks.normalization(x, f"norm{name}")
             x = layers.ReLU(name=f"relu{name}")(x)
         x = layers.MaxPooling2D(2, padding="same", name=f"pool{stage}")(x)
-    logits = classifier(x, num_classes, regularizer, dropout, inputs)
+    logits = blocks.classifier(x, num_classes, regularizer, dropout, inputs)
     depth = sum(count for count, _ in stages) + 3  # the paper has three dense layers
-    return network(inputs, logits, f"vgg{depth}_bn")
+    return blocks.network(inputs, logits, f"vgg{depth}_bn")

@@ -1,23 +1,22 @@
-"""Vision Transformers (Dosovitskiy et al. 2021, arXiv:2010.11929), in the plain form of
-Beyer et al. 2022, arXiv:2205.01580, and big_vision.
-"""
+"""Vision Transformers (arXiv:2010.11929), as in arXiv:2205.01580 and big_vision."""
 
 import keras
 from keras import layers
 
 from towers.models.layers import blocks
 from towers.models.layers.attention import Attention, Tokens
-from towers.models.layers.blocks import check_image_size, network, scaled
-from towers.models.layers.core import Gelu
+from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.core import Conv2D, Dense, Gelu
+from towers.models.layers.normalization import FusedLayerNormalization
 
-# Smallest side of an image for the paper's patches, 16x16; else 4x4.
+# Minimum side of an image for the paper's patches, 16x16; else 4x4.
 LARGE = 128
 
 
 def _with_blocks(
     others: dict[str, str], block: str, parts: dict[str, str]
 ) -> dict[str, str]:
-    """A table of names; names of the parts of a block begin with `block`."""
+    """Return a table in which names of the parts of a block begin with `block`."""
     named = {rf"block(\d+)_{ours}": block + theirs for ours, theirs in parts.items()}
     return others | named
 
@@ -73,7 +72,7 @@ _IN_MEMORY = {
 }
 
 
-# Of timm, torchvision and Hugging Face's transformers.
+# Parameter names in checkpoints of timm, torchvision and Hugging Face's transformers.
 TORCH_NAMES = (
     {
         r"patches": "patch_embed.proj",
@@ -105,40 +104,34 @@ def create_model(
     channels: int,
     depth: int,
     heads: int,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     has_class_token: bool = False,
 ) -> keras.Model:
-    """Patches as tokens, and blocks of attention and a perceptron of one hidden layer,
-    each behind a normalization and within a shortcut.
+    """Build a Vision Transformer with pre-normalization.
 
-    With a class token it is DeiT (Touvron et al. 2021, arXiv:2012.12877) without
-    distillation, and has the parameters of timm's `vit_*_patch16_224`. Kernels begin as
-    in big_vision: patches as LeCun's, the blocks as Glorot's, the last one zero; biases
-    are all 0. Every kernel is marked for decay. GELU is exact, where big_vision
-    approximates it. What remains of an image at its right and lower edge is not seen.
-    With a smaller `width` there are fewer heads, of 64 channels or more, down to a
-    single one of any size.
-
-    With `has_class_token` the head reads a class token, and positions are learned; else
-    it reads the mean of the tokens, and positions are fixed. Dropout is of the tokens,
-    of the hidden units and of each branch.
+    With `has_class_token` it is DeiT (arXiv:2012.12877) without distillation; else the
+    head reads the mean of the tokens, and positions are fixed. Pixels beyond the last
+    whole patch are not seen.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
-    check_image_size(name, image_shape, at_least=2 * patch_size)
+    blocks.check_image_size(name, image_shape, at_least=2 * patch_size)
     num_heads = max(1, int(heads * width))
-    units, hidden = scaled(channels, width, num_heads), scaled(4 * channels, width)
+    units, hidden = (
+        blocks.scaled(channels, width, num_heads),
+        blocks.scaled(4 * channels, width),
+    )
     inputs = [keras.Input(image_shape, name="images")]
 
     def dense(x, units, name):
-        return layers.Dense(units, kernel_regularizer=regularizer, name=name)(x)
+        return Dense(units, kernel_regularizer=regularizer, name=name)(x)
 
     def norm(x, name):
-        return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
 
     def attention(x, name):
         kinds = ("query", "key", "value")
@@ -151,7 +144,7 @@ def create_model(
         x = blocks.dropout(x, dropout, f"{name}_hidden_dropout", inputs)
         return dense(x, units, f"{name}_mlp")
 
-    x = layers.Conv2D(
+    x = Conv2D(
         units,
         patch_size,
         strides=patch_size,
@@ -175,10 +168,10 @@ def create_model(
         x = layers.Flatten(name="flatten")(x)
     else:
         x = layers.GlobalAveragePooling1D(name="pool")(x)
-    logits = layers.Dense(
+    logits = Dense(
         num_classes,
         kernel_initializer="zeros",
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
-    return network(inputs, logits, name)
+    return blocks.network(inputs, logits, name)

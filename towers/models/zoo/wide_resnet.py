@@ -4,47 +4,43 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import classifier, conv, network, normalization, scaled
+from towers.models.layers.blocks import Regularizer, Shape
 
 
 def create_model(
     *,
     depth: int,
     widening: int,
-    image_shape: tuple[int, int, int],
+    image_shape: Shape,
     num_classes: int,
     width: float,
-    regularizer: keras.regularizers.Regularizer | None,
+    regularizer: Regularizer,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """WRN-depth-widening, of 6n + 4 layers; WRN-28-10 has 36,479,194 parameters at 10
-    classes. Every kernel is marked for decay.
-
-    Normalization and rectifier come before each convolution; where the channels change,
-    both branches read the first of them. Dropout is before the second convolution of
-    each block.
-    """
+    """Build WRN-depth-widening, of 6n + 4 layers. Every kernel decays."""
     num_blocks, rest = divmod(depth - 4, 6)
     if rest:
         raise ValueError(f"depth={depth}: must be 6n + 4")
     inputs = [keras.Input(image_shape, name="images")]
-    x = conv(inputs[0], scaled(16, width), 3, 1, "stem_conv", regularizer)
+    x = blocks.conv(inputs[0], blocks.scaled(16, width), 3, 1, "stem_conv", regularizer)
     for stage, count in enumerate((16, 32, 64), start=1):
-        filters = scaled(count * widening, width)
+        filters = blocks.scaled(count * widening, width)
         for block in range(1, num_blocks + 1):
             name, shortcut = f"stage{stage}_block{block}", x
             stride = 2 if stage > 1 and block == 1 else 1
-            x = normalization(x, f"{name}_norm1")
+            x = blocks.normalization(x, f"{name}_norm1")
             x = layers.ReLU(name=f"{name}_relu1")(x)
             if block == 1:
-                shortcut = conv(x, filters, 1, stride, f"{name}_shortcut", regularizer)
-            x = conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
-            x = normalization(x, f"{name}_norm2")
+                shortcut = blocks.conv(
+                    x, filters, 1, stride, f"{name}_shortcut", regularizer
+                )
+            x = blocks.conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
+            x = blocks.normalization(x, f"{name}_norm2")
             x = layers.ReLU(name=f"{name}_relu2")(x)
             x = blocks.dropout(x, dropout, f"{name}_dropout", inputs)
-            x = conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
+            x = blocks.conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
             x = layers.Add(name=f"{name}_add")([shortcut, x])
-    x = normalization(x, "last_norm")
+    x = blocks.normalization(x, "last_norm")
     x = layers.ReLU(name="last_relu")(x)
-    logits = classifier(x, num_classes, regularizer)
-    return network(inputs, logits, f"wide_resnet_{depth}_{widening}")
+    logits = blocks.classifier(x, num_classes, regularizer)
+    return blocks.network(inputs, logits, f"wide_resnet_{depth}_{widening}")

@@ -19,7 +19,6 @@ from towers.models.layers.core import (
     GroupedConv2D,
     LayerScale,
     PadChannels,
-    PointwiseConv2D,
     SameConv2D,
 )
 from towers.models.layers.normalization import (
@@ -32,7 +31,6 @@ from towers.parallel.reduce import shares
 SPLIT = {
     layers.Conv2D: "filters",
     Conv2D: "filters",
-    PointwiseConv2D: "filters",
     SameConv2D: "filters",
     GroupedConv2D: "filters",
     layers.Dense: "units",
