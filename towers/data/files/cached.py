@@ -1,7 +1,6 @@
-"""A source of image files, which are decoded when they are read.
+"""A source of image files that are decoded when they are read.
 
-What was decoded once stays in memory as far as it fits, so from the second epoch on
-reading is a look-up. Nothing else is kept: the data set may be larger than memory.
+Decoded images stay in memory as far as they fit.
 """
 
 import atexit
@@ -51,11 +50,10 @@ PROGRESS_SECS = 30
 
 
 class _Reads:
-    """Calls from `tf.data` into Python, which must be over before the interpreter ends.
+    """Counter of the calls from `tf.data` into Python.
 
-    A thread of `tf.data` that calls into an interpreter that shuts down never returns,
-    and the owner of the iterator waits for it. So the exit waits until there was no
-    call for a while: a stream reads only a few batches ahead.
+    A thread of `tf.data` that calls into an interpreter that shuts down hangs, so the
+    exit waits until there were no calls for a while.
     """
 
     QUIET_SECS = 0.5
@@ -84,9 +82,7 @@ atexit.register(_reads.close)
 
 
 class ImageCache:
-    """Room for decoded images, which the sources of a data set share: `bytes_left` are
-    free. The images that are read first are kept.
-    """
+    """Memory for decoded images that several sources share; first come, first kept."""
 
     def __init__(self, megabytes: float):
         self.bytes_left = megabytes * MEGABYTE
@@ -94,9 +90,10 @@ class ImageCache:
 
 
 class CachedSource:
-    """Images that are decoded when they are read; `image_shape` has 1 or 3 channels.
-    What was read stays in the cache, but no crops. Where images are resized, a random
-    crop is of the file's pixels (`reads_crops`).
+    """Images that are decoded when they are read, with 1 or 3 channels.
+
+    Decoded images are cached, but not crops. If images are resized, random crops are
+    taken from the stored pixels (`reads_crops`).
     """
 
     decodes = True
@@ -124,9 +121,7 @@ class CachedSource:
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Source.read`; not under XLA. A DataError is in the text of TensorFlow's
-        error, see `data_errors_of_tensorflow`.
-        """
+        """Read images as `Source.read`; not under XLA."""
         numbers = [] if crop_numbers is None else [crop_numbers]
         with tf.device("CPU:0"):
             images, labels = tf.numpy_function(
@@ -141,15 +136,11 @@ class CachedSource:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """int32 [num_examples], or uint8 [num_examples, classes]; None where they are
-        not known before they are read.
-        """
+        """Labels, int32 [n] or uint8 [n, classes]; None if unknown before reading."""
         return getattr(self._files, "labels", None)
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
-        """int32 [n], of images that are not decoded; DataError where one cannot be
-        read.
-        """
+        """Read labels, int32 [n], without decoding images."""
         labels = np.empty(len(indices), np.int32)
 
         def read(position):
@@ -163,26 +154,26 @@ class CachedSource:
 
     @property
     def sample_weights(self) -> np.ndarray | None:
-        """float32 [num_examples]; None without."""
+        """Sample weights, float32 [n], or None."""
         return getattr(self._files, "sample_weights", None)
 
     @property
     def blocks(self) -> np.ndarray | None:
-        """As `sources.blocks_of`."""
+        """Block number of each image, see `sources.blocks_of`."""
         return blocks_of(self._files)
 
     @property
     def block_bytes(self) -> int:
-        """Mean size of a block."""
+        """Mean size of a block, in bytes."""
         return self._files.block_bytes
 
     @property
     def checksum(self) -> int | None:
-        """As `sources.checksum`."""
+        """Checksum, see `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
 
     def location(self, index: int) -> str:
-        """The location of an image, such as its path."""
+        """Return where an image is stored, such as its path."""
         return self._files.location(index)
 
     def _read(self, indices, crop_numbers=None):
@@ -220,9 +211,6 @@ class CachedSource:
         return images, labels
 
     def _keep_none(self):
-        """Arrays for the images that are kept: their slots, pixels and labels. Memory
-        is allocated when it is written to.
-        """
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
         try:
             images = np.empty((most, *self.image_shape), np.uint8)
@@ -245,9 +233,6 @@ class CachedSource:
                 self._cache.bytes_left -= self._image_bytes
 
     def _drop_first_images(self):
-        """Images that were read before the first crops, such as for the moments, are
-        not read again.
-        """
         with self._cache.lock:
             if not self._has_read_crops:
                 self._has_read_crops = True
@@ -277,13 +262,11 @@ class CachedSource:
 def settle_size(
     files: ImageFiles, channels: int, options: ImageOptions
 ) -> tuple[ImageOptions, tuple[int, int, int], str]:
-    """The shape to read images in: `image_size`, or the size of the images where
-    NUM_COMPARED of them, taken at equal distances, are alike, else the square of
-    `default_size`.
+    """Return options, the shape to read images in, and a note or "".
 
-    Returns the options with the `image_size` that is used, the shape, and a note for
-    the user, or "". DataError if an image of those cannot be read, or with a survey
-    none of them.
+    The size is `image_size`, or the common size of NUM_COMPARED images, or else
+    `default_size`. Raises DataError if one of these images cannot be read, or with a
+    survey none of them.
     """
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
@@ -308,7 +291,7 @@ def settle_size(
 
 
 def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
-    """About `count` of all indices, in NUM_BLOCKS blocks at equal distances."""
+    """Return about `count` indices from NUM_BLOCKS blocks at equal distances."""
     chosen = np.unique(blocks)
     positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(
         int
@@ -320,9 +303,7 @@ def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
 def read_in_batches(
     source: Source, most: int, indices: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images and labels, of all or of some indices, in batches of `most`, or fewer
-    large images; DataError where one cannot be read.
-    """
+    """Yield images and labels in batches of at most `most` images."""
     image_bytes = math.prod(source.image_shape)
     size = max(1, min(most, BATCH_BYTES // image_bytes))
     calls = streams.num_reads(size, size * image_bytes)
@@ -337,9 +318,7 @@ def read_in_batches(
 def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions, inventory: Inventory
 ) -> list[Source | None]:
-    """With bad_images=skip reads all images, and leaves out those that cannot be read,
-    which the inventory then names. Closes the survey.
-    """
+    """Return the sources without unreadable images if bad_images=skip."""
     survey = options.survey
     if options.bad_images == "stop" or survey is None:
         return list(sources)
@@ -363,16 +342,13 @@ def leave_out_bad_images(
 
 
 def _are_read(labels):
-    """Bool [n]: the images that could be read."""
     return labels.reshape(len(labels), -1).min(1, initial=0) >= 0
 
 
 def progress(
     total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
-    """A function that takes the number of images of each batch that was read, and says
-    every PROGRESS_SECS how many of all that were.
-    """
+    """Return a function that adds numbers of images and reports every PROGRESS_SECS."""
     done, said_at = 0, clock()
 
     def count_read(num_images: int) -> None:
@@ -388,10 +364,7 @@ def progress(
 def sampled_moments(
     source: Source, options: ImageOptions, files: ImageFiles
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, 0..255, of SAMPLE images or
-    all; warn if many of them are constant or nearly so. DataError if one cannot be
-    read.
-    """
+    """Return mean and standard deviation per channel of at most SAMPLE images."""
     indices = np.arange(source.num_examples)
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))

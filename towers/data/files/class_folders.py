@@ -48,9 +48,7 @@ Inside = Callable[[str], tuple[list[str], list[str]]]
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the folders and of the files in a folder, sorted; DataError
-    if it is missing.
-    """
+    """Return the sorted names of folders and of files in a folder."""
     if not os.path.isdir(folder):
         above, name = os.path.split(folder)
         hint = nearest(name, [x.name for x in folders_in(above)])
@@ -65,13 +63,10 @@ def find_folders(
     class_level: int = 0,
     inside: Inside = inside,
 ) -> dict[str, str]:
-    """Return the folders for training, validation and testing that have labels.
+    """Return split -> path of the folders of labeled images.
 
-    They are "train", "validation" and "test" -> path; the root itself is for training
-    if there is no such folder. The inventory names what is left out: other folders and
-    files next to these, and folders of images without labels.
-
-    DataError if the folders have two readings, see `split_folders`.
+    Without split folders, the root itself is for training. The inventory records unused
+    folders and files. Raises DataError if the folders are ambiguous.
     """
     inventory = inventory or Inventory()
     names, files = inside(root)
@@ -105,12 +100,11 @@ def find_folders(
 def split_folders(
     root: str, names: Sequence[str], inside: Inside, class_level: int = 0
 ) -> dict[str, str]:
-    """Return split -> name, of the folders in a root; none if they are classes.
+    """Return split -> name of the split folders in a root; empty if they are classes.
 
-    A name such as `train` is a split; one that contains it, such as `seg_train` or
-    `val2017`, is a split if it has class folders inside, because a class may be called
-    `steam_train`, and if `class_level` is not given. DataError if there are two folders
-    for a split, or two readings.
+    `train` is a split; `seg_train` or `val2017` are splits only if they hold class
+    folders, since a class may be called `steam_train`, and if `class_level` is not
+    given. Raises DataError for two folders of a split, or an ambiguous layout.
     """
     splits, alike, deep = {}, {}, {}
     for name in names:
@@ -159,9 +153,7 @@ def split_folders(
 
 
 def _are_splits(root, names, alike, inside):
-    """True if folders for training and testing are called the same but for the split
-    and numbers, such as train2017 and val2017, or no other folder has images.
-    """
+    """Return whether names differ in the split alone, or no other folder has images."""
 
     def rest(name):
         return re.sub(r"[\W\d_]|v(?=\d)", "", _CONTAINS_SPLIT.sub("", name, 1)).lower()
@@ -176,29 +168,25 @@ def _are_splits(root, names, alike, inside):
 
 
 def is_split(name: str) -> bool:
-    """Return whether a folder of this name is for training, validation or testing."""
+    """Return whether a folder name denotes a split."""
     return _SPLIT.fullmatch(name) is not None
 
 
 def split_of(name: str) -> str | None:
-    """Return "train", "validation" or "test" if the name of a file or folder contains
-    the name of a split, such as set-train-00000.tar, else None.
-    """
+    """Return the split that a file or folder name contains, or None."""
     match = _CONTAINS_SPLIT.search(name)
     return match and match.lastgroup
 
 
 def training_folder(root: str, folders: dict[str, str]) -> str:
-    """The folder of the classes; DataError where there is none."""
+    """Return the folder of the training images; DataError if there is none."""
     if "train" in folders:
         return folders["train"]
     raise DataError(f"{root} has no folder train/; {suggestion(root)}{LAYOUT}")
 
 
 def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
-    """The error of fewer than two classes in a folder, from its images per class: the
-    folder's content, the nearest folder that fits, and the layout.
-    """
+    """Return the error about a folder with fewer than two classes."""
     content = "has no images"
     if counts:
         [(name, count)] = counts.items()
@@ -212,9 +200,7 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
 
 
 def suggestion(root: str) -> str:
-    """Names the nearest folder with two classes, up to two levels below or one above;
-    empty if there is none.
-    """
+    """Return a hint about the nearest folder with two classes, or ""."""
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
     above = [] if folders_in(root) else [os.path.dirname(root)]
@@ -224,9 +210,7 @@ def suggestion(root: str) -> str:
 
 
 def has_classes(root: str) -> bool:
-    """True if two class folders, or more, have images; of large folders the first files
-    are inspected.
-    """
+    """Return whether two class folders have images among their first files."""
     try:
         folders = folders_in(find_folders(root).get("train", ""))
         files = [itertools.islice(files_below(x.path), 1000) for x in folders]
@@ -236,15 +220,12 @@ def has_classes(root: str) -> bool:
 
 
 def class_depth(paths: Iterable[str], location: str = "") -> int:
-    """Return the number of folders that name the class of an image, from the paths of
-    all below the folder of the classes.
+    """Return the number of folders that name the class, from the paths of all images.
 
-    It is 1 if a folder has images itself. If all have folders instead,
-    `animals/cats/1.jpg` is of the class `animals/cats`, unless all have a single one of
-    the same name, as in `CLASS/images/`.
-
-    DataError, with the location, if most folders inside have a name that is also in
-    another folder, as in `color/cat` and `gray/cat`: either may be the class.
+    It is 1 if a class folder holds images itself. If all hold folders instead,
+    `animals/cats/1.jpg` has the class `animals/cats`, except for a single common name
+    as in `CLASS/images/`. Raises DataError if most inner names are repeated, as in
+    `color/cat` and `gray/cat`.
     """
     images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
     for depth in itertools.count(1):
@@ -272,22 +253,18 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
 
 
 def class_folder(path: str, depth: int, class_level: int = 0) -> str:
-    """Return the part of a path that names the class: `depth` folders, see
-    `class_depth`, or the one at a level, counted from 1; "" if there is none.
-    """
+    """Return the part of a path that names the class; "" if it has too few folders."""
     folders = path.split("/")[:-1]
     return "/".join(folders[class_level - 1 :][:1] if class_level else folders[:depth])
 
 
 def depth_of(class_names: Iterable[str]) -> int:
-    """The number of folders in the names of classes."""
+    """Return the number of folders in class names."""
     return 1 + max(name.count("/") for name in class_names)
 
 
 def folders_in(folder: str) -> list[os.DirEntry]:
-    """The folders in a folder, in the order of their names; none where it cannot be
-    read.
-    """
+    """Return the folders in a folder, sorted by name; none if it cannot be read."""
     try:
         children = sorted(entries(folder), key=attrgetter("name"))
     except DataError:
@@ -296,9 +273,7 @@ def folders_in(folder: str) -> list[os.DirEntry]:
 
 
 def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
-    """The files in a folder and below it, in no order. Folders without files, and links
-    to a folder that they are in, are given themselves.
-    """
+    """Yield the files below a folder, and folders that are empty or link upwards."""
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
         if (
@@ -312,19 +287,17 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntr
 
 
 def images_below(folder: str) -> Iterator[str]:
-    """The paths of the images in a folder and below it, in no order."""
+    """Yield the paths of all images below a folder."""
     return (x.path for x in files_below(folder) if is_file(x) and is_image(x))
 
 
 def is_without_images(entry: os.DirEntry) -> bool:
-    """True if a folder is empty, or left behind by an archive."""
+    """Return whether a folder is empty or left behind by an archive."""
     return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
 def entries(folder: str) -> Iterator[os.DirEntry]:
-    """Entries of a folder, without names that begin with a dot; none of a URL.
-    DataError where it cannot be read.
-    """
+    """Yield the visible entries of a folder; none for a URL."""
     if is_url(folder):
         return
     try:

@@ -1,6 +1,4 @@
-"""Data sets of images in containers: tables, Parquet files, tar files and TFRecord
-files, on this machine, on web servers and in buckets.
-"""
+"""Data sets in containers: tables, Parquet, tar and TFRecord files."""
 
 import functools
 import os
@@ -27,18 +25,20 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Indexes a data set; its images are read and decoded when they are needed.
+    """Index a data set whose images are decoded when they are read.
 
     Args:
-        container: a key of `choices.CONTAINERS`.
-        roles: of columns that have names, see `parse_columns`.
-        read: (paths of files, columns=role -> name, inventory=) -> their index.
+        container: key of `choices.CONTAINERS`.
+        roles: of columns that can be named, see `parse_columns`.
+        read: (paths of files, columns=role -> name, inventory=) -> Index.
         data_dir: as in `find_files`.
-        columns, image_options, trained: as of `data.load`.
+        columns: as of `data.load`.
+        image_options: as of `data.load`.
+        trained: as of `data.load`.
 
     Raises:
         DataError: a file is missing or invalid, or as of `splits.data_set`.
-        ConfigError: `columns` names no role of the container.
+        ConfigError: `columns` names an unknown role.
     """
     inventory = Inventory()
     columns = parse_columns(columns, container, roles)
@@ -51,7 +51,6 @@ def load(
 
 
 def _described(files, location):
-    """Return the names of the files of a split, from a folder, in few words."""
     below = f"{location.rstrip('/')}/"
     names = [
         path.removeprefix(below) if path.startswith(below) else os.path.basename(path)
@@ -71,9 +70,7 @@ def data_set(
     inventory: Inventory | None = None,
     names: Mapping[str, str] | None = None,
 ) -> DataSet:
-    """Return the data set of `openers`, split -> function that gives its Index; errors
-    as of `splits.data_set`. `names` say where the images of a split are.
-    """
+    """Return the data set of split -> function that gives its Index."""
     options, inventory = options.with_survey(), inventory or Inventory()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     if "train" in openers and trained is None:
@@ -119,9 +116,7 @@ def _with_classes(opener, location, inventory, class_names, where) -> Index:
 
 
 def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str, str]:
-    """Role -> name of a column, from ROLE:NAME by commas; ConfigError where it is
-    written otherwise, or is not one of the roles of the container.
-    """
+    """Return role -> column name from ROLE:NAME,...; ConfigError if it is invalid."""
     columns = {}
     for item in filter(None, text.split(",")):
         role, colon, name = item.partition(":")
@@ -138,12 +133,12 @@ def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str
 def find_files(
     data_dir: str, container: str, inventory: Inventory
 ) -> tuple[str, dict[str, list[str]]]:
-    """Return the location for messages, and split -> files of a file, a folder, or a
-    pattern such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
+    """Return the location for messages, and split -> files.
 
-    The names of files, or of the folders that they are in, may have names of splits.
-    If some have, the others are not used, as the inventory says; if none have, all are
-    for training. DataError if there are no such files, or a folder has two tables.
+    `data_dir` is a file, a folder, or a pattern such as `train-{000..146}.tar`, local
+    or a URL; "" is `data`. File or folder names may contain a split; if some do, the
+    others are not used, else all are for training. Raises DataError if there are no
+    files or a folder has two tables.
     """
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):

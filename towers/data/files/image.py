@@ -56,7 +56,7 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 class Refused(ValueError):
-    """An image that is not read; the reason follows its name."""
+    """An image that is not read; the message follows its name."""
 
 
 # (height, width) of an image -> top, left, height, width of a part of it.
@@ -74,22 +74,20 @@ def read_image(
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """The middle of an image, or another part, resized with a filter that widens as
-    the image shrinks, so that every pixel of it counts.
+    """Return an image cropped and resized with an antialiasing filter.
 
-    The content decides about the format, not the name; of an animation the first frame
-    is read. Gray is repeated or colors weighted, transparency is dropped, 16 bits are
-    cut to their upper 8. A JPEG file has no checksums: where bits have changed it may
-    still be decoded to something else.
+    The content determines the format; only the first frame of an animation is read.
+    Gray is repeated, colors are weighted, transparency is dropped, 16 bits are cut to
+    the upper 8. JPEG has no checksums: changed bits may decode to another image.
 
     Args:
         content: of the file.
         shape: height, width, channels of the result; 1 or 3 channels.
-        crop: the part of the upright image; by default the largest one in the middle
-            with the proportions of the result.
+        crop: part of the upright image; by default the largest in the middle with the
+            proportions of the result.
         resize: whether the image may have another size than the result.
-        center_crop: part of height and width of the middle that is taken; 0 is 1.
-        interpolation: a key of FILTERS.
+        center_crop: fraction of the middle part to take; 0 is 1.
+        interpolation: key of FILTERS.
         max_pixels: of the largest image that is decoded.
         note_size: takes the height and width of the upright image.
 
@@ -97,8 +95,7 @@ def read_image(
         uint8 of the shape.
 
     Raises:
-        ValueError: it is no image, is damaged or too large, or has another size and
-            must not be resized.
+        ValueError: not an image, damaged, too large, or of another size.
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
@@ -146,9 +143,7 @@ def read_image(
 
 
 def _plain_jpeg_size(content):
-    """(height, width) of a JPEG file of three channels of 8 bits that has only what its
-    pixels need: no orientation, profile or other images. None of all others.
-    """
+    """Return (height, width) of an 8-bit RGB JPEG without orientation or profile."""
     if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
         return None
     offset = 2
@@ -165,17 +160,16 @@ def _plain_jpeg_size(content):
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:
-    """Height and width of an image after its rotation; ValueError as `read_image`,
-    though damage behind the header of a JPEG file is not detected.
-    """
+    """Return height and width of an image after rotation; reads JPEG headers only."""
     with opened(content, max_pixels) as image:
         return _inspect(image)[0]
 
 
 @contextlib.contextmanager
 def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """An image whose header is read, in the part of the memory that it may take;
-    Refused where it is none, has too many pixels, or is damaged.
+    """Yield an image whose header was read, within the memory limit.
+
+    Raises Refused if it is damaged, too large, or not an image.
     """
     if not content:
         raise Refused("the file is empty")
@@ -214,9 +208,7 @@ def _opened(content):
 
 
 def _completed(image, content):
-    """Adds a missing end marker to a JPEG file. Other data may be missing as well where
-    the pixels depend on the bits that are put in their place.
-    """
+    """Add a missing end marker to a JPEG file if the pixels do not depend on it."""
     if not isinstance(image, JpegImageFile) or content.endswith(END_OF_JPEG):
         return image
     scan = content.rfind(b"\xff\xda")
@@ -234,7 +226,7 @@ def _completed(image, content):
 
 
 def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
-    """Return the greatest value of a gray image of 16 bits; 0 of another one."""
+    """Return the maximum of a gray 16-bit image, 0 for other images."""
     with opened(content, max_pixels) as image:
         return int(np.asarray(image).max()) if _has_16_bits(image) else 0
 
@@ -246,7 +238,6 @@ def _has_16_bits(image):
 
 
 def _pixels(image, channels):
-    """The image decoded, in 8 bits, gray or in colors, as stored."""
     image.load()
     if _has_16_bits(image):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -258,9 +249,7 @@ def _pixels(image, channels):
 
 
 def _inspect(image):
-    """(height, width) of the upright image, and the orientation of the stored one: 1 to
-    8, as in EXIF or XMP; another value turns nothing.
-    """
+    """Return (height, width) of the upright image, and its EXIF orientation."""
     if not isinstance(image, JpegImageFile):
         image.load()  # metadata may follow the pixels, and Pillow turns some formats
     try:
@@ -280,9 +269,7 @@ def _turned(size, orientation):
 
 
 def _middle(full_size, size, share):
-    """Top, left, height, width of the largest part with the proportions of a size, or
-    of a share of it.
-    """
+    """Return the largest middle part with the proportions of a size, or a share."""
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
     part = [  # not larger than the image by rounding
         share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
@@ -291,7 +278,7 @@ def _middle(full_size, size, share):
 
 
 def _stored_box(box, full_size, orientation):
-    """A part of the upright image as one of the stored pixels."""
+    """Convert a box of the upright image to one of the stored pixels."""
     top, left, height, width = box
     if orientation in (3, 4, 7, 8):
         top = max(0.0, full_size[0] - top - height)  # negative by rounding

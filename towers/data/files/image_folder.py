@@ -38,12 +38,14 @@ from towers.errors import DataError
 
 @dataclasses.dataclass
 class Listing:
-    """Lists folders of classes.
+    """Lister of the images in class folders.
 
-    What cannot be used is an error, or goes to the survey or the inventory.
-    `num_nested` counts images in folders inside the folders of classes. `depth` is the
-    number of folders that name a class, 0 until one is listed; `class_level` as of
-    `load`.
+    Unusable entries raise, or go to the survey or the inventory.
+
+    Attributes:
+        num_nested: number of images in folders inside class folders.
+        depth: number of folders that name a class, 0 until the first listing.
+        class_level: as in `load`.
     """
 
     survey: Survey | None
@@ -54,18 +56,18 @@ class Listing:
     inside = staticmethod(class_folders.inside)
 
     def skip(self, path: str) -> None:
+        """Record an entry that is not used."""
         kind = "folders without images" if os.path.isdir(path) else "other files"
         self.inventory.leave_out(kind, path)
 
     def refuse(self, path: str, message: str) -> None:
+        """Raise DataError about a path, or add it to the survey."""
         if self.survey is None:
             raise DataError(f"{shown(path)}: {message}")
         self.survey.misplaced[path] = message
 
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
-        """Return the images of a folder, in the order of the names of classes and
-        files.
-        """
+        """Return the images of a folder, sorted by class and file name."""
         by_folder, loose = {}, []
         for name, images in self.by_folder(folder):
             if not name:
@@ -115,9 +117,7 @@ class Listing:
         return Index(names, numbers, labels, classes, max_pixels=max_pixels)
 
     def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield the name of each folder in a folder, and the sorted paths of the images
-        in and below it, then "" and the images next to these.
-        """
+        """Yield (folder, sorted image paths), then ("", images outside of folders)."""
         loose = []
         for entry in sorted(class_folders.entries(folder), key=attrgetter("name")):
             if is_folder(entry) and not class_folders.is_without_images(entry):
@@ -132,14 +132,12 @@ class Listing:
         yield "", loose
 
     def _is_data_set(self, folder):
-        """True if it has folders for training and testing, or train/CLASS."""
         names, _ = self.inside(folder)
         splits = class_folders.split_folders(folder, names, lambda path: ([], []))
         paths = [os.path.join(folder, name) for name in splits.values()]
         return len(paths) > 1 or any(self.inside(path)[0] for path in paths)
 
     def _images(self, folder):
-        """Paths of the images in and below a folder, from there."""
         begin = len(os.path.join(folder, ""))
         for entry in class_folders.files_below(folder):
             # The listing has the kind of each entry; few files are opened.
@@ -163,16 +161,18 @@ class Listing:
 
 @dataclasses.dataclass
 class RemoteListing(Listing):
-    """Lists folders of classes below a URL, from the sorted URLs of all files."""
+    """Lister of class folders below a URL, from the sorted URLs of all files."""
 
     files: Sequence[str] = ()
 
     def inside(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the names of folders and of files in a folder."""
         paths = self._below(folder)
         names = {path.split("/")[0] for path in paths if "/" in path}
         return sorted(names), [path for path in paths if "/" not in path]
 
     def by_folder(self, folder: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield (folder name, sorted image paths)."""
         found = {}
         for path in self._below(folder):
             name, slash, rest = path.partition("/")
@@ -183,7 +183,6 @@ class RemoteListing(Listing):
         return ((name, sorted(found[name])) for name in sorted(found))
 
     def _below(self, folder):
-        """The paths from a folder of the files in and below it."""
         begin = bisect.bisect(self.files, f"{folder}/")
         end = bisect.bisect(self.files, f"{folder}0")  # follows "/"
         paths = [x.removeprefix(f"{folder}/") for x in self.files[begin:end]]
@@ -204,20 +203,18 @@ def load(
     trained: Trained | None = None,
     class_level: int = 0,
 ) -> DataSet:
-    """Lists an image folder, or its URL, by default `data`; its files are decoded when
-    they are read, to uint8 [n, height, width, 3].
+    """Load an image folder or its URL, by default `data`.
 
-    The classes are the folders in `train/`, or in `data_dir` where there is no folder
-    for a split, or folders inside these, see `class_depth`; all images in and below the
-    folder of a class are of that class. With `class_level` the classes are the folders
-    of that level, counted from 1, below the folder of the classes. Classes and files
-    are in the order of their names. Names that begin with a dot are skipped, as are
-    other files and folders without images, which the inventory counts. Missing splits
-    and `trained` are as in `splits.data_set`.
+    Classes are the folders in `train/`, or in `data_dir` without split folders, or
+    folders inside these, see `class_folders.class_depth`; images at any depth below
+    belong to the class. `class_level` chooses the level of the class folders, counted
+    from 1. Classes and files are sorted by name. Hidden files are skipped; other files
+    and folders without images are recorded in the inventory. Splits and `trained` as in
+    `splits.data_set`.
 
-    DataError if the folder is not laid out like that; it has fewer than two classes, or
-    for testing one that is not trained; there are image files of other kinds, or an
-    image of the sample cannot be read.
+    Raises DataError if the layout differs, there are fewer than two classes, a test
+    class is unknown, image files have unsupported formats, or a sampled image cannot be
+    read.
     """
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     if reading.is_url(data_dir):
@@ -268,9 +265,7 @@ def load(
 def training_images(
     data_dir: str, image_shape: tuple[int, int, int], class_level: int = 0
 ) -> Source:
-    """The training images that `load` gives where all can be read; reads none.
-    DataError where the folder is missing or laid out otherwise.
-    """
+    """Return the training images that `load` gives if all can be read; reads none."""
     root = data_folder(data_dir)
     folders = class_folders.find_folders(root, None, class_level)
     folder = class_folders.training_folder(root, folders)

@@ -26,9 +26,7 @@ FORMAT = 3  # of the cached arrays of a shard
 
 
 class Names(Sequence):
-    """Texts in one buffer, each followed by a zero byte; as Python's strings they would
-    take four times the memory. `folder` precedes each.
-    """
+    """A compact sequence of texts: one buffer, each text followed by a zero byte."""
 
     def __init__(self, content: bytes, folder: str = ""):
         self.folder, self.content = folder, content
@@ -36,7 +34,7 @@ class Names(Sequence):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
-        """The texts in their order."""
+        """Return the texts as Names."""
         return cls(b"".join(os.fsencode(f"{text}\0") for text in texts))
 
     def __len__(self) -> int:
@@ -50,14 +48,13 @@ class Names(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """Images of files, with their labels; an `ImageFiles`.
+    """Images in files with their labels; implements `ImageFiles`.
 
-    Image i is in `files[numbers[i]]`, at `offsets` and of `lengths`, int64 [n]; None
-    if a file is one image; else `versions` has the version of each file that was
-    indexed, and another is not read. `labels` are int32 [n], or of label sets uint8 [n,
-    classes]; `sample_weights`, float32 [n], are factors on the losses. `rows`, int64
-    [n], of images inside of files, are indices of `names`, or numbers in the file where
-    there are no names. `max_pixels` bounds the size of a file that is one image.
+    Image i lies in `files[numbers[i]]` at `offsets` and `lengths`, int64 [n]; without
+    offsets each file is one image. `versions` are those of the indexed files; reading
+    another version fails. `labels` are int32 [n], or uint8 [n, classes] for label sets.
+    `sample_weights` are float32 [n]. `rows`, int64 [n], index `names`, or are numbers
+    within the file. `max_pixels` bounds the size of a file that is one image.
     """
 
     files: Sequence[str]
@@ -76,6 +73,7 @@ class Index:
         return len(self.numbers)
 
     def read(self, index: int) -> tuple[bytes, int]:
+        """Return the bytes and the label of an image."""
         file, label = self.files[self.numbers[index]], 0
         if self.labels.ndim == 1:
             label = int(self.labels[index])
@@ -89,6 +87,7 @@ class Index:
             raise data_error(file, error) from error
 
     def location(self, index: int) -> str:
+        """Return where an image is stored, for messages."""
         file = self.files[self.numbers[index]]
         if self.rows is None:
             return file
@@ -97,7 +96,7 @@ class Index:
         return f"{file}: image {self.rows[index]} (counted from 0)"
 
     def checksum(self) -> int:
-        """Checksum of the labels and names of the files, and the positions in them."""
+        """Return a checksum of labels, file names and positions."""
         is_set = self.labels.ndim == 2
         crc = zlib.crc32(np.ascontiguousarray(self.labels, "u1" if is_set else "<i4"))
         numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
@@ -110,9 +109,7 @@ class Index:
 
     @property
     def blocks(self) -> np.ndarray | None:
-        """int64 [n], the numbers of the pieces that are read as a whole, in ascending
-        order; None where each image is read by itself.
-        """
+        """Return the block number of each image, int64 [n]; None for local files."""
         if self.offsets is None or not any(map(reading.is_url, self.files)):
             return None
         most = int(self.offsets.max(initial=0)) // reading.BLOCK_BYTES + 1
@@ -120,11 +117,11 @@ class Index:
 
     @property
     def block_bytes(self) -> int:
-        """Mean size of a block in memory, or on the disk."""
+        """Mean size of a block, in bytes."""
         return reading.BLOCK_BYTES
 
     def take(self, indices: np.ndarray) -> Self:
-        """The images with some indices."""
+        """Return the images with some indices."""
         per_image = "numbers", "labels", "offsets", "lengths", "sample_weights", "rows"
         values = {name: getattr(self, name) for name in per_image}
         return dataclasses.replace(
@@ -132,9 +129,7 @@ class Index:
         )
 
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
-        """The labels in the order of these classes; DataError where an image is of
-        another class.
-        """
+        """Return the index with these classes; DataError if it has others."""
         numbers = {name: number for number, name in enumerate(class_names)}
         new = np.array([numbers.get(x, -1) for x in self.class_names] or [0], np.int32)
         is_known = new >= 0
@@ -157,7 +152,7 @@ class Index:
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
 
     def as_label_sets(self) -> Self:
-        """The same images with label sets: labels become sets of one."""
+        """Return the index with label sets of one label each."""
         if self.labels.ndim == 2:
             return self
         numbers = np.arange(len(self.class_names))
@@ -172,7 +167,7 @@ def index_of(
     max_pixels: int = MAX_IMAGE_PIXELS,
     settle: Callable[[np.ndarray, Iterable[str]], dict] | None = None,
 ) -> Index:
-    """Files that are one image each; `settle` is by default `settle_classes`."""
+    """Return the index of files that are one image each."""
     return Index(
         Names.of(files),
         np.arange(len(files), dtype=np.int32),
@@ -183,7 +178,6 @@ def index_of(
 
 
 def _numbered(labels):
-    """int64 [n]: the number of each label, -1 without one; and the numbered names."""
     names = [name for name in dict.fromkeys(labels) if name is not None]
     numbers = {name: number for number, name in enumerate(names)} | {None: -1}
     return np.array([numbers[label] for label in labels], np.int64), names
@@ -196,10 +190,10 @@ def find_column(
     patterns: Sequence[str] = (),
     taken: Iterable[int] = (),
 ) -> int | None:
-    """The index of a column by its name, or of the only one that is not taken and fits
-    the first of the patterns that any fits; None without. Patterns are compared with
-    lower case, and underscores for spaces. ValueError where it is missing or
-    ambiguous.
+    """Return the index of a column by its name, or else by patterns; None if not found.
+
+    The first pattern that matches a column decides. Column names are normalized: lower
+    case, underscores for spaces. Raises ValueError if it is missing or ambiguous.
     """
     if name:
         if name not in header:
@@ -223,18 +217,14 @@ def find_column(
 
 
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of classes in the order of their labels: integers by value, others as
-    texts.
-    """
+    """Sort class names: by value if all are integers, else as text."""
     names = list(names)
     is_number = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
     return tuple(sorted(names, key=int if is_number else str))
 
 
 def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
-    """`labels` and `class_names` of an Index, from integers [n], -1 without a label,
-    and the names that they number.
-    """
+    """Return `labels` and `class_names` from numbered names; -1 is unlabeled."""
     names = list(map(class_name, names))
     classes = sorted_classes(set(names))
     order = {name: number for number, name in enumerate(classes)}
@@ -248,9 +238,7 @@ def settle_label_sets(
     names: Iterable[tuple[str, ...]],
     class_names: Sequence[str] = (),
 ) -> dict:
-    """As `settle_classes`, of tuples of names; the classes are by default those in the
-    tuples.
-    """
+    """Return label sets, as `settle_classes` does, from numbered tuples of names."""
     names = [tuple(map(class_name, each)) for each in names]
     classes = tuple(map(class_name, class_names))
     classes = classes or sorted_classes(set(itertools.chain(*names)))
@@ -266,10 +254,7 @@ _MISSING = ("nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null")
 
 
 def label_text(value: Any) -> str | None:
-    """Return the name of the class that a value means, or None for an empty one;
-    ValueError if it is not a label, or a text that programs write for a missing
-    value.
-    """
+    """Return a label as text, None if empty; ValueError for missing values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = "" if value is None or value != value else str(value).strip()
@@ -301,11 +286,9 @@ def data_error(path: str, error: Exception) -> TowersError:
 
 
 class Shard(NamedTuple):
-    """The images of one file.
+    """Images of one file: offsets and lengths int64 [n], labels and names [n].
 
-    Offsets and lengths are int64 [n]; labels [n], None without one; names inside of the
-    file [n], None if they are numbered. `inferred` and `unused` are for the inventory:
-    (heading, text) and (kind, name).
+    `inferred` and `unused` are (heading, text) and (kind, name) for the inventory.
     """
 
     offsets: np.ndarray
@@ -322,9 +305,10 @@ def read_shards(
     inventory: Inventory,
     read: Callable[[str, reading.Version, Mapping[str, str]], Shard],
 ) -> Index:
-    """Return the images of files, in their order. `read` reads each once, and its index
-    is kept in `reading.cache_folder` until the file changes; DataError if one cannot be
-    read.
+    """Return the images of several files in order.
+
+    `read` reads each file once; its index is cached on disk until the file changes.
+    Raises DataError if a file cannot be read.
     """
     shards, versions = [None] * len(paths), [None] * len(paths)
 
@@ -380,7 +364,6 @@ def read_shards(
 
 
 def _arrays(shard):
-    """A shard as arrays; names of classes and images are texts that end with zero."""
     labels, classes = _numbered(shard.labels)
     about = {"inferred": shard.inferred, "unused": shard.unused}
 
@@ -398,7 +381,6 @@ def _arrays(shard):
 
 
 def _cached_arrays(key, make):
-    """Arrays that are made once, and then read from the cache."""
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     path = os.path.join(reading.cache_folder(), "index", f"{name}.npz")
     try:

@@ -37,7 +37,7 @@ _AHEAD = 4
 
 
 class RowGroups:
-    """The row groups used last, shared by threads: `megabytes` in all, uncompressed."""
+    """A thread-safe LRU cache of row groups, of `megabytes` uncompressed."""
 
     def __init__(self, megabytes: float):
         self._most_bytes, self._num_bytes = megabytes * 1e6, 0
@@ -45,7 +45,7 @@ class RowGroups:
         self._lock, self._reading = threading.Lock(), {}
 
     def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
-        """A row group; the first thread that asks for it reads it."""
+        """Return a row group; the first thread that asks for it reads it."""
         with self._lock:
             if key in self._groups:
                 self._groups.move_to_end(key)
@@ -68,11 +68,11 @@ class RowGroups:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetIndex(Index):
-    """Images in row groups; each group is read as a whole. `offsets` are the numbers of
-    the row groups, and `lengths` the rows in them.
+    """Images in row groups, each of which is read as a whole.
 
-    Each of `groups` is the number of a file, the number there, and the bytes
-    uncompressed; `column` is the path of the column of bytes.
+    `offsets` are row group numbers and `lengths` rows in them. `groups` are (file
+    number, number in the file, uncompressed bytes); `column` is the path of the bytes
+    column.
     """
 
     groups: Sequence[tuple[int, int, int]] = ()
@@ -80,6 +80,7 @@ class ParquetIndex(Index):
     cache: RowGroups | None = None
 
     def read(self, index: int) -> tuple[bytes, int]:
+        """Return the bytes and the label of an image."""
         group = int(self.offsets[index])
         *place, num_bytes = self.groups[group]
         values = self.cache.get(
@@ -104,10 +105,12 @@ class ParquetIndex(Index):
 
     @property
     def blocks(self) -> np.ndarray:
+        """Return the row group of each image."""
         return self.offsets
 
     @property
     def block_bytes(self) -> int:
+        """Mean size of a row group, in bytes."""
         return sum(x[2] for x in self.groups) // len(self.groups)
 
 
@@ -117,9 +120,7 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load Parquet files with images; arguments and errors as of `data.load` and
-    `read`.
-    """
+    """Load Parquet files with images; arguments and errors as of `data.load`."""
     options = image_options or ImageOptions()
     read_files = functools.partial(
         read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
@@ -135,12 +136,10 @@ def read(
     inventory: Inventory,
     cache: RowGroups,
 ) -> Index:
-    """Return the index of the images in files; only labels are read, -1 if there are
-    none.
+    """Return the index of the images in files; only labels are read.
 
-    `columns` names the columns "image" and "label"; by default those that the metadata
-    of `datasets` name, or that have a usual name. DataError where a file is no Parquet
-    file, or has other columns than the first.
+    `columns` names the columns "image" and "label", by default those in the metadata of
+    `datasets`, or with usual names. Raises DataError if files differ in their columns.
     """
     groups, num_rows, labels, label_numbers, versions = [], [], [], {}, []
     first = None
@@ -188,14 +187,12 @@ def read(
 
 
 def _positions(numbers):
-    """Return the position of each number among those of its value; they ascend."""
+    """Return the position of each number among equal ones; they ascend."""
     return np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
 
 
 class _Columns(NamedTuple):
-    """The columns of a file: the names on the path to the bytes, the label's or None,
-    its type, and the class names that `datasets` has for it.
-    """
+    """Path of the bytes column, label column, its type, and class names if known."""
 
     image: tuple[str, ...]
     label: str | None
@@ -204,6 +201,7 @@ class _Columns(NamedTuple):
 
     @property
     def description(self) -> str:
+        """Short text for messages."""
         label = f"{self.label} ({self.label_type})" if self.label else "no labels"
         count = f" of {len(self.class_names)} classes" if self.class_names else ""
         return f"{'.'.join(self.image)} and {label}{count}"
@@ -241,7 +239,6 @@ def _find_columns(schema, columns):
 
 
 def _describe(schema, columns, inventory):
-    """Record the columns that are used, and those that are not."""
     inventory.infer("columns", columns.description)
     if "columns" not in inventory.unused:  # of another split
         used = columns.image[0], columns.label
@@ -251,9 +248,7 @@ def _describe(schema, columns, inventory):
 
 
 def _features(schema):
-    """Return column -> what the metadata of `datasets` tell about it, if they have the
-    form that it writes.
-    """
+    """Return column -> feature of the metadata of `datasets`, if valid."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         items = about["info"]["features"].items()
@@ -263,7 +258,6 @@ def _features(schema):
 
 
 def _group_sizes(metadata, image):
-    """Return (rows, uncompressed bytes of the images) of each row group."""
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     column = names.index(".".join(image))
     groups = map(metadata.row_group, range(metadata.num_row_groups))
@@ -271,7 +265,6 @@ def _group_sizes(metadata, image):
 
 
 def _label_numbers(values, columns, numbers):
-    """int32 [n]; -1 where there is none."""
     kind = values.type
     if types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
@@ -299,7 +292,6 @@ def _label_numbers(values, columns, numbers):
 
 
 def _opened(path, version):
-    """Open a file whose columns are read in ranges."""
     if reading.is_url(path):
         return parquet.ParquetFile(reading.open_file(path, version))
     file = parquet.ParquetFile(path, memory_map=True)
@@ -309,7 +301,7 @@ def _opened(path, version):
 
 @contextlib.contextmanager
 def _errors_of_arrow(what: str = "") -> Iterator[None]:
-    """Errors of Arrow, which are of several classes, as ValueErrors."""
+    """Convert errors of Arrow, which have several classes, to ValueErrors."""
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:

@@ -67,26 +67,19 @@ Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 def shown(text: str, most: int = MAX_SHOWN) -> str:
-    """A path, or names that come with data, as part of a line: what a terminal does not
-    show is escaped, and of a long text the end is kept.
-    """
+    """Return printable text for a message, shortened at its start."""
     text = printable(text)
     return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def class_name(text: str) -> str:
-    """The name of the class of a folder, in one line, without spaces around it. It is
-    the same for composed and decomposed letters (Unicode's NFC and NFD), as file
-    systems store one or the other; other folders have different names.
-    """
+    """Return the class name of a folder: stripped, printable, in Unicode form NFC."""
     text = unicodedata.normalize("NFC", text.strip() or text)
     return printable(text.replace("\\", "\\\\"))
 
 
 def data_folder(data_dir: str) -> str:
-    """The absolute path of the folder that --data_dir means, which may be missing;
-    ConfigError of a URL, DataError of a file.
-    """
+    """Return the absolute path of --data_dir; DataError if it is a file."""
     refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
@@ -96,13 +89,13 @@ def data_folder(data_dir: str) -> str:
 
 
 def advice(path: str) -> str:
-    """Return what to do with a file that is not read as a data set, or ""."""
+    """Return how to convert a file that is not read as a data set, or ""."""
     found = (text for name, text in _ADVICE.items() if re.search(name, path.lower()))
     return next(found, "")
 
 
 def check_paths(paths: Paths) -> list[str]:
-    """The paths as texts; DataError where there are none, or one does not exist."""
+    """Return paths as texts; DataError if there are none or one is missing."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if not paths:
@@ -115,9 +108,7 @@ def check_paths(paths: Paths) -> list[str]:
 
 
 def format_of(start: bytes) -> str | None:
-    """The format of a file that begins with these bytes, 64 or more; None where it is
-    not read, or is TGA, whose files have no first bytes in common.
-    """
+    """Return the image format of a file from its first 64 bytes, or None."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
     start = start[:16].ljust(16, b"\0")
@@ -125,29 +116,23 @@ def format_of(start: bytes) -> str | None:
 
 
 def is_heif(start: bytes) -> bool:
-    """True if a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
-    first brand may be mif1.
-    """
+    """Return whether the first bytes are those of a HEIC photo, not of AVIF."""
     brands = start[8 : int.from_bytes(start[:4])] if start[4:8] == b"ftyp" else b""
     return b"hei" in brands or b"hev" in brands
 
 
 def ending(name: str) -> str:
-    """The ending of a file name in lower case, such as ".jpg"."""
+    """Return the lower-case extension of a file name, such as ".jpg"."""
     return os.path.splitext(name)[1].lower()
 
 
 def is_image_name(name: str) -> bool:
-    """True if a name has the ending of an image format, which may be one that is not
-    read.
-    """
+    """Return whether a name has the extension of any image format."""
     return ending(name) in _IMAGE_ENDINGS
 
 
 def is_image(entry: os.DirEntry) -> bool:
-    """True if an entry of a folder is named like an image or, where its name has no
-    ending of letters (IMG_0001, photo.1), is a file that begins like one.
-    """
+    """Return whether a name or, without an extension, the content is of an image."""
     if is_image_name(entry.name):
         return True
     if ending(entry.name)[1:].isalpha() or not is_file(entry):
@@ -161,12 +146,10 @@ def is_image(entry: os.DirEntry) -> bool:
 
 
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
-    """The image files of paths, in their order.
+    """Yield the image files of paths, in order.
 
-    Folders are read recursively, in the order of the names, and their images are
-    selected by `is_image`; names that begin with a dot are skipped. Links are followed.
-    A path of a file is taken whatever its name. `fail` takes the path of a folder that
-    cannot be listed, and the reason.
+    Folders are read recursively, sorted by name, without hidden entries. A given file
+    is always taken. `fail` takes a folder that cannot be listed and the reason.
     """
     for path in paths:
         if os.path.isdir(path):
@@ -202,9 +185,7 @@ def _walk_folder(folder, fail, above=()):
 
 
 def is_folder(entry: os.DirEntry) -> bool:
-    """True if an entry is a folder, or a link to one; False where a link cannot be
-    followed, such as one to itself.
-    """
+    """Return whether an entry is a folder or a link to one."""
     try:
         return entry.is_dir()
     except OSError:
@@ -212,7 +193,7 @@ def is_folder(entry: os.DirEntry) -> bool:
 
 
 def is_file(entry: os.DirEntry) -> bool:
-    """As `is_folder`, of a regular file."""
+    """Return whether an entry is a regular file or a link to one."""
     try:
         return entry.is_file()
     except OSError:
@@ -220,7 +201,7 @@ def is_file(entry: os.DirEntry) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a file or folder cannot be read, in a line."""
+    """Return in one line why a file cannot be read."""
     if isinstance(error, MemoryError):
         return "there is not enough memory to read it"
     return getattr(error, "strerror", None) or one_line(error)

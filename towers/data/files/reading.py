@@ -1,8 +1,7 @@
-"""Read bytes of files that are on this machine, on a web server or in a bucket.
+"""Files on this machine, on web servers and in buckets.
 
-What is read of URLs is kept in the folder of `cache_folder`: at most TOWERS_CACHE_GB
-gigabytes (20 by default) of what was used last. http and https are read with `urllib`,
-as fsspec does not compare their versions; other schemes with fsspec, which needs a
+Remote files are cached in `cache_folder`, at most TOWERS_CACHE_GB gigabytes (default
+20). http(s) uses `urllib`, since fsspec ignores ETags; other schemes use fsspec and a
 package for each, see PACKAGES.
 """
 
@@ -57,9 +56,9 @@ TRANSIENT = (
 
 
 class Version(NamedTuple):
-    """What tells a file from the one that replaces it: the size in bytes; the time of
-    its last change, or ETag, Last-Modified or the like; of a local file its inode, and
-    when that changed, in ns.
+    """Identity of the content of a file: size, and modification time or ETag.
+
+    Local files also have their inode and its change time in ns.
     """
 
     size: int
@@ -74,9 +73,7 @@ class Version(NamedTuple):
         return cls(status.st_size, time_ns, status.st_ino, status.st_ctime_ns)
 
     def require(self, path: str, found: Self) -> None:
-        """Raise DataError if a file is not the one that was indexed. Some file systems
-        in user space give a file another inode when it is opened again.
-        """
+        """Raise DataError if a file changed; some file systems renumber inodes."""
         is_same = self.inode == found.inode or self.changed == found.changed
         if self[:2] != found[:2] or not is_same:
             raise DataError(
@@ -86,25 +83,22 @@ class Version(NamedTuple):
 
 
 def is_url(path: str | os.PathLike) -> bool:
+    """Return whether a path is a URL."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fsdecode(path)) is not None
 
 
 def is_web(path: str) -> bool:
-    """True if a path is a URL of a web server."""
+    """Return whether a path is an http or https URL."""
     return re.match("https?://", path, re.IGNORECASE) is not None
 
 
 def without_query(path: str) -> str:
-    """Return a URL of a web server without what follows its path; others as they are.
-    The path of a signed URL is followed by `?` and its signature.
-    """
+    """Return a web URL without its query; other paths unchanged."""
     return re.split(r"[?#]", path)[0] if is_web(path) else path
 
 
 def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file, or a link to one; OSError if it cannot be opened, is another
-    thing, or has more bytes than `most_bytes`.
-    """
+    """Open a regular file of at most `most_bytes`; OSError for other files."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
@@ -115,7 +109,7 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
-    """Read a regular file; OSError as of `open_data_file`."""
+    """Read a regular file of at most `most_bytes`."""
     with open_data_file(path, most_bytes) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -123,10 +117,10 @@ def read_data_file(path: str, most_bytes: int) -> bytes:
 def read_range(
     path: str, offset: int, length: int, version: Version | None = None
 ) -> bytes:
-    """Read some bytes of a file that has this version.
+    """Read a range of bytes of a file.
 
-    OSError if it cannot be read, ValueError if it ends before, DataError if it has
-    another version, UnavailableDataError if a disk or a server does not answer.
+    Raises OSError if it cannot be read, ValueError if it is too short, DataError if its
+    version changed, UnavailableDataError if a disk or server does not answer.
     """
     if not is_url(path):
         content = _retry(path, _pread, offset, length, version)
@@ -143,9 +137,7 @@ def read_range(
 
 
 def read_image_file(path: str, max_pixels: int) -> bytes:
-    """Read an image file that may have as many pixels as are decoded; ValueError if it
-    is larger than such a file, other errors as of `read_range`.
-    """
+    """Read an image file; ValueError if it is too large for `max_pixels`."""
     most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
     num_bytes = known_version(path).size
     if num_bytes > most_bytes:
@@ -160,7 +152,7 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
 
 
 def open_file(path: str, version: Version | None = None) -> BinaryIO:
-    """Open a file for reading, with `seek`; errors as of `read_range`."""
+    """Open a seekable file for reading; errors as of `read_range`."""
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)
@@ -173,9 +165,7 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
 
 
 def local_copy(path: str) -> str:
-    """Return the path, or for a URL that of a copy in the cache; errors as of
-    `read_range`.
-    """
+    """Return a local path, or the path of a cached copy of a URL."""
     if not is_url(path):
         return path
     version = current_version(path)
@@ -183,7 +173,7 @@ def local_copy(path: str) -> str:
 
 
 def current_version(path: str) -> Version:
-    """Return the version that a file has now."""
+    """Return the current version of a file."""
     version = _retry(path, _version_now)
     if is_url(path):
         _versions[path] = version
@@ -191,7 +181,7 @@ def current_version(path: str) -> Version:
 
 
 def known_version(path: str) -> Version:
-    """Return the version of a file, of a remote one as it was asked for last."""
+    """Return the version of a file; for a remote file the last one fetched."""
     return _versions.get(path) or current_version(path)
 
 
@@ -202,10 +192,7 @@ forget_versions = _versions.clear
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted
-    within each alternative of the braces; DataError if there are none, or one twice. A
-    file on this machine, or what follows the path in a URL, may look like a pattern.
-    """
+    """Return the files that match a pattern with `*`, `?`, `{a,b}` or `{000..146}`."""
     paths = []
     for one in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
         if is_url(one):
@@ -223,9 +210,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def matches(folder: str, pattern: str = "**") -> list[str]:
-    """Return the files of a pattern in a folder, sorted; all in it and below it by
-    default. DataError if it cannot be listed.
-    """
+    """Return the sorted files in a folder that match a pattern, by default all."""
     if is_url(folder):
         return sorted(_list(f"{folder.rstrip('/')}/{pattern}"))
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
@@ -233,7 +218,7 @@ def matches(folder: str, pattern: str = "**") -> list[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return `x{a,b}` as xa and xb, `{08..10}` as 08, 09 and 10."""
+    """Expand `x{a,b}` to xa and xb, and `{08..10}` to 08, 09 and 10."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -258,9 +243,7 @@ def _pread(path, offset, length, version=None):
 
 
 def open_lock_file(path: str) -> BinaryIO:
-    """Open a regular file to lock, made if it is missing, and never written to; OSError
-    if it is a link or another thing.
-    """
+    """Open, or create, a regular file to lock; OSError for links and others."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
     return open(path, "ab")
@@ -292,9 +275,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _retry(path, request, *arguments):
-    """Return `request(path, *arguments)`, repeated after errors that may be over later.
-    UnavailableDataError if they are not.
-    """
+    """Return `request(path, *arguments)`, repeated after transient errors."""
     for pause in (*PAUSES, None):
         try:
             return request(path, *arguments)
@@ -317,7 +298,7 @@ def _retry(path, request, *arguments):
 
 
 def _final(path, error):
-    """Return the error to raise if another request would fail alike; else None."""
+    """Return the error to raise if a repeated request would fail too, else None."""
     code, cause = getattr(error, "code", None), getattr(error, "reason", error)
     code = code if isinstance(code, int) else 0
     why = f"cannot be fetched: {one_line(error, 150)}"
@@ -335,7 +316,6 @@ def _final(path, error):
 
 
 def _fetch(path, version, begin, end):
-    """Return some bytes of a remote file; DataError if it has another version."""
     if not is_web(path):
         content = _bucket(path).cat_file(path, start=begin, end=end)
         version.require(path, _version_now(path))
@@ -376,9 +356,7 @@ def _version_now(path):
 
 
 def _version_in(answer, expected=None):
-    """Return the version in an answer of a web server. What the answer does not tell is
-    taken from the expected version.
-    """
+    """Return the version in a response; `expected` fills in what it lacks."""
     known, names = Version(-1, ""), ("ETag", "Last-Modified")
     if expected is not None:
         known, names = expected, (expected.tag.partition(" ")[0],)
@@ -457,7 +435,6 @@ _checked: dict[str, tuple[str, int, int, int]] = {}
 
 
 def _read_block(path, version, begin, first, last):
-    """Return the bytes from `first` to `last`, as far as they are in a block."""
     end = min(begin + BLOCK_BYTES, version.size)
     first, last = max(first, begin), min(last, end)
     for _ in range(5):
@@ -472,9 +449,7 @@ def _read_block(path, version, begin, first, last):
 
 
 def _cached(path: str, version: Version, begin: int, end: int) -> str:
-    """Return the path of a file with the bytes from `begin` to `end` of a remote file,
-    which are fetched once. Its name ends with their checksum.
-    """
+    """Return the path of cached bytes of a remote file; its name has their checksum."""
     key = f"{path} {version.size} {version.tag} {begin} {end}"
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     prefix = os.path.join(cache_folder(), "remote", name[:2], name)
@@ -511,9 +486,7 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
 
 
 def _intact(prefix, num_bytes):
-    """Return the path of a file in the cache with its length and checksum, or None. The
-    checksum is computed again only if the file was changed since.
-    """
+    """Return the path of an undamaged cached file, or None."""
     known = _checked.get(prefix)
     for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
         with contextlib.suppress(OSError):
@@ -544,9 +517,7 @@ _written = [float("inf")]  # bytes since the folder was last measured
 
 
 def _shrink(kept, num_bytes, most):
-    """Delete the files used longest ago if there are more bytes than may be; look only
-    after every twentieth of them.
-    """
+    """Delete the least recently used files, once in a twentieth of the limit."""
     with _guard:
         _written[0] += num_bytes
         if _written[0] < most / 20:

@@ -26,11 +26,10 @@ _OTHER_JSON = {
 def read_rows(
     path: str, columns: Collection[str], inventory: Inventory
 ) -> Iterator[Any]:
-    """Yield the names of the columns, then (number, values) of each row.
+    """Yield the column names of a table, then (row number, values) of each row.
 
-    Rows are counted from 1, the header being the first row of a text file. If `columns`
-    are numbers, a text file has no header, and its columns are called 1, 2 and so on.
-    DataError if the file cannot be read, or data are in the place of the header.
+    In text files the header is row 1. If `columns` are numbers, the file has no header
+    and its columns are called 1, 2 and so on. Raises DataError.
     """
     kind = ending(path)
     try:
@@ -47,9 +46,7 @@ def read_rows(
 
 
 def looks_like_data(cells: Sequence[str], path: int) -> str:
-    """Return what to do if the first row of a table is not a header; `path` is the
-    index of a value that names a file.
-    """
+    """Return advice for a table whose first row holds data instead of column names."""
     roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
     roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
     others = [n for n in rest if n not in roles]
@@ -64,7 +61,7 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
 
 
 def _text(path):
-    """Return the text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark."""
     with reading.open_file(path) as file:
         content = file.read()
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -117,7 +114,7 @@ def _csv_rows(reader):
 
 
 def _json_rows(text):
-    """Yield the rows of a list of objects, or of objects one after the other."""
+    """Yield the rows of a list of objects, or of concatenated objects."""
     objects, end, text = [], 0, text.strip()
     while end < len(text):
         value, end = json.JSONDecoder().raw_decode(text, end)

@@ -47,18 +47,17 @@ def data_set(
     channels: int = CHANNELS,
     inventory: Inventory | None = None,
 ) -> DataSet:
-    """A data set of image files.
+    """Return the data set of image files in splits.
 
-    Without a split for validation or testing a tenth of each class is held out for
-    testing, drawn at random, the same in every run; one alone is used for both. With
-    `trained`, a network to be evaluated, its classes, image shape and moments are used
-    and only the split for testing is opened; without one all images are for testing,
-    unless the network was trained on these.
+    Without a validation or test split, a tenth of each class is held out for testing,
+    drawn with a fixed seed; if only one exists, it is used for both. `trained`, a
+    network to evaluate, determines classes, image shape and moments; then only the test
+    split is opened, or all images if there is no such split and the network was not
+    trained on them.
 
     `names` are those of the splits in messages; `inventory` is completed. Sources are
-    uint8 [n, height, width, channels]; moments are of a sample, see `cached.SAMPLE`.
-    DataError where a split cannot be opened, has no images or other classes than those
-    for training, or an image of the sample cannot be read.
+    uint8 [n, height, width, channels]. Raises DataError if a split cannot be opened,
+    has no images or unknown classes, or an image of the sample cannot be read.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)
@@ -123,9 +122,7 @@ def data_set(
 
 
 def _was_trained_on(trained, splits, options, location):
-    """True if a network was trained on the images of a data set without images for
-    testing; True with bad_images=skip, as the images left out are not known.
-    """
+    """Return whether the held-out images are those of the training."""
     if options.bad_images == "skip":
         return True
     try:
@@ -140,7 +137,6 @@ def _was_trained_on(trained, splits, options, location):
 
 
 def _trained_size(options, trained):
-    """The options and the image shape of the training."""
     size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
         return options, (*height_and_width(size), CHANNELS)

@@ -19,13 +19,12 @@ MAX_DEPTH = 3
 
 
 class PathFinder:
-    """Finds the files of a table's paths, which may lack the ending of their names.
+    """Resolver of the image paths of a table.
 
-    Paths start from `image_dir`, or from the folder of the table. If no file is found,
-    the paths are from another machine, or the images are in a folder below: the same
-    number of first folders is removed from all paths, and the rest is looked for in
-    `image_dir` and the folders below it. Without `image_dir` the error names the folder
-    to use.
+    Paths start in `image_dir`, or else in the folder of the table, and may lack the
+    extension. If no file is found, all paths lose the same number of leading folders,
+    and the rest is looked for in `image_dir` and the folders below it. Without
+    `image_dir` the error names the folder to use.
     """
 
     def __init__(
@@ -35,9 +34,6 @@ class PathFinder:
         inventory: Inventory,
         has_others: bool = False,
     ):
-        """Read the paths of a table; `has_others` if there are tables of other
-        splits.
-        """
         self._table, self._image_dir = table, os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
         self._inventory, self._listing = inventory, functools.cache(_listing)
@@ -48,8 +44,9 @@ class PathFinder:
     def __call__(
         self, names: Sequence[str], error: Callable[[int, str], DataError]
     ) -> list[str | None]:
-        """Return the file of each path, or None. Raises an `error` about one of them,
-        by its number, if it may be two files, or none is found.
+        """Return the file of each path, or None if it is missing.
+
+        Raises `error(row, message)` if a path is ambiguous or no file is found at all.
         """
         folder = os.path.basename(self._image_dir.rstrip("/"))
         of_folder = split_of(folder) if is_split(folder) else None
@@ -87,7 +84,7 @@ class PathFinder:
         ]
 
     def key(self, file: str) -> str:
-        """Return one text for all spellings of the path of a file."""
+        """Return a canonical form of the path of a file."""
         folder, name = os.path.split(file)
         return file if reading.is_url(file) else os.path.join(self._real(folder), name)
 
@@ -97,9 +94,7 @@ class PathFinder:
         names: Sequence[str] = (),
         places: Sequence[tuple[str, int]] = (),
     ) -> str:
-        """Return the message about a path without a file, with the places of `names`
-        if none of them is found.
-        """
+        """Return the message about a missing file, with places of all `names`."""
         text = f"there is no file {shown(os.path.join(self._folder, name))}; "
         if places:
             folder, num_first = places[0]
@@ -117,9 +112,10 @@ class PathFinder:
         return f"{text}--image_dir names the folder that the paths start from"
 
     def _places(self, names, root, depth=MAX_DEPTH):
-        """Return the places below a root with the most files, over half of them:
-        (folder, number of first folders of the paths to omit). Folders named like
-        another split than the table's, or than the omitted folders', are excluded.
+        """Return the (folder, number of leading folders to drop) that match most paths.
+
+        A place must match more than half of a sample. Folders named like another split
+        are excluded.
         """
         folders = _folders_below(root, depth)
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE)]))
@@ -142,9 +138,7 @@ class PathFinder:
         return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
 
     def _in_several_folders(self, names):
-        """Return the file of each path by its name in all folders below that are not of
-        another split; none if a name is missing or in two of them.
-        """
+        """Return the files found by name in several folders, if each name is unique."""
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
             split = split_of(os.path.basename(folder))
@@ -161,7 +155,6 @@ class PathFinder:
         return files
 
     def _find(self, names, folder, num_first=0):
-        """Return the files that each path from a folder may mean."""
         ends = [_end(name, num_first) if num_first else name for name in names]
         return [self._files_of(end, folder) for end in ends]
 
@@ -176,7 +169,6 @@ class PathFinder:
         return [os.path.join(above, x) for x in names]
 
     def _in_other_case(self, name):
-        """Return the file whose path differs only in case, or None."""
         path = self._folder
         for part in filter(None, _slashes(name).split("/")):
             same = [x for x in _names_in(path) if x.lower() == part.lower()]
@@ -187,7 +179,7 @@ class PathFinder:
 
 
 def _listing(folder):
-    """Map names of files, and of images without their ending, to names of files."""
+    """Map file names, and image names without extension, to file names."""
     listing, names = {}, _names_in(folder)
     for name in filter(is_image_name, names):
         listing.setdefault(os.path.splitext(name)[0], []).append(name)
@@ -195,7 +187,6 @@ def _listing(folder):
 
 
 def _folders_below(root, depth):
-    """Return a folder and those below it that can be read."""
     folders = level = [root]
     for _ in range(depth):
         level = [x.path for folder in level for x in folders_in(folder)]
@@ -218,5 +209,4 @@ def _slashes(name):
 
 
 def _end(name, num_first):
-    """Return a path without some of its first folders."""
     return "/".join(_slashes(name).split("/")[num_first:])

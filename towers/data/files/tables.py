@@ -59,9 +59,7 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load the images of tables; arguments and errors as of `data.load` and
-    `TableReader`.
-    """
+    """Load the images of tables; arguments and errors as of `data.load`."""
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     named = containers.parse_columns(columns, "table", _ROLES)
     location, paths = containers.find_files(data_dir, "table", inventory)
@@ -78,9 +76,7 @@ def load(
 
 
 class Table(NamedTuple):
-    """A table: the split in its name, role -> name of a column, and the names of the
-    columns of classes.
-    """
+    """Path, split, role -> column name, and class columns of a table."""
 
     path: str
     split: str
@@ -90,7 +86,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """A row of a table; values are None if they are empty."""
+    """A row of a table; empty cells are None."""
 
     table: Table
     number: int
@@ -104,30 +100,28 @@ class Row:
         return f"{shown(self.table.path)}: row {self.number}"
 
     def require(self, role: str) -> None:
-        """Raise DataError if a value is empty."""
+        """Raise DataError if a value is missing."""
         if getattr(self, role) is None:
             raise DataError(f"{self}: has no {role}")
 
 
 @dataclasses.dataclass
 class TableReader:
-    """Reads the rows of tables, then finds their files.
+    """Reader of the rows of tables and of the files that they name.
 
-    DataError names the file and the row: a file is missing, or has two rows; a column
-    is missing, or may be one of two; tables of a split have different columns; a value
-    is invalid.
+    DataError names the file and the row: a file is missing or listed twice, a column is
+    missing or ambiguous, tables of a split have different columns, a value is invalid.
 
     Attributes:
-        columns: role -> name; others go by their usual names.
+        columns: role -> name; other columns are found by their usual names.
         image_dir: folder that paths start from, by default the folder of each table.
-        fold: training rows of this number in the column `fold` are for testing.
-        separator: text between the labels of an image; "" if none has several.
-        options: their survey takes the rows without a file.
-        inventory: is filled.
-        first: the first table; others use its columns.
-        rows: those of all tables.
+        fold: training rows with this value in the column `fold` are for testing.
+        separator: text between several labels of an image; "" for none.
+        options: their survey takes rows without a file.
+        inventory: filled with what was used and inferred.
+        rows: rows of all tables.
         unused: names of columns without a role.
-        names: split -> the table, and the column, that it is in.
+        names: split -> table and column that it comes from.
     """
 
     columns: Mapping[str, str]
@@ -142,9 +136,7 @@ class TableReader:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, path: str, split: str) -> int:
-        """Read a table of a split, and return its number of rows; a column may divide
-        them into other splits.
-        """
+        """Read a table of a split and return its number of rows."""
         lines = read_rows(path, self.columns.values(), self.inventory)
         header = [str(name).strip() for name in next(lines, ())]
         first_row = next(lines, None)
@@ -195,10 +187,9 @@ class TableReader:
     def indexes(self, needs_sets: bool) -> dict[str, Index]:
         """Return split -> Index of its images.
 
-        Labels are -1 in a split for evaluation without any; its files are not looked
-        for. Labels are sets if one has several names, `cat;outdoor`, or is a list, and
-        if each class has a column of 0 and 1, unless each row has exactly one 1;
-        `needs_sets` makes sets of all.
+        Labels are -1 in an evaluation split without labels; its files are not looked
+        for. Labels are sets if a cell holds several, or if classes are columns of 0 and
+        1 (unless each row has exactly one 1); `needs_sets` makes all labels sets.
         """
         self._move_fold()
         classes, indexes = self.first.classes, {}
@@ -261,9 +252,7 @@ class TableReader:
         return indexes
 
     def _columns(self, header, path, split, images):
-        """Return role -> index of its column, and the indices of class columns;
-        `images` are indices of columns with names of images in the first row.
-        """
+        """Return role -> column index, and the indices of the class columns."""
         if not header:
             raise ValueError("the file is empty")
         for name, count in collections.Counter(filter(None, header)).items():
@@ -315,9 +304,6 @@ class TableReader:
         return used, classes
 
     def _set_splits(self, table, rows):
-        """Set the splits that a column names; one with a usual name, but no name of a
-        split in it, is not used.
-        """
         name = table.roles.get("split")
         if name is None:
             return
@@ -344,7 +330,6 @@ class TableReader:
             row.split = splits[row.split]
 
     def _move_fold(self):
-        """Move the rows of the fold from training to testing."""
         rows = [row for row in self.rows if row.split == "train"]
         if self.fold < 0 or not rows:
             return
@@ -359,9 +344,7 @@ class TableReader:
             )
 
     def _find_files(self, table, rows, first_rows):
-        """Set the file of each row, None if it is missing and the survey takes it;
-        `first_rows` are file -> the row that names it.
-        """
+        """Set the file of each row; `first_rows` are file -> row that names it."""
         has_others = any(row.table.split != table.split for row in self.rows)
         finder = PathFinder(table.path, self.image_dir, self.inventory, has_others)
         names = [row.path for row in rows]
@@ -382,7 +365,6 @@ class TableReader:
 
 
 def _warn_of_joined_labels(names: Sequence[str]) -> None:
-    """Warn if names of classes have a usual separator, and share their parts."""
     for mark in "|, ":
         joined = [name for name in names if mark in name]
         parts = {part.strip() for name in names for part in name.split(mark)}

@@ -45,13 +45,13 @@ def _read_files(paths, columns, inventory):
 
 
 def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Shard:
-    """Return the index of the images in a tar file; headers and labels are read.
+    """Return the index of the images in a tar file.
 
-    An example is an image, and its label in `.cls`, `.txt` or the key `label` of
-    `.json`, by the first of `_RULES` that gives each image a label. If no member has
-    labels, folders are the classes. `columns` are "image" and "label" -> other endings,
-    or "json:KEY". ValueError if the file breaks off, is not a tar file, has two members
-    of one name, or some of its images have no label.
+    An example is an image and its label in `.cls`, `.txt` or the key `label` of
+    `.json`, paired by the first of `_RULES` that labels every image. Without label
+    members, folders are classes. `columns` are "image" and "label" -> other endings, or
+    "json:KEY". Raises ValueError if the file is damaged, has duplicate members, or
+    lacks some labels.
     """
     label = columns.get("label", "")
     kind, _, key = label.partition(":")
@@ -84,7 +84,6 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load tar files with images; arguments and errors as of `containers.load`."""
     return containers.load(
         "webdataset", ROLES, _read_files, data_dir, columns, image_options, trained
     )
@@ -109,11 +108,10 @@ def _reader(path, version) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
 
 
 def _members(read_at, size):
-    """Yield (name, first byte, number of bytes, None) of each regular file, and (name,
-    0, 0, target) of each link: of the formats of V7, POSIX (ustar, pax) and GNU tar.
+    """Yield (name, offset, length, None) of files and (name, 0, 0, target) of links.
 
-    Python's `tarfile` takes five times as long, ends in silence at a damaged header,
-    and never ends at a negative size.
+    Reads V7, POSIX (ustar, pax) and GNU tar. `tarfile` is five times slower, ends
+    silently at a damaged header, and loops forever on a negative size.
     """
     offset, extended = 0, {}
     while offset < size:
@@ -167,8 +165,10 @@ def _members(read_at, size):
 
 @functools.lru_cache
 def _adler_32(field):
-    """Return the lower half of Adler-32, one more than the sum of bytes modulo 65521,
-    of a header with this checksum; it was computed with spaces in its place.
+    """Return the low half of Adler-32 of a header with this checksum field.
+
+    It is one more than the sum of bytes modulo 65521, with spaces in place of the
+    field.
     """
     try:
         return (1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")) % 65521
@@ -184,7 +184,6 @@ def _number(field):
 
 
 def _pax_records(content):
-    """Return the records of a pax header; "sparse" if one of them tells of holes."""
     records = {}
     while content.strip(b"\0"):
         size = int(content.split(b" ", 1)[0])
@@ -197,10 +196,7 @@ def _pax_records(content):
 
 
 def _resolved(members):
-    """Return name -> (first byte, number of bytes), of links those of their target, in
-    the order of the archive. ValueError if a name stands for two files, or a link is to
-    nothing in the archive.
-    """
+    """Return name -> (offset, length), with links resolved."""
     spans, targets = {}, {}
     for name, begin, length, target in members:
         name = name.removeprefix("./")
@@ -226,7 +222,6 @@ def _resolved(members):
 
 
 def _require_one_split(members):
-    """Raise ValueError if the members are in folders of several splits."""
     folders = sorted({name.rpartition("/")[0] for name in members})
     splits = {split_of(folder): folder for folder in folders}
     if None in splits:  # names such as steam_train are not those of splits
@@ -241,10 +236,7 @@ def _require_one_split(members):
 
 
 def _paired(names, wanted, label_endings):
-    """Return names of images and of their labels, None without one; the endings that
-    are used and not used; and what the inventory says: by the first rule that gives
-    each image one label, by the first of all if none does.
-    """
+    """Return image names, label names, used and unused endings, and a note."""
     first = None
     for cut, with_folder, text in _RULES:
         try:
@@ -284,9 +276,7 @@ def _pairs(names, wanted, label_endings, cut, with_folder):
 
 
 def _folders(names):
-    """Return the folder that each image is in, as its class; None if some are in no
-    folder. ValueError if one has two readings.
-    """
+    """Return the class folder of each image, or Nones if there are no class folders."""
     folders = sorted({name.rpartition("/")[0] for name in names})
     by_class = {folder.rpartition("/")[2]: folder for folder in folders}
     if "" in by_class or any(map(is_split, by_class)):
@@ -303,7 +293,6 @@ def _folders(names):
 
 
 def _label(name, key, content):
-    """Return the text of a label; None for an empty one."""
     try:
         if not name.lower().endswith(".json"):
             return _text(content)

@@ -34,10 +34,9 @@ _BATCH = 256
 def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Shard:
     """Return the images of a TFRecord file, which is read once, with its checksums.
 
-    `columns` are "image", "label" and "text" -> key of the feature, by default as in
-    TensorFlow's ImageNet. A text names the class, otherwise the label does. ValueError
-    if a checksum is wrong, the file breaks off, or a record has no image, no such
-    label, or several.
+    `columns` are "image", "label" and "text" -> feature key, by default those of
+    TensorFlow's ImageNet. The text, or else the label, is the class. Raises ValueError
+    if the file is damaged or a record has no image or several labels.
     """
     keys = _KEYS | columns
     kinds = {
@@ -93,7 +92,6 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load TFRecord files with images; arguments and errors as of `containers.load`."""
     return containers.load(
         "tfrecord",
         _KEYS,
@@ -107,7 +105,7 @@ def load(
 
 @contextlib.contextmanager
 def _file(path, version):
-    """Yield the path of a file, or for a URL of a copy; ValueError if it is packed."""
+    """Yield a local path of a file."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(reading.open_file(path, version))
         if file.read(2) == b"\x1f\x8b":
@@ -122,7 +120,6 @@ def _file(path, version):
 
 
 def _features(record):
-    """Return key -> kind of the features of a record, bytes, int64 or float."""
     try:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
@@ -132,7 +129,6 @@ def _features(record):
 
 
 def _hint(features):
-    """Return the features that there are, and the option that names them."""
     listed = ", ".join(f"{key} ({kind})" for key, kind in features.items())
     return (
         f"it has {shown(listed, 150) or 'no tf.train.Example'}; "
@@ -142,7 +138,6 @@ def _hint(features):
 
 
 def _label(text, number, where):
-    """Return the text, or else the number, as a label; None without both."""
     for values in (text, number):
         values = [x for x in values if x not in (b"", b"-1")]
         if values[1:]:
@@ -158,11 +153,10 @@ def _label(text, number, where):
 
 
 def open_records(paths: Sequence[str]) -> Index:
-    """The records of some files, one file after the other, without labels.
+    """Return the records of files without labels.
 
-    Lengths lead from one record to the next, so 8 bytes of each are read. The checksums
-    of the contents are not compared: TensorFlow offers their kind (CRC-32C) to its own
-    readers alone. ValueError where one breaks off, or is no TFRecord file.
+    Only record lengths are read: TensorFlow does not expose CRC-32C. Raises ValueError
+    if a file breaks off or has another format.
     """
     spans = [None] * len(paths)
     versions = [reading.current_version(path) for path in paths]
@@ -179,7 +173,6 @@ def open_records(paths: Sequence[str]) -> Index:
 
 
 def _spans(path):
-    """int64 [2, n]: the offset and the length of each record."""
     offset, spans = 0, []
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
