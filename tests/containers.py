@@ -133,9 +133,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.do_GET()
-
     def do_GET(self):
         path = self.server.folder / self.path.lstrip("/")
         if self.server.fail:
@@ -155,11 +152,10 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.server.requests.append((self.path, wanted and wanted.groups()))
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        for name in headers.keys() & set(self.server.headers):
+        for name in headers.keys() & {"Content-Range", *self.server.headers}:
             self.send_header(name, headers[name])
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def log_message(self, *_):
         pass

@@ -198,13 +198,13 @@ def only(counts):
             "",
             "has no folder train/; --data_dir=",
         ),
-        (touch("train/x.png"), "train/x.png", "is an image of no class"),
+        (touch("train/x.png"), "train/x.png", "is an image outside of class"),
         (touch("train/cat/x.SVG"), "train/cat/x.SVG", "of a format that is n"),
         (touch("train/cat/x.HEIC"), "train/cat/x.HEIC", "pillow-heif"),
         (
             lambda root: (root / "train/cat/x.png").symlink_to("x.png"),
             "train/cat/x.png",
-            "is a link that leads nowhere",
+            "is a broken symbolic link",
         ),
         (
             lambda root: write_folder(root, "test", {"eel": 1}),
@@ -259,7 +259,7 @@ def test_folders_inside_a_class_are_read_and_flat_ones_keep_their_order(tmp_path
     pixels = write_folder(tmp_path, "train", {"cat": 2, "cat/wild/big": 2, "dog": 3})
     (tmp_path / "train/dog/loop").symlink_to(tmp_path / "train/dog")
     text = message(tmp_path)
-    assert "dog/loop: is a link to a folder that it is in" in text
+    assert "dog/loop: is a symbolic link to a parent folder" in text
     (tmp_path / "train/dog/loop").unlink()
     (tmp_path / "train/dog/more").symlink_to(tmp_path / "train/cat/wild")
     write_folder(tmp_path, "test", {"cat/any": 1, "dog/train": 1})

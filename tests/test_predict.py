@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
         "photo.heic": "it is no JPEG, PNG",
         "waiting.jpg": "is not a file",
         "lost.png": "No such file",
-        "loop": "is a link to a folder that it is in",
+        "loop": "is a symbolic link to a parent folder",
     }.items():
         [line] = [x for x in err.splitlines() if str(tmp_path / name) in x]
         assert words in line

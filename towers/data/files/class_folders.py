@@ -4,7 +4,7 @@ import collections
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from towers.data.files.paths import (
@@ -16,7 +16,7 @@ from towers.data.files.paths import (
     is_image_name,
     shown,
 )
-from towers.data.files.reading import is_url
+from towers.data.files.reading import RemoteEntry, is_url, listed
 from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
 
@@ -43,13 +43,10 @@ _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 # Folders inside folders have two readings if this share of their names is repeated.
 MIN_SHARED = 0.5
 
-# Folder -> the names of the folders and of the files in it, without hidden ones.
-Inside = Callable[[str], tuple[list[str], list[str]]]
-
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
     """Return the sorted names of folders and of files in a folder."""
-    if not os.path.isdir(folder):
+    if not is_url(folder) and not os.path.isdir(folder):
         above, name = os.path.split(folder)
         hint = nearest(name, [x.name for x in folders_in(above)])
         raise DataError(f"{folder}: there is no such folder; {hint}{LAYOUT}")
@@ -58,10 +55,7 @@ def inside(folder: str) -> tuple[list[str], list[str]]:
 
 
 def find_folders(
-    root: str,
-    inventory: Inventory | None = None,
-    class_level: int = 0,
-    inside: Inside = inside,
+    root: str, inventory: Inventory | None = None, class_level: int = 0
 ) -> dict[str, str]:
     """Return split -> path of the folders of labeled images.
 
@@ -70,7 +64,7 @@ def find_folders(
     """
     inventory = inventory or Inventory()
     names, files = inside(root)
-    splits = split_folders(root, names, inside, class_level)
+    splits = split_folders(root, names, class_level)
     if not splits:
         return {"train": root}
     others = [f"{name}/" for name in names if name not in splits.values()]
@@ -98,7 +92,7 @@ def find_folders(
 
 
 def split_folders(
-    root: str, names: Sequence[str], inside: Inside, class_level: int = 0
+    root: str, names: Sequence[str], class_level: int = 0
 ) -> dict[str, str]:
     """Return split -> name of the split folders in a root; empty if they are classes.
 
@@ -106,7 +100,9 @@ def split_folders(
     folders, since a class may be called `steam_train`, and if `class_level` is not
     given. Raises DataError for two folders of a split, or an ambiguous layout.
     """
-    splits, alike, deep = {}, {}, {}
+    splits: dict[str | None, list[str]] = {}
+    alike: dict[str | None, list[str]] = {}
+    deep: dict[str | None, list[str]] = {}
     for name in names:
         split = split_of(name)
         if is_split(name):
@@ -119,7 +115,7 @@ def split_folders(
         splits = deep | splits
     elif "train" in alike and len(alike) > 1:
         listed = " and ".join(f"{named[0]}/" for named in alike.values())
-        if not _are_splits(root, names, alike, inside):
+        if not _are_splits(root, names, alike):
             if "train" in deep and len(deep) > 1:
                 raise DataError(
                     f"{shown(root)}: are {shown(listed, 60)} splits of the images? "
@@ -141,18 +137,19 @@ def split_folders(
                 f"as {shown(', '.join(classes[:3]), 60)}, or images of one class? "
                 f"--data_dir={shown(path)} or --class_level=1"
             )
+    chosen = {}
     for split, named in splits.items():
-        named = [x for x in named if x.lower() in _SHORT] or named
-        if named[1:]:
+        short = [x for x in named if x.lower() in _SHORT] or named
+        if short[1:]:
             raise DataError(
-                f"{os.path.join(root, named[0])} and {named[1]}/: two folders for the "
-                "same; move one of them away"
+                f"{os.path.join(root, short[0])} and {short[1]}/: two folders for the "
+                "same split; move one of them away"
             )
-        splits[split] = named[0]
-    return splits
+        chosen[split] = short[0]
+    return chosen
 
 
-def _are_splits(root, names, alike, inside):
+def _are_splits(root, names, alike):
     """Return whether names differ in the split alone, or no other folder has images."""
 
     def rest(name):
@@ -228,15 +225,17 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
     `color/cat` and `gray/cat`.
     """
     images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
-    for depth in itertools.count(1):
-        inside, num_inside = {}, 0
+    depth = 1
+    while True:
+        inside: dict[tuple[str, ...], set[str]] = {}
+        num_inside = 0
         for folder, count in images.items():
             if len(folder) > depth:
                 inside.setdefault(folder[:depth], set()).add(folder[depth])
                 num_inside += count
         names = collections.Counter(itertools.chain(*inside.values()))
         if len(names) < 2 or 2 * num_inside <= images.total():
-            return depth
+            break
         shared = [name for name, count in names.items() if count > 1]
         if len(shared) >= MIN_SHARED * len(names):
             outer = sorted("/".join(folder) for folder in inside)
@@ -249,7 +248,9 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
                 f"--data_dir={shown(os.path.join(location, outer[0]))}"
             )
         if any(len(folder) <= depth for folder in images):
-            return depth
+            break
+        depth += 1
+    return depth
 
 
 def class_folder(path: str, depth: int, class_level: int = 0) -> str:
@@ -263,7 +264,7 @@ def depth_of(class_names: Iterable[str]) -> int:
     return 1 + max(name.count("/") for name in class_names)
 
 
-def folders_in(folder: str) -> list[os.DirEntry]:
+def folders_in(folder: str) -> list[os.DirEntry | RemoteEntry]:
     """Return the folders in a folder, sorted by name; none if it cannot be read."""
     try:
         children = sorted(entries(folder), key=attrgetter("name"))
@@ -272,7 +273,9 @@ def folders_in(folder: str) -> list[os.DirEntry]:
     return [x for x in children if is_folder(x) and x.name.lower() not in JUNK]
 
 
-def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
+def files_below(
+    folder: str, above: tuple[str, ...] = ()
+) -> Iterator[os.DirEntry | RemoteEntry]:
     """Yield the files below a folder, and folders that are empty or link upwards."""
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
@@ -291,14 +294,15 @@ def images_below(folder: str) -> Iterator[str]:
     return (x.path for x in files_below(folder) if is_file(x) and is_image(x))
 
 
-def is_without_images(entry: os.DirEntry) -> bool:
+def is_without_images(entry: os.DirEntry | RemoteEntry) -> bool:
     """Return whether a folder is empty or left behind by an archive."""
     return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
-def entries(folder: str) -> Iterator[os.DirEntry]:
-    """Yield the visible entries of a folder; none for a URL."""
+def entries(folder: str) -> Iterator[os.DirEntry | RemoteEntry]:
+    """Yield the visible entries of a folder, or of a listed URL."""
     if is_url(folder):
+        yield from (x for x in listed.get(folder, {}).values() if x.name[0] != ".")
         return
     try:
         with os.scandir(folder) as children:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -40,7 +39,7 @@ class Names(Sequence):
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: Any) -> Any:
         begin = self._ends[index - 1] + 1 if index else 0
         name = os.fsdecode(self.content[begin : self._ends[index]])
         return os.path.join(self.folder, name)
@@ -61,8 +60,8 @@ class Index:
     numbers: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
-    offsets: np.ndarray | None = None
-    lengths: np.ndarray | None = None
+    offsets: Any = None
+    lengths: Any = None
     sample_weights: np.ndarray | None = None
     names: Sequence[str] | None = None
     rows: np.ndarray | None = None
@@ -97,14 +96,12 @@ class Index:
 
     def checksum(self) -> int:
         """Return a checksum of labels, file names and positions."""
-        is_set = self.labels.ndim == 2
-        crc = zlib.crc32(np.ascontiguousarray(self.labels, "u1" if is_set else "<i4"))
+        labels = self.labels.astype("u1" if self.labels.ndim == 2 else "<i4")
         numbers = self.numbers if self.offsets is None else np.unique(self.numbers)
         names = "\0".join(os.path.basename(self.files[x]) for x in numbers)
-        crc = zlib.crc32(names.encode(errors="surrogateescape"), crc)
+        crc = zlib.crc32(os.fsencode(names), zlib.crc32(labels.tobytes()))
         for values in (self.offsets, self.rows, self.sample_weights):
-            if values is not None:
-                crc = zlib.crc32(np.ascontiguousarray(values), crc)
+            crc = crc if values is None else zlib.crc32(values.tobytes(), crc)
         return crc
 
     @property
@@ -120,14 +117,6 @@ class Index:
         """Mean size of a block, in bytes."""
         return reading.BLOCK_BYTES
 
-    def take(self, indices: np.ndarray) -> Self:
-        """Return the images with some indices."""
-        per_image = "numbers", "labels", "offsets", "lengths", "sample_weights", "rows"
-        values = {name: getattr(self, name) for name in per_image}
-        return dataclasses.replace(
-            self, **{k: x[indices] for k, x in values.items() if x is not None}
-        )
-
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """Return the index with these classes; DataError if it has others."""
         numbers = {name: number for number, name in enumerate(class_names)}
@@ -140,7 +129,8 @@ class Index:
         else:
             labels = np.where(self.labels < 0, -1, new[self.labels])
             is_wrong = (labels < 0) & (self.labels >= 0)
-        for index in np.flatnonzero(is_wrong)[:1]:
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
             own = self.labels[index]
             number = own if own.ndim == 0 else (own * ~is_known).argmax()
             name = self.class_names[number]
@@ -165,15 +155,21 @@ def index_of(
     labels: Sequence[Hashable],
     sample_weights: Sequence[float] | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
-    settle: Callable[[np.ndarray, Iterable[str]], dict] | None = None,
+    class_names: Sequence[str] = (),
 ) -> Index:
-    """Return the index of files that are one image each."""
+    """Return the index of files that are one image each; tuples are label sets."""
+    numbers, names = _numbered(labels)
+    if any(isinstance(name, tuple) for name in names):
+        classes = _label_sets(numbers, names, class_names)
+    else:
+        classes = settle_classes(numbers, names)
+    weights = None if sample_weights is None else np.array(sample_weights, np.float32)
     return Index(
         Names.of(files),
         np.arange(len(files), dtype=np.int32),
-        sample_weights=sample_weights and np.array(sample_weights, np.float32),
+        *classes,
+        sample_weights=weights,
         max_pixels=max_pixels,
-        **(settle or settle_classes)(*_numbered(labels)),
     )
 
 
@@ -203,8 +199,11 @@ def find_column(
         return header.index(name)
     plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
     for pattern in patterns:
-        fitting = [i for i, x in enumerate(plain) if re.fullmatch(pattern, x)]
-        fitting = [i for i in fitting if i not in taken]
+        fitting = [
+            i
+            for i, text in enumerate(plain)
+            if i not in taken and re.fullmatch(pattern, text)
+        ]
         if fitting[1:]:
             names = " or ".join(header[i] for i in fitting[:2])
             raise ValueError(
@@ -223,33 +222,27 @@ def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=int if is_number else str))
 
 
-def settle_classes(labels: np.ndarray, names: Iterable[str]) -> dict:
-    """Return `labels` and `class_names` from numbered names; -1 is unlabeled."""
+def settle_classes(
+    labels: np.ndarray, names: Iterable[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels and class names from numbered names; -1 is unlabeled."""
     names = list(map(class_name, names))
     classes = sorted_classes(set(names))
     order = {name: number for number, name in enumerate(classes)}
     new = np.array([order[name] for name in names] or [0], np.int32)
-    labels = np.where(labels < 0, -1, new[labels]).astype(np.int32)
-    return {"labels": labels, "class_names": classes}
+    return np.where(labels < 0, -1, new[labels]).astype(np.int32), classes
 
 
-def settle_label_sets(
-    labels: np.ndarray,
-    names: Iterable[tuple[str, ...]],
-    class_names: Sequence[str] = (),
-) -> dict:
-    """Return label sets, as `settle_classes` does, from numbered tuples of names."""
-    names = [tuple(map(class_name, each)) for each in names]
+def _label_sets(numbers, names, class_names):
     classes = tuple(map(class_name, class_names))
-    classes = classes or sorted_classes(set(itertools.chain(*names)))
     order = {name: number for number, name in enumerate(classes)}
     sets = np.zeros([len(names), len(classes)], np.uint8)
     for row, each in zip(sets, names, strict=True):
-        row[[order[name] for name in each]] = 1
-    return {"labels": sets[labels], "class_names": classes}
+        row[[order[class_name(name)] for name in each]] = 1
+    return sets[numbers], classes
 
 
-# Texts that programs write for a missing value, in lower case.
+# Missing values as programs write them, in lower case.
 _MISSING = ("nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null")
 
 
@@ -310,7 +303,8 @@ def read_shards(
     `read` reads each file once; its index is cached on disk until the file changes.
     Raises DataError if a file cannot be read.
     """
-    shards, versions = [None] * len(paths), [None] * len(paths)
+    shards: list[Any] = [None] * len(paths)
+    versions: list[Any] = [None] * len(paths)
 
     def read_one(number):
         path = paths[number]
@@ -334,29 +328,28 @@ def read_shards(
         if not count:
             raise DataError(f"{shown(path)}: has no images")
     about = [json.loads(shard["about"].tobytes()) for shard in shards]
-    for heading in {x: 0 for each in about for x, _ in each["inferred"]}:
-        texts = {y: 0 for each in about for x, y in each["inferred"] if x == heading}
-        inventory.infer(heading, " or ".join(texts))
+    inferred = dict.fromkeys((*x,) for each in about for x in each["inferred"])
+    for heading in dict.fromkeys(x for x, _ in inferred):
+        inventory.infer(heading, " or ".join(y for x, y in inferred if x == heading))
     known = {*inventory.unused}  # of another split
-    for kind, name in {(*x,): 0 for each in about for x in each["unused"]}:
+    for kind, name in dict.fromkeys((*x,) for each in about for x in each["unused"]):
         if kind not in known:
             inventory.leave_out(kind, name)
-    texts = [x["classes"].tobytes().decode().split("\0")[:-1] for x in shards]
-    names = list(dict.fromkeys(itertools.chain(*texts)))
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers: dict[str, int] = {}
     labels = []
-    for shard, classes in zip(shards, texts, strict=True):
-        new = np.array([*(numbers[x] for x in classes), -1])
+    for shard in shards:
+        texts = shard["classes"].tobytes().decode().split("\0")[:-1]
+        new = np.array([*(numbers.setdefault(x, len(numbers)) for x in texts), -1])
         labels.append(new[shard["labels"]])
-    joined = {x: np.concatenate([s[x] for s in shards]) for x in ("offsets", "lengths")}
     buffers = [shard["names"].tobytes() for shard in shards]
     is_named = all(buffers)
     rows = [np.arange(sum(counts))] if is_named else map(np.arange, counts)
     return Index(
         paths,
         np.repeat(np.arange(len(paths), dtype=np.int32), counts),
-        **settle_classes(np.concatenate(labels), names),
-        **joined,
+        *settle_classes(np.concatenate(labels), numbers),
+        offsets=np.concatenate([shard["offsets"] for shard in shards]),
+        lengths=np.concatenate([shard["lengths"] for shard in shards]),
         names=Names(b"".join(buffers)) if is_named else None,
         rows=np.concatenate(list(rows)),
         versions=versions,
@@ -388,7 +381,7 @@ def _cached_arrays(key, make):
             return dict(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         arrays = make()
-    with contextlib.suppress(OSError):  # it is made again
+    with contextlib.suppress(OSError):  # then it is made again
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with store.aside(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)

@@ -169,13 +169,13 @@ def read(
     group_numbers = np.repeat(np.arange(len(groups)), num_rows)
     numbers = np.array([x[0] for x in groups], np.int32)[group_numbers]
     labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
-    classes = {"labels": labels, "class_names": first.class_names}
+    classes = labels, first.class_names
     if not first.class_names:
         classes = settle_classes(labels, label_numbers)
     return ParquetIndex(
         paths,
         numbers,
-        **classes,
+        *classes,
         offsets=group_numbers,
         lengths=_positions(group_numbers),
         rows=_positions(numbers),

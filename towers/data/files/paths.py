@@ -167,7 +167,7 @@ def _walk_folder(folder, fail, above=()):
     above = (*above, os.path.realpath(folder))
     try:
         if above[-1] in above[:-1]:
-            raise ValueError("is a link to a folder that it is in")
+            raise ValueError("is a symbolic link to a parent folder")
         with os.scandir(folder) as children:
             entries = sorted(
                 (entry.name, is_folder(entry))

@@ -24,7 +24,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-import zlib
 from typing import BinaryIO, NamedTuple, Self
 
 from towers.errors import (
@@ -37,18 +36,17 @@ from towers.errors import (
 )
 
 BLOCK_BYTES = 4 * 2**20
-# Bytes that an image file may have for each pixel, as of four channels of 16 bits, and
-# for everything else, such as a profile of colors.
+# Size limits of an image file: bytes per pixel (4 x 16 bits), plus metadata.
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"}
-# How a file begins that only names what Git LFS has stored elsewhere.
+# First bytes of a pointer file of Git LFS.
 LFS = b"version https://git-lfs.github.com/"
 LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
-# A request is repeated after pauses, in seconds.
+# Seconds between repeated requests.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
-# Faults of a disk, of a machine or of a network, which may be over later.
+# Errors of disks, machines and networks that may be over later.
 TRANSIENT = (
     *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
     *(errno.EAGAIN, errno.EBUSY, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
@@ -156,11 +154,13 @@ def open_file(path: str, version: Version | None = None) -> BinaryIO:
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_retry(path, open_data_file))
-        if version is not None:
+    file = _retry(path, open_data_file)
+    if version is not None:
+        try:
             version.require(path, Version.of(os.fstat(file.fileno())))
-        stack.pop_all()
+        except DataError:
+            file.close()
+            raise
     return file
 
 
@@ -185,10 +185,46 @@ def known_version(path: str) -> Version:
     return _versions.get(path) or current_version(path)
 
 
-# URL -> version, of images that are read one by one.
+# URL -> version of files that were read.
 _versions: dict[str, Version] = {}
-# Another data set that is loaded asks for all versions anew.
-forget_versions = _versions.clear
+
+
+class RemoteEntry(NamedTuple):
+    """Entry of a folder in a bucket, with the methods of `os.DirEntry`."""
+
+    path: str
+    name: str
+    is_folder: bool
+
+    def is_dir(self) -> bool:
+        """Return whether it is a folder."""
+        return self.is_folder
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        return not self.is_folder
+
+
+# URL of a folder that was listed -> name -> entry.
+listed: dict[str, dict[str, RemoteEntry]] = {}
+
+
+def list_folders(root: str) -> None:
+    """Add all folders below a URL to `listed`."""
+    for file in matches(root):
+        path, is_folder = file, False
+        while path.startswith(f"{root}/"):
+            folder, _, name = path.rpartition("/")
+            entry = RemoteEntry(path, name, is_folder)
+            if listed.setdefault(folder, {}).setdefault(name, entry) is not entry:
+                break
+            path, is_folder = folder, True
+
+
+def forget_versions() -> None:
+    """Forget versions and lists of remote files, which may have changed."""
+    _versions.clear()
+    listed.clear()
 
 
 def expand(pattern: str) -> list[str]:
@@ -232,7 +268,6 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _pread(path, offset, length, version=None):
-    # Keeping files open would save 3 microseconds of the 150 that an image takes.
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if version is not None:
@@ -247,9 +282,6 @@ def open_lock_file(path: str) -> BinaryIO:
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
     return open(path, "ab")
-
-
-# Requests.
 
 
 class _RemoteFile(io.RawIOBase):
@@ -276,10 +308,11 @@ class _RemoteFile(io.RawIOBase):
 
 def _retry(path, request, *arguments):
     """Return `request(path, *arguments)`, repeated after transient errors."""
-    for pause in (*PAUSES, None):
+    pauses = iter(PAUSES)
+    while True:
         try:
             return request(path, *arguments)
-        except Exception as error:  # of any class, by the library of a bucket
+        except Exception as error:  # libraries of buckets raise any class
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             if isinstance(error, TowersError) or not is_url(path):
@@ -287,6 +320,7 @@ def _retry(path, request, *arguments):
                     raise
             elif final := _final(path, error):
                 raise final from error
+            pause = next(pauses, None)
             if pause is None:
                 why = getattr(error, "strerror", None) or one_line(error, 150)
                 what = "fetched" if is_url(path) else "read"
@@ -308,11 +342,10 @@ def _final(path, error):
         return PermissionError(errno.EACCES, why, path)
     is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
     is_refused = 400 <= code < 500 and code not in (408, 425, 429)
-    # A certificate that is not valid is a ValueError.
+    # An invalid certificate is a ValueError.
     is_wrong = isinstance(cause, TypeError | ValueError | http.client.InvalidURL)
-    if is_unknown or is_refused or is_wrong:
-        return DataError(f"{printable(path)}: {why}")
-    return None
+    is_final = is_unknown or is_refused or is_wrong
+    return DataError(f"{printable(path)}: {why}") if is_final else None
 
 
 def _fetch(path, version, begin, end):
@@ -322,11 +355,9 @@ def _fetch(path, version, begin, end):
     else:
         is_whole = (begin, end) == (0, version.size)
         ranges = {} if is_whole else {"Range": f"bytes={begin}-{end - 1}"}
-        with _open_url(path, headers=ranges) as answer:
+        with _open_url(path, ranges) as answer:
             if ranges and answer.status != 206:
-                raise DataError(
-                    f"{printable(path)}: the server gives no ranges of files"
-                )
+                raise DataError(f"{printable(path)}: the server does not serve ranges")
             version.require(path, _version_in(answer, version))
             content = answer.read()
     if len(content) != end - begin:
@@ -340,18 +371,14 @@ def _version_now(path):
     if not is_web(path):
         about = _bucket(path).info(path, refresh=True)
         return Version(int(about["size"]), str(about))  # as in fsspec's `ukey`
-    try:
-        with _open_url(path, method="HEAD") as answer:
+    # Not HEAD: a URL may be signed for GET alone, and some servers refuse HEAD.
+    for headers in ({"Range": "bytes=0-0"}, {}):
+        with _open_url(path, headers) as answer:
             version = _version_in(answer)
+            if version.size < 0 and answer.status != 206:
+                version = version._replace(size=len(answer.read()))
         if version.size >= 0:
-            return version
-    except urllib.error.HTTPError as error:
-        if error.code not in (400, 403, 405, 501):  # a URL may be signed for GET alone
-            raise
-    with _open_url(path, headers={"Range": "bytes=0-0"}) as answer:
-        version = _version_in(answer)
-        if version.size < 0:
-            version = version._replace(size=len(answer.read()))
+            break
     return version
 
 
@@ -367,12 +394,12 @@ def _version_in(answer, expected=None):
     return Version(int(size) if size.isdigit() else known.size, tag)
 
 
-def _open_url(path, **options):
+def _open_url(path, headers):
     parts = urllib.parse.urlsplit(path)
     account, _, host = parts.netloc.rpartition("@")
     # Spaces and letters that are not ASCII are encoded.
     url = urllib.parse.quote(parts._replace(netloc=host).geturl(), string.punctuation)
-    request = urllib.request.Request(url, **options)  # noqa: S310, http or https
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310, http or https
     if account:
         text = base64.b64encode(urllib.parse.unquote_to_bytes(account)).decode()
         request.add_unredirected_header("Authorization", f"Basic {text}")
@@ -410,9 +437,6 @@ def _bucket(path):
         ) from None
 
 
-# The cache on the disk.
-
-
 def cache_folder() -> str:
     """Return TOWERS_CACHE_DIR, or `towers` in XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -427,10 +451,10 @@ def _cache_bytes():
     raise ConfigError(f"TOWERS_CACHE_GB={text}: should be a number of gigabytes")
 
 
-# Bytes are fetched by one thread; the others that need them wait.
+# One thread fetches bytes; others that need them wait.
 _fetching = [threading.Lock() for _ in range(256)]
 _guard = threading.Lock()
-# Name in the cache without the checksum -> path, and what changes if it is written to.
+# Name in the cache without the checksum -> path, inode, size, time of last change.
 _checked: dict[str, tuple[str, int, int, int]] = {}
 
 
@@ -453,14 +477,12 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
     key = f"{path} {version.size} {version.tag} {begin} {end}"
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     prefix = os.path.join(cache_folder(), "remote", name[:2], name)
-    if place := _intact(prefix, end - begin):
-        return place
     with _fetching[hash(prefix) % len(_fetching)]:
-        if place := _intact(prefix, end - begin):
+        if place := _intact(prefix):
             return place
         most = _cache_bytes()
         # Several machines may share the folder: process numbers are not enough.
-        temporary, checksum = f"{prefix}.{uuid.uuid4().hex}.partial", 0
+        temporary, digest = f"{prefix}.{uuid.uuid4().hex}.partial", hashlib.sha256()
         ending = os.path.splitext(without_query(path))[1][:12]
         try:
             os.makedirs(os.path.dirname(prefix), exist_ok=True)
@@ -468,9 +490,9 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
                 for first in range(begin, end, BLOCK_BYTES):
                     last = min(first + BLOCK_BYTES, end)
                     content = _retry(path, _fetch, version, first, last)
-                    checksum = zlib.crc32(content, checksum)
+                    digest.update(content)
                     file.write(content)
-            place = f"{prefix}-{checksum:08x}{ending}"
+            place = f"{prefix}-{digest.hexdigest()[:16]}{ending}"
             os.replace(temporary, place)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -485,14 +507,14 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
     return place
 
 
-def _intact(prefix, num_bytes):
+def _intact(prefix):
     """Return the path of an undamaged cached file, or None."""
     known = _checked.get(prefix)
     for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
         with contextlib.suppress(OSError):
             status = os.stat(path)
             about = path, status.st_ino, status.st_size, status.st_mtime_ns
-            if known == about or _has_checksum(path, prefix, num_bytes):
+            if known == about or path.startswith(f"{prefix}-{_checksum(path)}"):
                 _checked[prefix] = about
                 with contextlib.suppress(OSError):  # it was used now
                     os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
@@ -502,18 +524,12 @@ def _intact(prefix, num_bytes):
     return None
 
 
-def _has_checksum(path, prefix, num_bytes):
-    checksum = 0
+def _checksum(path):
     with open_data_file(path) as file:
-        while content := file.read(BLOCK_BYTES):
-            checksum, num_bytes = (
-                zlib.crc32(content, checksum),
-                num_bytes - len(content),
-            )
-    return not num_bytes and path.startswith(f"{prefix}-{checksum:08x}")
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-_written = [float("inf")]  # bytes since the folder was last measured
+_written = [float("inf")]  # bytes since the cache was last measured
 
 
 def _shrink(kept, num_bytes, most):
@@ -523,18 +539,14 @@ def _shrink(kept, num_bytes, most):
         if _written[0] < most / 20:
             return
         _written[0] = 0
-    files, root = [], os.path.join(glob.escape(cache_folder()), "remote")
-    for path in glob.glob(os.path.join(root, "**"), recursive=True):
-        with contextlib.suppress(FileNotFoundError):  # it got its name, or is gone
+    files = []
+    for path in matches(os.path.join(cache_folder(), "remote")):
+        with contextlib.suppress(FileNotFoundError):  # renamed or deleted
             status = os.stat(path)
-            if stat.S_ISREG(status.st_mode):
-                files.append((status.st_atime, status.st_size, path))
+            files.append((status.st_atime, status.st_size, path))
     excess = sum(size for _, size, _ in files) - 0.95 * most
-    for _, num_bytes, path in sorted(files):
-        if excess <= 0:
-            break
-        if path == kept:
-            continue
-        with contextlib.suppress(OSError):
-            os.remove(path)
-        excess -= num_bytes
+    for _, size, path in sorted(files):
+        if excess > 0 and path != kept:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+            excess -= size

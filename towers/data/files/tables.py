@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 import os
 import re
@@ -18,11 +17,9 @@ from towers.data.files.index import (
     Index,
     find_column,
     index_of,
-    settle_classes,
-    settle_label_sets,
     sorted_classes,
 )
-from towers.data.files.paths import is_image_name, shown
+from towers.data.files.paths import class_name, is_image_name, shown
 from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
@@ -214,7 +211,7 @@ class TableReader:
             rows = [x for x in self.rows if x.split == split and x.path is not None]
             if not rows:
                 continue
-            table, settle = rows[0].table, settle_classes
+            table, classes = rows[0].table, self.first.classes
             column = table.roles.get("split")
             self.names[split] = shown(os.path.basename(table.path), 60)
             self.names[split] += f", column {column}" if column else ""
@@ -225,10 +222,8 @@ class TableReader:
                 )
             if are_sets and split in labeled:
                 alike = [row for row in used if row.table.split == table.split]
-                names = sorted_classes({x for row in alike for x in row.label})
-                settle = functools.partial(
-                    settle_label_sets, class_names=classes or names
-                )
+                names = {class_name(x) for row in alike for x in row.label}
+                classes = classes or sorted_classes(names)
             weights = None
             if "weight" in table.roles:
                 weights = [1 if row.weight is None else row.weight for row in rows]
@@ -237,7 +232,7 @@ class TableReader:
                     raise DataError(f"{path}: all weights for training are 0")
             files, labels = [row.path for row in rows], [row.label for row in rows]
             pixels = self.options.max_image_pixels
-            index = index_of(files, labels, weights, pixels, settle)
+            index = index_of(files, labels, weights, pixels, classes)
             if is_single and split in labeled:
                 numbers = index.labels.argmax(1).astype(np.int32)
                 index = dataclasses.replace(index, labels=numbers)
