@@ -92,14 +92,11 @@ def write_records(root, rows, split="train"):
 
 
 def record(content, label, text):
-    features = {
-        "image/encoded": tf.train.BytesList(value=[content]),
-        "image/class/text": tf.train.BytesList(value=[text.encode()]),
-    }
-    features = {k: tf.train.Feature(bytes_list=x) for k, x in features.items()}
-    number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
-    features["image/class/label"] = number
-    example = tf.train.Example(features=tf.train.Features(feature=features))
+    example = tf.train.Example()
+    features = example.features.feature
+    features["image/encoded"].bytes_list.value.append(content)
+    features["image/class/text"].bytes_list.value.append(text.encode())
+    features["image/class/label"].int64_list.value.append(label)
     return example.SerializeToString()
 
 
@@ -135,15 +132,15 @@ class Server(http.server.ThreadingHTTPServer):
 class _Request(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         path = self.server.folder / self.path.lstrip("/")
+        error = self.server.bad.get(self.path) or (0 if path.is_file() else 404)
         if self.server.fail:
             self.server.fail -= 1
-            return self.send_error(503)
-        if self.path in self.server.bad:
-            return self.send_error(self.server.bad[self.path])
-        if not path.is_file():
-            return self.send_error(404)
+            error = 503
+        if error:
+            self.send_error(error)
+            return
         content, status = path.read_bytes(), 200
-        headers = {"ETag": f'"{zlib.crc32(content):x}"', "Last-Modified": None}
+        headers = {"ETag": f'"{zlib.crc32(content):x}"'}
         headers["Last-Modified"] = formatdate(path.stat().st_mtime, usegmt=True)
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
             first, last = map(int, wanted.groups())

@@ -170,7 +170,7 @@ def test_a_threshold_lies_above_the_next_lower_probability():
 def test_thresholds_that_are_not_probabilities_are_refused(value, tmp_path):
     path = tmp_path / "thresholds.json"
     path.write_text(f'{{"a": {value}, "b": 0.5}}')
-    with pytest.raises(ConfigError, match="thresholds.json.*remove it"):
+    with pytest.raises(ConfigError, match=r"thresholds\.json.*remove it"):
         read_thresholds(path, ("a", "b"))
 
 
@@ -199,10 +199,10 @@ def test_the_loss_equals_keras_and_its_positive_weights_the_formula():
     "name, options", [("focal", {}), ("cross_entropy", {"pos_weights": [1.0] * 3})]
 )
 def test_what_is_of_one_label_is_refused(name, options):
-    multi_label = name == "focal"
     with pytest.raises(ConfigError, match="one label"):
-        loss_fn = create_loss(name, multi_label=multi_label, **options)
-        loss_fn(tf.zeros([2, 3]), tf.zeros([2], tf.int32))
+        create_loss(name, multi_label=name == "focal", **options)(
+            tf.zeros([2, 3]), tf.zeros([2], tf.int32)
+        )
 
 
 # Data.
@@ -527,7 +527,7 @@ def test_tables_of_sets_are_read(tmp_path, name):
         (tmp_path / name).write_text(
             "\n".join([*lines[:3], lines[3] + "2", *lines[4:]])
         )
-        with pytest.raises(DataError, match="row 4: .*not 0 or 1"):
+        with pytest.raises(DataError, match=r"row 4: .*not 0 or 1"):
             data.load("table", str(tmp_path / name))
 
 

@@ -227,8 +227,8 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     out, err = capfd.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
     for name, words in {
-        "broken.png": "it is no JPEG, PNG",
-        "photo.heic": "it is no JPEG, PNG",
+        "broken.png": "it is not a JPEG, PNG",
+        "photo.heic": "it is not a JPEG, PNG",
         "waiting.jpg": "is not a file",
         "lost.png": "No such file",
         "loop": "is a symbolic link to a parent folder",

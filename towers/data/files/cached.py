@@ -1,7 +1,4 @@
-"""A source of image files that are decoded when they are read.
-
-Decoded images stay in memory as far as they fit.
-"""
+"""A source of image files that are decoded when they are read."""
 
 import atexit
 import contextlib
@@ -25,35 +22,26 @@ from towers.data.inventory import Inventory
 from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
-# Images whose stored sizes are compared at the start.
+# Number of images whose stored sizes are compared.
 NUM_COMPARED = 256
-
-# Mean and standard deviation are computed from this number of training images, drawn at
-# random with a fixed seed. The error of a mean is about 1 of 255 (the means of images
-# differ by 50).
+# Number of training images, drawn with a fixed seed, for mean and standard deviation.
+# The error of a mean is about 1 of 255; the means of images differ by 50.
 SAMPLE = 5000
-
-# An image is constant, or nearly so, if its values of 0..255 span less than this; a
-# warning says so if this share of the sample is.
+# A warning is given if this share of the sample spans less than FLAT_RANGE of 255.
 FLAT_RANGE, FLAT_SHARE = 16, 0.1
-
-# Blocks that are read for a sample, where images are read in blocks.
+# Number of blocks that are read for a sample.
 NUM_BLOCKS = 16
-
-# Of the batches in which a whole source is read; several are in memory.
+# Batch size in bytes for a full pass over a source; several batches are in memory.
 BATCH_BYTES = 50_000_000
-
 MEGABYTE = 1_000_000
-
-# Between lines that say how many images have been read.
+# Seconds between reports of progress.
 PROGRESS_SECS = 30
 
 
 class _Reads:
     """Counter of the calls from `tf.data` into Python.
 
-    A thread of `tf.data` that calls into an interpreter that shuts down hangs, so the
-    exit waits until there were no calls for a while.
+    The exit waits for them, since a call into an interpreter that shuts down hangs.
     """
 
     QUIET_SECS = 0.5
@@ -90,10 +78,9 @@ class ImageCache:
 
 
 class CachedSource:
-    """Images that are decoded when they are read, with 1 or 3 channels.
+    """Images that are decoded when they are read, and cached, except for random crops.
 
-    Decoded images are cached, but not crops. If images are resized, random crops are
-    taken from the stored pixels (`reads_crops`).
+    If images are resized, random crops are taken from stored pixels (`reads_crops`).
     """
 
     decodes = True
@@ -108,8 +95,13 @@ class CachedSource:
         self.num_examples = len(files)
         self.image_shape = image_shape
         self.reads_crops = bool(options.image_size)
-        self._files = files
-        self._options = options
+        # int32 [n] or uint8 [n, classes]; None if unknown before reading.
+        self.labels: np.ndarray | None = getattr(files, "labels", None)
+        self.sample_weights: np.ndarray | None = getattr(files, "sample_weights", None)
+        self.blocks = blocks_of(files)
+        self.block_bytes = getattr(files, "block_bytes", 0)
+        self.location = files.location
+        self._files, self._options = files, options
         self._cache = cache or ImageCache(options.image_cache_mb)
         self._image_bytes = math.prod(image_shape)
         self._has_read_crops, self._label_sets = False, None
@@ -134,11 +126,6 @@ class CachedSource:
                 labels = tf.where(labels[:, tf.newaxis] < 0, -1.0, sets)
         return images, labels
 
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Labels, int32 [n] or uint8 [n, classes]; None if unknown before reading."""
-        return getattr(self._files, "labels", None)
-
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Read labels, int32 [n], without decoding images."""
         labels = np.empty(len(indices), np.int32)
@@ -153,28 +140,9 @@ class CachedSource:
         return labels
 
     @property
-    def sample_weights(self) -> np.ndarray | None:
-        """Sample weights, float32 [n], or None."""
-        return getattr(self._files, "sample_weights", None)
-
-    @property
-    def blocks(self) -> np.ndarray | None:
-        """Block number of each image, see `sources.blocks_of`."""
-        return blocks_of(self._files)
-
-    @property
-    def block_bytes(self) -> int:
-        """Mean size of a block, in bytes."""
-        return self._files.block_bytes
-
-    @property
     def checksum(self) -> int | None:
         """Checksum, see `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
-
-    def location(self, index: int) -> str:
-        """Return where an image is stored, such as its path."""
-        return self._files.location(index)
 
     def _read(self, indices, crop_numbers=None):
         if crop_numbers is not None:
@@ -216,8 +184,8 @@ class CachedSource:
             images = np.empty((most, *self.image_shape), np.uint8)
         except MemoryError:
             raise ConfigError(
-                f"image_cache_mb={self._options.image_cache_mb:g}: there is not so "
-                "much memory; what does not fit is decoded in every epoch"
+                f"image_cache_mb={self._options.image_cache_mb:g}: out of memory; what "
+                "does not fit is decoded in every epoch"
             ) from None
         self._num_kept = 0
         self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
@@ -264,14 +232,12 @@ def settle_size(
 ) -> tuple[ImageOptions, tuple[int, int, int], str]:
     """Return options, the shape to read images in, and a note or "".
 
-    The size is `image_size`, or the common size of NUM_COMPARED images, or else
-    `default_size`. Raises DataError if one of these images cannot be read, or with a
-    survey none of them.
+    The size is `image_size`, or that of all compared images, or else `default_size`.
     """
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
     sizes, count, survey = set(), min(len(files), NUM_COMPARED), None
-    if options.survey is not None:  # they are detected again with all others
+    if options.survey is not None:  # a full pass detects them again
         survey = Survey(skips=options.survey.skips)
     indices = np.linspace(0, len(files) - 1, count).astype(int)
     if (blocks := blocks_of(files)) is not None:
@@ -282,7 +248,8 @@ def settle_size(
         except (OSError, ValueError, MemoryError) as error:
             refuse(files, index, error, survey)
     if not sizes:
-        raise DataError(f"no image can be read: {survey.summary()}")
+        faults = survey.summary() if survey else ""
+        raise DataError(f"no image can be read: {faults}")
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
     size = options.default_size
@@ -323,10 +290,8 @@ def leave_out_bad_images(
     if options.bad_images == "stop" or survey is None:
         return list(sources)
     different = [source for source in dict.fromkeys(sources) if source is not None]
-    count_read = progress(
-        sum(source.num_examples for source in different), console.line
-    )
-    good = {None: None}
+    count_read = progress(sum(x.num_examples for x in different), console.line)
+    good: dict[Source | None, Source | None] = {None: None}
     for source in different:
         all_labels = []
         for _, labels in read_in_batches(source, 100):
@@ -335,7 +300,7 @@ def leave_out_bad_images(
         positions = np.flatnonzero(_are_read(np.concatenate(all_labels)))
         is_all = len(positions) == source.num_examples
         good[source] = source if is_all else Subset(source, positions)
-    survey.close()
+    survey.is_closed = True
     for location, fault in survey.bad_images.items():
         inventory.leave_out("bad images", f"{location} ({fault})")
     return [good[source] for source in sources]
@@ -366,15 +331,15 @@ def sampled_moments(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of at most SAMPLE images."""
     indices = np.arange(source.num_examples)
-    if len(indices) > SAMPLE:
+    blocks = blocks_of(source)
+    if len(indices) > SAMPLE and blocks is not None:
+        indices = indices_in_blocks(blocks, SAMPLE)
+    elif len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
-        if (blocks := blocks_of(source)) is not None:
-            indices = indices_in_blocks(blocks, SAMPLE)
-        else:
-            indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
+        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
     counts, num_flat = np.zeros((source.image_shape[-1], 256)), 0
-    for images, labels in read_in_batches(source, 50, indices):
-        images = images[_are_read(labels)]
+    for batch, labels in read_in_batches(source, 50, indices):
+        images = batch[_are_read(labels)]
         counts += channel_counts(images)
         spans = images.max((1, 2, 3)).astype(int) - images.min((1, 2, 3))
         num_flat += int(np.sum(spans < FLAT_RANGE))
@@ -393,10 +358,10 @@ def _warn_of_flat_images(num_flat, count, options, files):
             value = greatest_of_16_bits(files.read(index)[0], options.max_image_pixels)
             greatest = max(greatest, value)
     text = (
-        f"; 16-bit files have values up to {greatest:,} of 65,535: scale them to "
-        "65,535, or to 8 bits"
-    )
-    console.warn(
         f"{num_flat:,} of {count:,} training images are constant or nearly so, their "
-        f"values span less than {FLAT_RANGE} of 255{text if greatest else ''}"
+        f"values span less than {FLAT_RANGE} of 255"
     )
+    if greatest:
+        text += f"; 16-bit files have values up to {greatest:,} of 65,535: scale them "
+        text += "to 65,535, or to 8 bits"
+    console.warn(text)

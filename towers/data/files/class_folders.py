@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from towers.data.files.paths import (
+    Entry,
     class_name,
     ending,
     is_file,
@@ -16,7 +17,7 @@ from towers.data.files.paths import (
     is_image_name,
     shown,
 )
-from towers.data.files.reading import RemoteEntry, is_url, listed
+from towers.data.files.reading import is_url, listed
 from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
 
@@ -29,7 +30,7 @@ LAYOUT = (
 # What archives, Windows and network storage leave behind.
 JUNK = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")
 
-# A folder with one of these names is taken before one with a longer name.
+# Folders with these names take precedence over longer ones.
 _SHORT = ("train", "val", "valid", "validation", "test")
 # Such as Training, val_images or Test-Set.
 _NAME = (
@@ -40,7 +41,7 @@ _SPLIT = re.compile(_NAME, re.IGNORECASE)
 # Also seg_train, 01_test, val2017 or train.v1.
 _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 
-# Folders inside folders have two readings if this share of their names is repeated.
+# Nested folders are ambiguous if this share of their names is repeated.
 MIN_SHARED = 0.5
 
 
@@ -57,11 +58,7 @@ def inside(folder: str) -> tuple[list[str], list[str]]:
 def find_folders(
     root: str, inventory: Inventory | None = None, class_level: int = 0
 ) -> dict[str, str]:
-    """Return split -> path of the folders of labeled images.
-
-    Without split folders, the root itself is for training. The inventory records unused
-    folders and files. Raises DataError if the folders are ambiguous.
-    """
+    """Return split -> path of the folders of labeled images; at least the root."""
     inventory = inventory or Inventory()
     names, files = inside(root)
     splits = split_folders(root, names, class_level)
@@ -79,14 +76,14 @@ def find_folders(
     for split in ("validation", "test"):
         if not folders.keys() >= {"train", split}:
             continue
-        # None of its folders names a class: there is none, or images/ or unknown/.
+        # Without class folders, or with a single one such as images/ or unknown/.
         names, files = inside(folders[split])
         known = map(class_name, inside(folders["train"])[0])
         is_single = len(names) == 1 and class_name(names[0]) not in known
         if is_single or (not names and files):
             name = os.path.basename(folders.pop(split)) + "/"
-            for text in [x for x in files if ending(x) == ".txt"][:1]:
-                name += f" (labels in {text} are not read: make class folders)"
+            if texts := [x for x in files if ending(x) == ".txt"]:
+                name += f" (labels in {texts[0]} are not read: make class folders)"
             inventory.leave_out("folders of images without class folders", name)
     return folders
 
@@ -96,15 +93,14 @@ def split_folders(
 ) -> dict[str, str]:
     """Return split -> name of the split folders in a root; empty if they are classes.
 
-    `train` is a split; `seg_train` or `val2017` are splits only if they hold class
-    folders, since a class may be called `steam_train`, and if `class_level` is not
-    given. Raises DataError for two folders of a split, or an ambiguous layout.
+    `seg_train` or `val2017` are splits only if they hold class folders, since a class
+    may be called `steam_train`.
     """
-    splits: dict[str | None, list[str]] = {}
-    alike: dict[str | None, list[str]] = {}
-    deep: dict[str | None, list[str]] = {}
+    splits: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
+    deep: dict[str, list[str]] = {}
     for name in names:
-        split = split_of(name)
+        split = split_of(name) or ""
         if is_split(name):
             splits.setdefault(split, []).append(name)
         elif class_level == 0 and split:
@@ -201,9 +197,8 @@ def suggestion(root: str) -> str:
     below = [x.path for x in folders_in(root) if not is_split(x.name)]
     deeper = [x.path for path in below for x in folders_in(path)]
     above = [] if folders_in(root) else [os.path.dirname(root)]
-    for path in filter(has_classes, (*below, *deeper, *above)):
-        return f"--data_dir={shown(path)} has class folders; "
-    return ""
+    path = next(filter(has_classes, (*below, *deeper, *above)), "")
+    return f"--data_dir={shown(path)} has class folders; " if path else ""
 
 
 def has_classes(root: str) -> bool:
@@ -219,10 +214,8 @@ def has_classes(root: str) -> bool:
 def class_depth(paths: Iterable[str], location: str = "") -> int:
     """Return the number of folders that name the class, from the paths of all images.
 
-    It is 1 if a class folder holds images itself. If all hold folders instead,
-    `animals/cats/1.jpg` has the class `animals/cats`, except for a single common name
-    as in `CLASS/images/`. Raises DataError if most inner names are repeated, as in
-    `color/cat` and `gray/cat`.
+    If no class folder holds images itself, `animals/cats/1.jpg` has the class
+    `animals/cats`, except for a single common name as in `CLASS/images/`.
     """
     images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
     depth = 1
@@ -264,7 +257,7 @@ def depth_of(class_names: Iterable[str]) -> int:
     return 1 + max(name.count("/") for name in class_names)
 
 
-def folders_in(folder: str) -> list[os.DirEntry | RemoteEntry]:
+def folders_in(folder: str) -> list[Entry]:
     """Return the folders in a folder, sorted by name; none if it cannot be read."""
     try:
         children = sorted(entries(folder), key=attrgetter("name"))
@@ -273,9 +266,7 @@ def folders_in(folder: str) -> list[os.DirEntry | RemoteEntry]:
     return [x for x in children if is_folder(x) and x.name.lower() not in JUNK]
 
 
-def files_below(
-    folder: str, above: tuple[str, ...] = ()
-) -> Iterator[os.DirEntry | RemoteEntry]:
+def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[Entry]:
     """Yield the files below a folder, and folders that are empty or link upwards."""
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
@@ -294,13 +285,13 @@ def images_below(folder: str) -> Iterator[str]:
     return (x.path for x in files_below(folder) if is_file(x) and is_image(x))
 
 
-def is_without_images(entry: os.DirEntry | RemoteEntry) -> bool:
+def is_without_images(entry: Entry) -> bool:
     """Return whether a folder is empty or left behind by an archive."""
     return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
-def entries(folder: str) -> Iterator[os.DirEntry | RemoteEntry]:
-    """Yield the visible entries of a folder, or of a listed URL."""
+def entries(folder: str) -> Iterator[Entry]:
+    """Yield the visible entries of a folder; none for a URL."""
     if is_url(folder):
         yield from (x for x in listed.get(folder, {}).values() if x.name[0] != ".")
         return

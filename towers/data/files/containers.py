@@ -29,20 +29,16 @@ def load(
 
     Args:
         container: key of `choices.CONTAINERS`.
-        roles: of columns that can be named, see `parse_columns`.
+        roles: of columns that can be named.
         read: (paths of files, columns=role -> name, inventory=) -> Index.
         data_dir: as in `find_files`.
-        columns: as of `data.load`.
-        image_options: as of `data.load`.
-        trained: as of `data.load`.
-
-    Raises:
-        DataError: a file is missing or invalid, or as of `splits.data_set`.
-        ConfigError: `columns` names an unknown role.
+        columns: as of `data.load`, as are the others.
+        image_options: for images that are decoded.
+        trained: network to evaluate.
     """
     inventory = Inventory()
-    columns = parse_columns(columns, container, roles)
-    read = functools.partial(read, columns=columns, inventory=inventory)
+    named = parse_columns(columns, container, roles)
+    read = functools.partial(read, columns=named, inventory=inventory)
     location, paths = find_files(data_dir, container, inventory)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
     names = {split: _described(files, location) for split, files in paths.items()}
@@ -52,13 +48,11 @@ def load(
 
 def _described(files, location):
     below = f"{location.rstrip('/')}/"
-    names = [
-        path.removeprefix(below) if path.startswith(below) else os.path.basename(path)
-        for path in files
-    ]
-    if not names[1:]:
-        return shown(names[0], 60)
-    return f"{len(names):,} files, {shown(names[0], 60)} to {shown(names[-1], 60)}"
+    first, last = (
+        shown(x.removeprefix(below) if x.startswith(below) else os.path.basename(x), 60)
+        for x in (files[0], files[-1])
+    )
+    return f"{len(files):,} files, {first} to {last}" if files[1:] else first
 
 
 def data_set(
@@ -100,8 +94,9 @@ def data_set(
 
 def _with_classes(opener, location, inventory, class_names, where) -> Index:
     index = opener()
-    for unlabeled in (index.labels < 0).nonzero()[0][:1]:
-        text = f"{shown(index.location(unlabeled))}: has no label"
+    is_unlabeled = index.labels < 0
+    if is_unlabeled.any():
+        text = f"{shown(index.location(is_unlabeled.argmax()))}: has no label"
         for kind in (x for x in ("columns", "features") if x in inventory.names):
             names = shown(", ".join(inventory.names[kind]), 100)
             text += f"; not used are the {kind} {names}: --columns=label:NAME names one"
@@ -136,9 +131,8 @@ def find_files(
     """Return the location for messages, and split -> files.
 
     `data_dir` is a file, a folder, or a pattern such as `train-{000..146}.tar`, local
-    or a URL; "" is `data`. File or folder names may contain a split; if some do, the
-    others are not used, else all are for training. Raises DataError if there are no
-    files or a folder has two tables.
+    or a URL. File or folder names may contain a split; if some do, the others are not
+    used.
     """
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
@@ -171,7 +165,7 @@ def find_files(
         fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
         fixed = reading.without_query(fixed)
         begin = len(os.path.dirname(fixed))
-    by_split = {}
+    by_split: dict[str, list[str]] = {}
     for path in paths:
         parts = reading.without_query(path)[begin:].strip("/").split("/")[::-1]
         split = next(filter(None, map(split_of, parts)), "")

@@ -20,12 +20,11 @@ from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.streams import Memory
 from towers.errors import one_line
 
-# A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which the
-# shorter side of what is resized is at least this many times the wanted one. The filter
-# does the rest, so little is lost; Pillow's `thumbnail` has the same number.
+# A JPEG file is decoded at the smallest scale of libjpeg that leaves this many times the
+# wanted size, as in Pillow's `thumbnail`; the filter does the rest.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
-# The filters of --interpolation.
+# Filters of --interpolation.
 FILTERS = {
     "auto": Image.Resampling.BILINEAR,
     "bilinear": Image.Resampling.BILINEAR,
@@ -33,11 +32,11 @@ FILTERS = {
 }
 END_OF_JPEG = b"\xff\xd9"
 
-# Of the images that are decoded at the same time.
+# Maximum size in bytes of the images that are decoded at the same time.
 MAX_PIXEL_BYTES = 2 * 10**9
 memory = Memory(MAX_PIXEL_BYTES)
 
-# EXIF's orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
+# EXIF orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -49,9 +48,8 @@ TURNS = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
-# Metadata that are damaged turn nothing, and are not warned about.
+# Damaged metadata are ignored, and Pillow logs faults that it raises too.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-# Pillow logs faults that it raises too.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
@@ -76,15 +74,13 @@ def read_image(
 ) -> np.ndarray:
     """Return an image cropped and resized with an antialiasing filter.
 
-    The content determines the format; only the first frame of an animation is read.
-    Gray is repeated, colors are weighted, transparency is dropped, 16 bits are cut to
-    the upper 8. JPEG has no checksums: changed bits may decode to another image.
+    The content determines the format. Only the first frame is read, transparency is
+    dropped, and of 16 bits the upper 8 are kept.
 
     Args:
         content: of the file.
         shape: height, width, channels of the result; 1 or 3 channels.
-        crop: part of the upright image; by default the largest in the middle with the
-            proportions of the result.
+        crop: part of the upright image, by default the largest in the middle.
         resize: whether the image may have another size than the result.
         center_crop: fraction of the middle part to take; 0 is 1.
         interpolation: key of FILTERS.
@@ -115,21 +111,18 @@ def read_image(
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
         if not resize:
             raise Refused(
-                f"is {full_size[0]}x{full_size[1]} (height x width) where "
-                f"{height}x{width} is expected; --image_size=N resizes and crops all "
-                "images"
+                f"is {full_size[0]}x{full_size[1]} (height x width), expected "
+                f"{height}x{width}; --image_size=N resizes and crops all images"
             )
-        if crop is None:
-            box = _middle(full_size, (height, width), center_crop or 1)
-        else:
-            box = crop(*full_size)
+        middle = _middle(full_size, (height, width), center_crop or 1)
+        box = list(crop(*full_size) if crop else middle)
         top, left, *part = _stored_box(box, full_size, orientation)
         size = _turned((height, width), orientation)
         ratio = 1
         if isinstance(image, JpegImageFile):
             times = min(old / new for old, new in zip(part, size, strict=True))
             ratio = next((r for r in RATIOS if times >= r * OVERSAMPLING), 1)
-            image.draft(None, [length // ratio for length in image.size])
+            image.draft(None, (image.width // ratio, image.height // ratio))
         pixels = _pixels(image, channels)
         box = [x / ratio for x in (left, top, left + part[1], top + part[0])]
         if crop is not None:  # without pixels around it
@@ -167,10 +160,7 @@ def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[in
 
 @contextlib.contextmanager
 def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Yield an image whose header was read, within the memory limit.
-
-    Raises Refused if it is damaged, too large, or not an image.
-    """
+    """Yield an image whose header was read; Refused if it is damaged or too large."""
     if not content:
         raise Refused("the file is empty")
     if content.startswith(LFS):
@@ -203,7 +193,7 @@ def _opened(content):
     try:
         return TgaImageFile(file, "")
     except SyntaxError:
-        reason = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+        reason = f"it is not a {FORMATS_TEXT} file, or its header is damaged"
         raise Refused(f"cannot be decoded: {reason}") from None
 
 

@@ -11,25 +11,20 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason, shown
 from towers.errors import DataError, TowersError
 
-# Height and width of images that are stored in different sizes, where none is asked
-# for; the recipe `image_folder_resnet18` has the same.
+# Default height and width if stored sizes differ, as in `image_folder_resnet18`.
 DEFAULT_IMAGE_SIZE = 64
 
-# What is at a path is missing, or not a file.
+# Errors that tell that a file is missing, or not a file.
 CONTENT_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
-# Kinds of faults in a line.
+# Maximum number of kinds of faults in a message.
 MAX_KINDS = 3
 
 
 class ImageFiles(Protocol):
-    """Image files with labels.
-
-    May also have `labels`, `class_names`, `sample_weights`, `blocks`, `block_bytes` and
-    `checksum`, see `index.Index`.
-    """
+    """Image files with labels; optional attributes as of `index.Index`."""
 
     def __len__(self) -> int: ...
 
@@ -46,9 +41,8 @@ class ImageFiles(Protocol):
 class Survey:
     """Faults and sizes of all images of a data set.
 
-    `faults` and `misplaced` are location -> problem, of images and of other entries;
-    `sizes` are (height, width) -> count. If it `skips`, images with faults are left
-    out.
+    `faults` and `misplaced` are location -> problem, of images and of other entries. If
+    it `skips`, images with faults are left out; once it `is_closed`, faults are raised.
     """
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -65,20 +59,11 @@ class Survey:
 
     def summary(self) -> str:
         """Return kinds of faults, equal but for numbers, with counts and examples."""
-        kinds = {}
+        kinds: dict[str, list[tuple[str, str]]] = {}
         for location, text in self.bad_images.items():
             kinds.setdefault(re.sub(r"\d+", "0", text), []).append((location, text))
         most = sorted(kinds.values(), key=len, reverse=True)[:MAX_KINDS]
         return "; ".join(f"{len(x)} like {shown(x[0][0], 60)}: {x[0][1]}" for x in most)
-
-    def close(self) -> None:
-        """End the survey: later faults are raised."""
-        self.is_closed = True
-
-    def add_fault(self, location: str, message: str) -> None:
-        """Add a fault; thread-safe."""
-        with self.lock:
-            self.faults[location] = message
 
     def add_size(self, height: int, width: int) -> None:
         """Count an image size; thread-safe."""
@@ -134,12 +119,10 @@ def refuse(
         isinstance(error, OSError) and error.errno in CONTENT_ERRORS
     )
     if survey is not None and not survey.is_closed and (is_content or not survey.skips):
-        survey.add_fault(location, message)
+        survey.faults[location] = message
         return
     hint = ""
     if is_content:
-        hint = (
-            "; --bad_images=skip leaves bad images out, `python -m towers.data` finds "
-            "them all"
-        )
+        hint = "; --bad_images=skip leaves bad images out, `python -m towers.data` "
+        hint += "finds them all"
     raise DataError(f"{shown(location)}: {message}{hint}")

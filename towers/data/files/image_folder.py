@@ -17,6 +17,7 @@ from towers.data.files.index import Index, Names
 from towers.data.files.paths import (
     HEIF_HINT,
     OTHER_IMAGES,
+    Entry,
     class_name,
     data_folder,
     ending,
@@ -34,8 +35,6 @@ from towers.errors import DataError
 class Listing:
     """Lister of the images in class folders.
 
-    Unusable entries raise, or go to the survey or the inventory.
-
     Attributes:
         class_level: as in `load`.
         depth: number of folders that name a class, 0 until the first listing.
@@ -48,7 +47,7 @@ class Listing:
     depth: int = 0
     num_nested: int = 0
 
-    def skip(self, entry: os.DirEntry | reading.RemoteEntry) -> None:
+    def skip(self, entry: Entry) -> None:
         """Record an entry that is not used."""
         kind = "folders without images" if is_folder(entry) else "other files"
         self.inventory.leave_out(kind, entry.path)
@@ -62,7 +61,8 @@ class Listing:
     def index(self, folder: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Index:
         """Return the images of a folder, sorted by class and file name."""
         # Bytes take a quarter of the memory of texts.
-        by_class, loose = {}, []
+        by_class: dict[str, bytes] = {}
+        loose = []
         for entry in sorted(class_folders.entries(folder), key=attrgetter("name")):
             if not is_folder(entry) and is_image(entry):
                 loose.append(entry.path)
@@ -95,7 +95,8 @@ class Listing:
         return Index(names, numbers, labels, classes, max_pixels=max_pixels)
 
     def _regrouped(self, by_class, folder):
-        grouped, self.num_nested = {}, 0
+        grouped: dict[str, list[bytes]] = {}
+        self.num_nested = 0
         for path in _paths(by_class):
             self.num_nested += path.count("/") > (self.class_level or self.depth)
             name = class_folders.class_folder(path, self.depth, self.class_level)
@@ -108,7 +109,6 @@ class Listing:
         return {name: b"".join(grouped[name]) for name in order}
 
     def _images(self, folder):
-        """Return CLASS/IMAGE of the images in and below a class folder."""
         begin, paths = len(folder.path) - len(folder.name), []
         for entry in class_folders.files_below(folder.path):
             # The listing has the kind of each entry; few files are opened.
@@ -140,7 +140,6 @@ class Listing:
 
 
 def _has_splits(folder):
-    """Return whether a folder has folders of two splits, or train/CLASS."""
     names, _ = class_folders.inside(folder)
     splits = {split for split in map(class_folders.split_of, names) if split}
     inner = (os.path.join(folder, x) for x in names if class_folders.is_split(x))
@@ -160,15 +159,9 @@ def load(
     """Load an image folder or its URL, by default `data`.
 
     Classes are the folders in `train/`, or in `data_dir` without split folders, or
-    folders inside these, see `class_folders.class_depth`; images at any depth below
-    belong to the class. `class_level` chooses the level of the class folders, counted
-    from 1. Classes and files are sorted by name. Hidden files are skipped; other files
-    and folders without images are recorded in the inventory. Splits and `trained` as in
-    `splits.data_set`.
-
-    Raises DataError if the layout differs, there are fewer than two classes, a test
-    class is unknown, image files have unsupported formats, or a sampled image cannot be
-    read.
+    folders inside these, see `class_folders.class_depth`; `class_level` chooses their
+    level, counted from 1. Classes and files are sorted by name. Splits and `trained` as
+    in `splits.data_set`.
     """
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     if reading.is_url(data_dir):
@@ -189,10 +182,11 @@ def load(
         index = listed(folder)
         if len(index.class_names) < (2 if classes is None else 1):
             counts = dict.fromkeys(index.class_names, len(index))
-            misplaced = options.survey.misplaced if options.survey else {}
-            first = [f"; {shown(x)} {text}" for x, text in misplaced.items()][:1]
-            error = class_folders.misfit(root, folder, counts)
-            raise DataError(f"{error}{''.join(first)}")
+            text = str(class_folders.misfit(root, folder, counts))
+            if options.survey and options.survey.misplaced:
+                path, problem = next(iter(options.survey.misplaced.items()))
+                text += f"; {shown(path)} {problem}"
+            raise DataError(text)
         return index if classes is None else index.with_classes(classes, where)
 
     if trained is None:

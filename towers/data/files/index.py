@@ -53,7 +53,8 @@ class Index:
     offsets each file is one image. `versions` are those of the indexed files; reading
     another version fails. `labels` are int32 [n], or uint8 [n, classes] for label sets.
     `sample_weights` are float32 [n]. `rows`, int64 [n], index `names`, or are numbers
-    within the file. `max_pixels` bounds the size of a file that is one image.
+    within the file. `max_pixels` bounds the size of a file that is one image, and
+    `block_bytes` is the mean size of a block.
     """
 
     files: Sequence[str]
@@ -67,6 +68,7 @@ class Index:
     rows: np.ndarray | None = None
     max_pixels: int = MAX_IMAGE_PIXELS
     versions: Sequence[reading.Version] = ()
+    block_bytes: int = reading.BLOCK_BYTES
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -112,11 +114,6 @@ class Index:
         most = int(self.offsets.max(initial=0)) // reading.BLOCK_BYTES + 1
         return self.numbers * most + self.offsets // reading.BLOCK_BYTES
 
-    @property
-    def block_bytes(self) -> int:
-        """Mean size of a block, in bytes."""
-        return reading.BLOCK_BYTES
-
     def with_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """Return the index with these classes; DataError if it has others."""
         numbers = {name: number for number, name in enumerate(class_names)}
@@ -157,17 +154,18 @@ def index_of(
     max_pixels: int = MAX_IMAGE_PIXELS,
     class_names: Sequence[str] = (),
 ) -> Index:
-    """Return the index of files that are one image each; tuples are label sets."""
+    """Return the index of files that are one image each."""
     numbers, names = _numbered(labels)
     if any(isinstance(name, tuple) for name in names):
-        classes = _label_sets(numbers, names, class_names)
+        numbers, classes = _label_sets(numbers, names, class_names)
     else:
-        classes = settle_classes(numbers, names)
+        numbers, classes = settle_classes(numbers, names)
     weights = None if sample_weights is None else np.array(sample_weights, np.float32)
     return Index(
         Names.of(files),
         np.arange(len(files), dtype=np.int32),
-        *classes,
+        numbers,
+        classes,
         sample_weights=weights,
         max_pixels=max_pixels,
     )
@@ -186,10 +184,9 @@ def find_column(
     patterns: Sequence[str] = (),
     taken: Iterable[int] = (),
 ) -> int | None:
-    """Return the index of a column by its name, or else by patterns; None if not found.
+    """Return the index of a column by its name, or else by the first matching pattern.
 
-    The first pattern that matches a column decides. Column names are normalized: lower
-    case, underscores for spaces. Raises ValueError if it is missing or ambiguous.
+    Names are normalized for patterns: lower case, underscores for spaces.
     """
     if name:
         if name not in header:
@@ -205,14 +202,22 @@ def find_column(
             if i not in taken and re.fullmatch(pattern, text)
         ]
         if fitting[1:]:
-            names = " or ".join(header[i] for i in fitting[:2])
-            raise ValueError(
-                f"is the {role} in column {names}? --columns={role}:"
-                f"{header[fitting[0]]} names it"
-            )
+            raise ambiguous_column(role, [header[i] for i in fitting])
         if fitting:
             return fitting[0]
     return None
+
+
+def ambiguous_column(role: str, names: Sequence[str]) -> ValueError:
+    """Return the error about two columns that may have a role."""
+    text = f"ambiguous {role} column: {names[0]} or {names[1]}; choose one with "
+    return ValueError(f"{text}--columns={role}:{names[0]}")
+
+
+def missing_column(role: str, header: Sequence[str]) -> ValueError:
+    """Return the error about a role that no column has."""
+    text = f"no {role} column found among {shown(', '.join(header), 100)}; choose one "
+    return ValueError(f"{text}with --columns={role}:NAME")
 
 
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
@@ -279,10 +284,7 @@ def data_error(path: str, error: Exception) -> TowersError:
 
 
 class Shard(NamedTuple):
-    """Images of one file: offsets and lengths int64 [n], labels and names [n].
-
-    `inferred` and `unused` are (heading, text) and (kind, name) for the inventory.
-    """
+    """Images of one file, and (heading, text) and (kind, name) for the inventory."""
 
     offsets: np.ndarray
     lengths: np.ndarray
@@ -298,11 +300,7 @@ def read_shards(
     inventory: Inventory,
     read: Callable[[str, reading.Version, Mapping[str, str]], Shard],
 ) -> Index:
-    """Return the images of several files in order.
-
-    `read` reads each file once; its index is cached on disk until the file changes.
-    Raises DataError if a file cannot be read.
-    """
+    """Return the images of several files; the index of each is cached on disk."""
     shards: list[Any] = [None] * len(paths)
     versions: list[Any] = [None] * len(paths)
 

@@ -1,6 +1,5 @@
 """Parquet files with encoded images, as Hugging Face's `datasets` writes them."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -21,6 +20,7 @@ from towers.data.files.index import (
     data_error,
     find_column,
     label_text,
+    missing_column,
     settle_classes,
 )
 from towers.data.files.paths import class_name, shown
@@ -32,7 +32,7 @@ _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
     "label": "labels?|class|cls|target|fine_label",
 }
-# Row groups that are read ahead of their use, besides the window.
+# Minimum number of row groups in memory.
 _AHEAD = 4
 
 
@@ -40,44 +40,38 @@ class RowGroups:
     """A thread-safe LRU cache of row groups, of `megabytes` uncompressed."""
 
     def __init__(self, megabytes: float):
-        self._most_bytes, self._num_bytes = megabytes * 1e6, 0
-        self._groups = collections.OrderedDict()
-        self._lock, self._reading = threading.Lock(), {}
+        self._max_bytes, self._num_bytes = megabytes * 1e6, 0
+        # Key -> bytes, lock, and a list that holds the group once it is read.
+        self._groups: dict[Any, tuple[int, threading.Lock, list]] = {}
+        self._lock = threading.Lock()
 
     def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
         """Return a row group; the first thread that asks for it reads it."""
         with self._lock:
-            if key in self._groups:
-                self._groups.move_to_end(key)
-                return self._groups[key][0]
-            lock = self._reading.setdefault(key, threading.Lock())
+            if key not in self._groups:
+                self._num_bytes += num_bytes
+            entry = self._groups.pop(key, (num_bytes, threading.Lock(), []))
+            self._groups[key] = entry  # as the last one
+            while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
+                self._num_bytes -= self._groups.pop(next(iter(self._groups)))[0]
+        _, lock, group = entry
         with lock:
-            with self._lock:
-                if key in self._groups:
-                    return self._groups[key][0]
-            group = read()
-            with self._lock:
-                # Another thread may have read it again after it was dropped.
-                self._num_bytes += num_bytes * (key not in self._groups)
-                self._groups[key] = group, num_bytes
-                while self._num_bytes > self._most_bytes and len(self._groups) > _AHEAD:
-                    self._num_bytes -= self._groups.popitem(last=False)[1][1]
-                self._reading.pop(key, None)
-        return group
+            if not group:
+                group.append(read())
+        return group[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetIndex(Index):
-    """Images in row groups, each of which is read as a whole.
+    """Images in row groups: `offsets` are row group numbers and `lengths` rows in them.
 
-    `offsets` are row group numbers and `lengths` rows in them. `groups` are (file
-    number, number in the file, uncompressed bytes); `column` is the path of the bytes
-    column.
+    `groups` are (file number, number in the file, uncompressed bytes); `column` is the
+    path of the bytes column.
     """
 
     groups: Sequence[tuple[int, int, int]] = ()
     column: tuple[str, ...] = ()
-    cache: RowGroups | None = None
+    cache: Any = None  # RowGroups
 
     def read(self, index: int) -> tuple[bytes, int]:
         """Return the bytes and the label of an image."""
@@ -90,7 +84,7 @@ class ParquetIndex(Index):
         )
         value = values[int(self.lengths[index])].as_buffer()
         if value is None:
-            raise ValueError("has no bytes; only images inside of the file are read")
+            raise ValueError("has no bytes; only images inside the file are read")
         return value.to_pybytes(), int(self.labels[index])
 
     def _read_group(self, file_number, number):
@@ -107,11 +101,6 @@ class ParquetIndex(Index):
     def blocks(self) -> np.ndarray:
         """Return the row group of each image."""
         return self.offsets
-
-    @property
-    def block_bytes(self) -> int:
-        """Mean size of a row group, in bytes."""
-        return sum(x[2] for x in self.groups) // len(self.groups)
 
 
 def load(
@@ -136,13 +125,10 @@ def read(
     inventory: Inventory,
     cache: RowGroups,
 ) -> Index:
-    """Return the index of the images in files; only labels are read.
-
-    `columns` names the columns "image" and "label", by default those in the metadata of
-    `datasets`, or with usual names. Raises DataError if files differ in their columns.
-    """
-    groups, num_rows, labels, label_numbers, versions = [], [], [], {}, []
-    first = None
+    """Return the index of the images in files; only labels are read."""
+    groups, num_rows, label_parts, versions = [], [], [], []
+    label_numbers: dict[str, int] = {}
+    first: Any = None
     for file_number, path in enumerate(paths):
         try:
             versions.append(reading.current_version(path))
@@ -159,7 +145,7 @@ def read(
                 sizes = _group_sizes(file.metadata, first.image)
                 if first.label:
                     values = file.read([first.label]).column(0)
-                    labels.append(_label_numbers(values, first, label_numbers))
+                    label_parts.append(_label_numbers(values, first, label_numbers))
         except (OSError, ValueError) as error:
             raise data_error(path, error) from error
         groups += [(file_number, i, size) for i, (_, size) in enumerate(sizes)]
@@ -168,7 +154,7 @@ def read(
         raise DataError(f"{shown(paths[0])}: has no rows")
     group_numbers = np.repeat(np.arange(len(groups)), num_rows)
     numbers = np.array([x[0] for x in groups], np.int32)[group_numbers]
-    labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
+    labels = np.concatenate(label_parts or [np.full(len(numbers), -1)])
     classes = labels, first.class_names
     if not first.class_names:
         classes = settle_classes(labels, label_numbers)
@@ -179,6 +165,7 @@ def read(
         offsets=group_numbers,
         lengths=_positions(group_numbers),
         rows=_positions(numbers),
+        block_bytes=sum(x[2] for x in groups) // len(groups),
         groups=groups,
         column=first.image,
         cache=cache,
@@ -216,10 +203,7 @@ def _find_columns(schema, columns):
         index = find_column(role, schema.names, name, [_NAMES[role]])
         names[role] = None if index is None else schema.names[index]
     if names["image"] is None:
-        raise ValueError(
-            f"no column is named like an image, only {', '.join(schema.names)}; "
-            "--columns=image:NAME names it"
-        )
+        raise missing_column("image", schema.names)
     image, path = schema.field(names["image"]).type, (names["image"],)
     if types.is_struct(image) and image.get_field_index("bytes") >= 0:
         image, path = image.field("bytes").type, (*path, "bytes")
@@ -279,7 +263,9 @@ def _label_numbers(values, columns, numbers):
     if columns.class_names:
         labels = values.fill_null(-1).to_numpy().astype(np.int64)
         most = len(columns.class_names) - 1
-        for row in np.flatnonzero((labels < -1) | (labels > most))[:1]:
+        is_wrong = (labels < -1) | (labels > most)
+        if is_wrong.any():
+            row = is_wrong.argmax()
             raise ValueError(
                 f"row {row} has the label {labels[row]}, expected 0 to {most}"
             )

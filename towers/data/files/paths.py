@@ -5,10 +5,17 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from PIL import Image
 
-from towers.data.files.reading import is_url, matches, open_data_file, without_query
+from towers.data.files.reading import (
+    RemoteEntry,
+    is_url,
+    matches,
+    open_data_file,
+    without_query,
+)
 from towers.errors import DataError, one_line, printable, refuse_url
 
 with contextlib.suppress(ImportError):  # the extra `heif`
@@ -18,11 +25,10 @@ with contextlib.suppress(ImportError):  # the extra `heif`
 
 Image.init()
 _COMMON = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
-# Formats of Pillow that are not read: other programs draw EPS and WMF; the headers of
-# BLP, FITS and ICNS do not give the size; CUR begins as some TGA files do; the others
-# are no photos, or Pillow has no decoder.
+# Formats that are not read: EPS and WMF start other programs; headers of BLP, FITS and
+# ICNS lack the size; CUR resembles TGA; the others are not photos or have no decoder.
 _NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS MCIDAS MPEG WMF".split()
-# Formats that are recognized by the first bytes of a file, the common ones first.
+# Formats that are recognized by the first bytes of a file.
 _RECOGNIZED = tuple(
     name
     for name in dict.fromkeys((*_COMMON, *Image.OPEN))
@@ -31,7 +37,7 @@ _RECOGNIZED = tuple(
 FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
 _READ = (*_RECOGNIZED, "MPO", "TGA")
 _ENDINGS = {x for x, name in Image.EXTENSION.items() if name in _READ}
-# Images of other formats, which are named and not silently skipped.
+# Extensions of other image formats, which are reported and not silently skipped.
 _OTHER_IMAGES = (
     ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
     ".im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .wmf"
@@ -39,11 +45,10 @@ _OTHER_IMAGES = (
 OTHER_IMAGES = {*_OTHER_IMAGES.split()} - _ENDINGS
 _IMAGE_ENDINGS = _ENDINGS | OTHER_IMAGES
 HEIF_HINT = (
-    "is a HEIC photo; install what reads it, the extra heif (python -m pip install "
-    "pillow-heif), or convert it"
+    "is a HEIC photo; install the extra heif (pip install pillow-heif), or convert it"
 )
 
-# Regular expressions for names of files that are not read as a data set.
+# Regular expressions for files that are not read as a data set -> what to do.
 _ADVICE = {
     r"\.(zip|7z|rar|tgz|tbz2?|txz)$|\.tar\.\w+$": (
         "is an archive; unpack it, and name its folder: --data_dir=FOLDER"
@@ -59,11 +64,11 @@ _ADVICE = {
     ),
 }
 
-# Characters of a path in a message, so that the rest of it is read.
+# Maximum number of characters of a path in a message.
 MAX_SHOWN = 200
 
-# One path, or several.
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
+Entry = os.DirEntry | RemoteEntry
 
 
 def shown(text: str, most: int = MAX_SHOWN) -> str:
@@ -90,29 +95,28 @@ def data_folder(data_dir: str) -> str:
 
 def advice(path: str) -> str:
     """Return how to convert a file that is not read as a data set, or ""."""
-    found = (text for name, text in _ADVICE.items() if re.search(name, path.lower()))
-    return next(found, "")
+    return next((x for name, x in _ADVICE.items() if re.search(name, path.lower())), "")
 
 
 def check_paths(paths: Paths) -> list[str]:
     """Return paths as texts; DataError if there are none or one is missing."""
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    if not paths:
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not several:
         raise DataError("no images: give files, or folders of files")
-    paths = list(map(os.fspath, paths))
-    for path in paths:
-        if not is_url(path) and not os.path.exists(path):
-            raise DataError(f"{printable(path)}: there is no such file or folder")
-    return paths
+    names = [os.fspath(path) for path in several]
+    for name in names:
+        if not is_url(name) and not os.path.exists(name):
+            raise DataError(f"{printable(name)}: there is no such file or folder")
+    return names
 
 
 def format_of(start: bytes) -> str | None:
     """Return the image format of a file from its first 64 bytes, or None."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
+    accepts: dict[str, Any] = {name: Image.OPEN[name][1] for name in _RECOGNIZED}
     start = start[:16].ljust(16, b"\0")
-    return next((x for x in _RECOGNIZED if Image.OPEN[x][1](start) is True), None)
+    return next((x for x, accept in accepts.items() if accept(start) is True), None)
 
 
 def is_heif(start: bytes) -> bool:
@@ -131,7 +135,7 @@ def is_image_name(name: str) -> bool:
     return ending(name) in _IMAGE_ENDINGS
 
 
-def is_image(entry: os.DirEntry) -> bool:
+def is_image(entry: Entry) -> bool:
     """Return whether a name or, without an extension, the content is of an image."""
     if is_image_name(entry.name):
         return True
@@ -146,10 +150,9 @@ def is_image(entry: os.DirEntry) -> bool:
 
 
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
-    """Yield the image files of paths, in order.
+    """Yield the image files of paths; folders are read recursively, sorted by name.
 
-    Folders are read recursively, sorted by name, without hidden entries. A given file
-    is always taken. `fail` takes a folder that cannot be listed and the reason.
+    `fail` takes a folder that cannot be listed and the reason.
     """
     for path in paths:
         if os.path.isdir(path):
@@ -184,7 +187,7 @@ def _walk_folder(folder, fail, above=()):
             yield path
 
 
-def is_folder(entry: os.DirEntry) -> bool:
+def is_folder(entry: Entry) -> bool:
     """Return whether an entry is a folder or a link to one."""
     try:
         return entry.is_dir()
@@ -192,7 +195,7 @@ def is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
-def is_file(entry: os.DirEntry) -> bool:
+def is_file(entry: Entry) -> bool:
     """Return whether an entry is a regular file or a link to one."""
     try:
         return entry.is_file()

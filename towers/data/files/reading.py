@@ -1,8 +1,6 @@
-"""Files on this machine, on web servers and in buckets.
+"""Files on this machine, on web servers and in buckets, cached if they are remote.
 
-Remote files are cached in `cache_folder`, at most TOWERS_CACHE_GB gigabytes (default
-20). http(s) uses `urllib`, since fsspec ignores ETags; other schemes use fsspec and a
-package for each, see PACKAGES.
+http(s) uses `urllib`, since fsspec ignores ETags; other schemes use fsspec.
 """
 
 import base64
@@ -54,10 +52,7 @@ TRANSIENT = (
 
 
 class Version(NamedTuple):
-    """Identity of the content of a file: size, and modification time or ETag.
-
-    Local files also have their inode and its change time in ns.
-    """
+    """Size, modification time or ETag, and for local files inode and change time."""
 
     size: int
     tag: str

@@ -28,8 +28,7 @@ def read_rows(
 ) -> Iterator[Any]:
     """Yield the column names of a table, then (row number, values) of each row.
 
-    In text files the header is row 1. If `columns` are numbers, the file has no header
-    and its columns are called 1, 2 and so on. Raises DataError.
+    The header is row 1 of a text file, unless `columns` are numbers.
     """
     kind = ending(path)
     try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from towers.data.files.cached import (
     sampled_moments,
     settle_size,
 )
-from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageFiles, ImageOptions
+from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageOptions
 from towers.data.files.paths import shown
 from towers.data.inventory import Inventory
 from towers.data.sources import (
@@ -29,11 +30,9 @@ from towers.errors import DataError
 
 CHANNELS = 3
 
-
-# Takes classes, or None, and a text about their origin, and gives files with
-# `class_names`, in the order of these, and `labels`, int32 [n] or of label sets uint8
-# [n, classes], where they are known.
-OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
+# (classes or None, where they come from) -> ImageFiles with `class_names`, in the order
+# of the classes, and `labels` if they are known.
+OpenSplit = Callable[[tuple[str, ...] | None, str], Any]
 
 
 def data_set(
@@ -62,14 +61,17 @@ def data_set(
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)
     inventory = inventory or Inventory()
-    if not testing and "train" in splits and trained:
-        if not _was_trained_on(trained, splits, options, location):
-            console.warn(
-                f"{shown(location)} is not the data that the run was trained on, so "
-                "all images in it are for testing"
-            )
-            testing = "train"
-    train = validation = None
+    is_alone = trained is not None and not testing and "train" in splits
+    if is_alone and not _was_trained_on(trained, splits, options, location):
+        console.warn(
+            f"{shown(location)} is not the data that the run was trained on, so all "
+            "images in it are for testing"
+        )
+        testing = "train"
+    files: Any = None
+    train: Any = None
+    test: Any = None
+    validation: Any = None
     if trained is not None and testing:
         classes, where = trained.class_names, "the run"
         options, shape = _trained_size(options, trained)

@@ -12,27 +12,21 @@ from towers.data.files.paths import is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-# Paths that are tried in the folders below, and bounds of these folders.
+# Number of paths that are looked for in the folders below, and bounds of these folders.
 SAMPLE = 100
 MAX_FOLDERS = 1000
 MAX_DEPTH = 3
 
 
 class PathFinder:
-    """Resolver of the image paths of a table.
+    """Resolver of the image paths of a table, which may lack the extension.
 
-    Paths start in `image_dir`, or else in the folder of the table, and may lack the
-    extension. If no file is found, all paths lose the same number of leading folders,
-    and the rest is looked for in `image_dir` and the folders below it. Without
-    `image_dir` the error names the folder to use.
+    If no file is found, the same number of leading folders is dropped from all paths,
+    and the rest is looked for in `image_dir` and below.
     """
 
     def __init__(
-        self,
-        table: str,
-        image_dir: str,
-        inventory: Inventory,
-        has_others: bool = False,
+        self, table: str, image_dir: str, inventory: Inventory, has_others: bool = False
     ):
         self._table, self._image_dir = table, os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
@@ -44,10 +38,7 @@ class PathFinder:
     def __call__(
         self, names: Sequence[str], error: Callable[[int, str], DataError]
     ) -> list[str | None]:
-        """Return the file of each path, or None if it is missing.
-
-        Raises `error(row, message)` if a path is ambiguous or no file is found at all.
-        """
+        """Return the file of each path, or None; raises `error(row, message)`."""
         folder = os.path.basename(self._image_dir.rstrip("/"))
         of_folder = split_of(folder) if is_split(folder) else None
         if names and None not in (self._split, of_folder) and of_folder != self._split:
@@ -106,17 +97,14 @@ class PathFinder:
             text += ", by the ends of their paths" if num_first else ""
             others = " and ".join(shown(other) for other, _ in places[1:3])
             return f"{text}; {others} has files of these names too" if others else text
-        if other := self._in_other_case(name):
-            text += f"{shown(other)} differs in the case of its letters: write the "
-            return f"{text}path so, or rename the file"
+        above, base = os.path.split(os.path.join(self._folder, _slashes(name)))
+        if same := [x for x in self._listing(above) if x.lower() == base.lower()]:
+            other = shown(os.path.join(above, same[0]))
+            return f"{text}{other} differs in upper and lower case; rename one"
         return f"{text}--image_dir names the folder that the paths start from"
 
     def _places(self, names, root, depth=MAX_DEPTH):
-        """Return the (folder, number of leading folders to drop) that match most paths.
-
-        A place must match more than half of a sample. Folders named like another split
-        are excluded.
-        """
+        """Return the best (folder, number of leading folders to drop) for the paths."""
         folders = _folders_below(root, depth)
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE)]))
         counts = {}
@@ -167,15 +155,6 @@ class PathFinder:
         if not names and "\\" in name:
             return self._files_of(_slashes(name), folder)
         return [os.path.join(above, x) for x in names]
-
-    def _in_other_case(self, name):
-        path = self._folder
-        for part in filter(None, _slashes(name).split("/")):
-            same = [x for x in _names_in(path) if x.lower() == part.lower()]
-            if not same:
-                return None
-            path = os.path.join(path, part if part in same else same[0])
-        return path
 
 
 def _listing(folder):

@@ -5,8 +5,8 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from towers.data.files import cells, containers
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     Index,
+    ambiguous_column,
     find_column,
     index_of,
+    missing_column,
     sorted_classes,
 )
 from towers.data.files.paths import class_name, is_image_name, shown
@@ -26,8 +28,7 @@ from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
 
-# Regular expressions for names of columns, in order of precedence; names are compared
-# in lower case, with underscores for spaces.
+# Regular expressions for column names, in order of precedence, see `find_column`.
 _ROLES = {
     "path": (
         r"(image|img|file|photo)?_?(path|file_?name|url)|(image|img)_(file|name)"
@@ -43,7 +44,7 @@ _ROLES = {
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-# Columns of row numbers, which pandas writes without a name.
+# Row numbers of pandas.
 _ROW_NUMBERS = r"|Unnamed: \d+"
 
 
@@ -88,8 +89,8 @@ class Row:
     table: Table
     number: int
     split: str
-    path: str | None = None
-    label: str | tuple[str, ...] | None = None
+    path: Any = None
+    label: Any = None
     fold: int | None = None
     weight: float | None = None
 
@@ -105,9 +106,6 @@ class Row:
 @dataclasses.dataclass
 class TableReader:
     """Reader of the rows of tables and of the files that they name.
-
-    DataError names the file and the row: a file is missing or listed twice, a column is
-    missing or ambiguous, tables of a split have different columns, a value is invalid.
 
     Attributes:
         columns: role -> name; other columns are found by their usual names.
@@ -136,20 +134,16 @@ class TableReader:
         """Read a table of a split and return its number of rows."""
         lines = read_rows(path, self.columns.values(), self.inventory)
         header = [str(name).strip() for name in next(lines, ())]
-        first_row = next(lines, None)
-        lines = itertools.chain([first_row] if first_row else [], lines)
-        images = [
-            i
-            for i, value in enumerate(first_row[1][: len(header)] if first_row else ())
-            if is_image_name(str(value).strip())
-        ]
+        start = list(itertools.islice(lines, 1))
+        first_row = start[0][1][: len(header)] if start else ()
+        images = [i for i, x in enumerate(first_row) if is_image_name(str(x).strip())]
         try:
             used, classes = self._columns(header, path, split, images)
         except ValueError as error:
             raise DataError(f"{shown(path)}: {error}") from None
         roles = {role: header[i] for role, i in used.items()}
         table = Table(path, split, roles, tuple(header[i] for i in classes))
-        parsers = {
+        parsers: dict[str, Callable[[Any], Any]] = {
             "path": lambda x: str(x).strip() or None,
             "label": lambda x: cells.label(x, self.separator),
             "split": str,
@@ -157,13 +151,13 @@ class TableReader:
             "weight": cells.weight,
         }
         rows = []
-        for number, values in lines:
+        for number, values in itertools.chain(start, lines):
             row = Row(table, number, split)
             rows.append(row)
-            if len(values) != len(header):
-                text = f"has {len(values)} values, and the first row {len(header)}"
-                raise DataError(f"{row}: {text}")
             try:
+                if len(values) != len(header):
+                    text = f"has {len(values)} values, and the first row {len(header)}"
+                    raise ValueError(text)
                 for role, i in used.items():
                     is_empty = cells.is_empty(values[i])
                     setattr(row, role, None if is_empty else parsers[role](values[i]))
@@ -184,14 +178,13 @@ class TableReader:
     def indexes(self, needs_sets: bool) -> dict[str, Index]:
         """Return split -> Index of its images.
 
-        Labels are -1 in an evaluation split without labels; its files are not looked
-        for. Labels are sets if a cell holds several, or if classes are columns of 0 and
-        1 (unless each row has exactly one 1); `needs_sets` makes all labels sets.
+        Labels are sets if a cell holds several, or if classes are columns of 0 and 1
+        (unless each row has exactly one 1); `needs_sets` makes all labels sets.
         """
         self._move_fold()
-        classes, indexes = self.first.classes, {}
+        first, indexes = self.rows[0].table, {}
         labeled = {row.split for row in self.rows if row.label is not None}
-        if classes or "label" in self.first.roles:
+        if first.classes or "label" in first.roles:
             labeled.add("train")
         used = [row for row in self.rows if row.split in labeled]
         are_sets = any(isinstance(row.label, tuple) for row in used)
@@ -202,19 +195,19 @@ class TableReader:
             row.require("path")
             if row.split == "train" and "weight" in row.table.roles:
                 row.require("weight")
-        first_rows = {}
-        for table, rows in itertools.groupby(used, lambda row: row.table):
-            self._find_files(table, list(rows), first_rows)
-        is_single = bool(classes) and not needs_sets
+        first_rows: dict[str, Row] = {}
+        for table, group in itertools.groupby(used, lambda row: row.table):
+            self._find_files(table, list(group), first_rows)
+        is_single = bool(first.classes) and not needs_sets
         is_single = is_single and all(len(row.label) == 1 for row in used)
         for split in sorted({row.split for row in self.rows}):
             rows = [x for x in self.rows if x.split == split and x.path is not None]
             if not rows:
                 continue
-            table, classes = rows[0].table, self.first.classes
-            column = table.roles.get("split")
+            table, classes = rows[0].table, first.classes
             self.names[split] = shown(os.path.basename(table.path), 60)
-            self.names[split] += f", column {column}" if column else ""
+            if "split" in table.roles:
+                self.names[split] += f", column {table.roles['split']}"
             if any(row.table.split != table.split for row in rows):
                 raise DataError(
                     f"{shown(rows[-1].table.path)}: images of the split {split} are in "
@@ -230,9 +223,13 @@ class TableReader:
                 if split == "train" and not any(weights):
                     path = shown(table.path)
                     raise DataError(f"{path}: all weights for training are 0")
-            files, labels = [row.path for row in rows], [row.label for row in rows]
-            pixels = self.options.max_image_pixels
-            index = index_of(files, labels, weights, pixels, classes)
+            index = index_of(
+                [row.path for row in rows],
+                [row.label for row in rows],
+                weights,
+                self.options.max_image_pixels,
+                classes,
+            )
             if is_single and split in labeled:
                 numbers = index.labels.argmax(1).astype(np.int32)
                 index = dataclasses.replace(index, labels=numbers)
@@ -253,7 +250,8 @@ class TableReader:
         for name, count in collections.Counter(filter(None, header)).items():
             if count > 1:
                 raise ValueError(f"two columns are called {name!r}; rename one")
-        used, first = {}, self.first
+        used: dict[str, int] = {}
+        first = self.first
         is_alike = first is not None and first.split == split
         for role in sorted(_ROLES, key=lambda role: role not in self.columns):
             name = (first.roles if first else self.columns).get(role)
@@ -261,11 +259,7 @@ class TableReader:
             index = find_column(role, header, name, _ROLES[role], used.values())
             if role == "path" and not name and images and index not in images:
                 if images[1:]:
-                    names = " or ".join(header[i] for i in images[:2])
-                    raise ValueError(
-                        f"is the path in column {names}? --columns=path:"
-                        f"{header[images[0]]} names it"
-                    )
+                    raise ambiguous_column(role, [header[i] for i in images])
                 [index] = images
             if is_alike and name is None and index is not None:
                 if header[index] not in self.unused:
@@ -290,10 +284,7 @@ class TableReader:
                 finder = PathFinder(path, self.image_dir, self.inventory)
                 if role == "path" and (files := finder.present(header)):
                     raise ValueError(looks_like_data(header, files[0]))
-                raise ValueError(
-                    f"no column is named like a {role}, only "
-                    f"{shown(', '.join(header), 100)}; --columns={role}:NAME names it"
-                )
+                raise missing_column(role, header)
         unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
         return used, classes
@@ -311,9 +302,8 @@ class TableReader:
             not name.lower().startswith("is")
         ):
             raise DataError(
-                f"{shown(table.path)}: column {name}: is 0 or 1 for training? "
-                "Write train and test in their place, or call the column is_test or "
-                "is_train"
+                f"{shown(table.path)}: column {name}: is 0 or 1 for training? Write "
+                "train and test instead, or call the column is_test or is_train"
             )
         elif any(text != split for text, split in splits.items()):
             about = ", ".join(f"{text} is {split}" for text, split in splits.items())

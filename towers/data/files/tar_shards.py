@@ -13,22 +13,19 @@ import numpy as np
 
 from towers.data.files import containers, reading
 from towers.data.files.class_folders import is_split, split_of
-from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
 from towers.data.files.paths import is_image_name, shown
-from towers.data.sources import DataSet, Trained
 from towers.errors import one_line
 
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512
 _REGULAR, _LINKS = {b"0", b"\0", b"7"}, {b"1", b"2"}
-# Kinds of members without content: links, devices, folders and FIFOs.
+# Members without content: links, devices, folders and FIFOs.
 _EMPTY = {*_LINKS, b"3", b"4", b"5", b"6"}
-# How files begin that gzip, bzip2, xz and zstd wrote.
+# First bytes of gzip, bzip2, xz and zstd files.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-# What names of one example share: up to a dot, with the folder or without; and what
-# the inventory says about it.
+# The stem of an example's names: its end, whether it has the folder, a note for users.
 _RULES = (
     (str.partition, True, ""),
     (str.rpartition, True, "are paired up to their last dot"),
@@ -50,8 +47,7 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     An example is an image and its label in `.cls`, `.txt` or the key `label` of
     `.json`, paired by the first of `_RULES` that labels every image. Without label
     members, folders are classes. `columns` are "image" and "label" -> other endings, or
-    "json:KEY". Raises ValueError if the file is damaged, has duplicate members, or
-    lacks some labels.
+    "json:KEY".
     """
     label = columns.get("label", "")
     kind, _, key = label.partition(":")
@@ -78,15 +74,7 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     return Shard(spans[:, 0], spans[:, 1], labels, images, inferred, unused)
 
 
-def load(
-    data_dir: str = "",
-    columns: str = "",
-    image_options: ImageOptions | None = None,
-    trained: Trained | None = None,
-) -> DataSet:
-    return containers.load(
-        "webdataset", ROLES, _read_files, data_dir, columns, image_options, trained
-    )
+load = functools.partial(containers.load, "webdataset", ROLES, _read_files)
 
 
 @contextlib.contextmanager
@@ -110,8 +98,8 @@ def _reader(path, version) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
 def _members(read_at, size):
     """Yield (name, offset, length, None) of files and (name, 0, 0, target) of links.
 
-    Reads V7, POSIX (ustar, pax) and GNU tar. `tarfile` is five times slower, ends
-    silently at a damaged header, and loops forever on a negative size.
+    `tarfile` is five times slower, ends silently at a damaged header, and loops forever
+    on a negative size.
     """
     offset, extended = 0, {}
     while offset < size:
@@ -141,9 +129,9 @@ def _members(read_at, size):
             raise ValueError(f"breaks off in {shown(text, 60)}")
         if kind in b"LKxg":
             content = read_at(begin, length)
-            if kind == b"x":  # long names and others, of pax
+            if kind == b"x":  # pax
                 extended |= _pax_records(content)
-            elif kind != b"g":  # long names, of GNU tar
+            elif kind != b"g":  # GNU tar
                 key = b"path" if kind == b"L" else b"linkpath"
                 extended[key] = content.partition(b"\0")[0]
             continue
@@ -165,11 +153,7 @@ def _members(read_at, size):
 
 @functools.lru_cache
 def _adler_32(field):
-    """Return the low half of Adler-32 of a header with this checksum field.
-
-    It is one more than the sum of bytes modulo 65521, with spaces in place of the
-    field.
-    """
+    """Return the low half of Adler-32 of a header, from its field with a plain sum."""
     try:
         return (1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")) % 65521
     except ValueError:
@@ -198,8 +182,8 @@ def _pax_records(content):
 def _resolved(members):
     """Return name -> (offset, length), with links resolved."""
     spans, targets = {}, {}
-    for name, begin, length, target in members:
-        name = name.removeprefix("./")
+    for full_name, begin, length, target in members:
+        name = full_name.removeprefix("./")
         if name in spans:
             raise ValueError(
                 f"has two members called {shown(name, 60)}; tar would overwrite one: "
@@ -237,18 +221,12 @@ def _require_one_split(members):
 
 def _paired(names, wanted, label_endings):
     """Return image names, label names, used and unused endings, and a note."""
-    first = None
     for cut, with_folder, text in _RULES:
-        try:
+        with contextlib.suppress(ValueError):
             pairs = _pairs(names, wanted, label_endings, cut, with_folder)
             if pairs[0] and None not in pairs[1]:
                 return *pairs, [("names", text)] if text else []
-        except ValueError as error:
-            pairs = error
-        first = first or pairs
-    if isinstance(first, ValueError):
-        raise first
-    return *first, []
+    return *_pairs(names, wanted, label_endings, *_RULES[0][:2]), []
 
 
 def _pairs(names, wanted, label_endings, cut, with_folder):

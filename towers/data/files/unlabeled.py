@@ -1,7 +1,4 @@
-"""Images of any size for a trained network, from files or memory.
-
-Only the current batch and the images read ahead are in memory.
-"""
+"""Images of any size for a trained network, from files or memory."""
 
 import collections
 import contextlib
@@ -22,18 +19,11 @@ from towers.data.files.class_folders import depth_of, is_split
 from towers.data.files.image import read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
 from towers.data.files.reading import read_image_file
-from towers.errors import (
-    ConfigError,
-    DataError,
-    UnavailableDataError,
-    cause,
-    one_line,
-)
+from towers.errors import ConfigError, DataError, UnavailableDataError, cause, one_line
 
-# Fractions whose maximum is lower than this do not range from 0 to 255.
+# Fractions up to this maximum are taken as standardized, not as values of 0..255.
 MAX_FRACTIONS = 4
-
-# Images that are read ahead, for each reader.
+# Number of images that each reader reads ahead.
 AHEAD = 4
 
 
@@ -56,15 +46,8 @@ def read_files(
     """Read images in threads, ahead of their use, and yield them in order.
 
     Files are paths, or pairs of a number and an array or Pillow image. `image_shape` is
-    that of the network; options as of `image.read_image`. At least AHEAD images per
-    reader are read ahead. Raises ConfigError for paths unless the network takes 1 or 3
-    channels.
+    that of the network; options as of `image.read_image`.
     """
-    options = {
-        "max_pixels": max_pixels,
-        "center_crop": center_crop,
-        "interpolation": interpolation,
-    }
 
     def read(file):
         path, image = (file, None) if isinstance(file, str) else file
@@ -75,12 +58,19 @@ def read_files(
                 return ImageFile(str(path), image)
             else:
                 content = _encoded(image, image_shape[-1])
-            image = read_image(content, image_shape, **options)
+            image = read_image(
+                content,
+                image_shape,
+                max_pixels=max_pixels,
+                center_crop=center_crop,
+                interpolation=interpolation,
+            )
         except (OSError, ValueError, MemoryError, UnavailableDataError) as error:
             return ImageFile(str(path), None, reason(error))
         return ImageFile(str(path), image)
 
-    pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
+    pool = ThreadPoolExecutor(streams.NUM_READERS)
+    pending: collections.deque = collections.deque()
     try:
         for file in files:
             if isinstance(file, str) and image_shape[-1] not in (1, 3):
@@ -130,8 +120,7 @@ def paths_or_images(
 ) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
     """Return (paths, images); one of them is empty.
 
-    Images are an array, a Pillow image, a list of them, or a `tf.data.Dataset` with or
-    without labels. Raises DataError for missing files and other values.
+    Images are an array, a Pillow image, a list of them, or a `tf.data.Dataset`.
     """
     if isinstance(images, tf.data.Dataset):
         return [], _elements(images)
@@ -156,9 +145,8 @@ def _elements(dataset):
 
 
 def _batch(images):
-    if isinstance(images, Image.Image):
-        return [images]
-    return pixels(images, "images", may_be_one=True)
+    is_image = isinstance(images, Image.Image)
+    return [images] if is_image else pixels(images, "images", may_be_one=True)
 
 
 @contextlib.contextmanager
@@ -177,7 +165,6 @@ def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
     """Return images as uint8 [n, height, width, channels] from numbers from 0 to 255.
 
     Accepts [n, height, width(, channels)]; with `may_be_one` also a single image.
-    Raises DataError, beginning with `what`, for other shapes and values.
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
@@ -241,9 +228,7 @@ def _in_bytes(images, what):
 class Labels:
     """Function from the path of a file to the label of its class folder.
 
-    The first folder below the given path with a class name counts, since class folders
-    may contain folders with names of other classes; else the given folder or its
-    parent.
+    The first class folder below the given path counts, or else that path or its parent.
     """
 
     def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
