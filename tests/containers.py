@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import tensorflow as tf
 from pictures import png, random_pixels
+from prepared_sets import all_of
 from pyarrow import parquet
 
 CLASSES = ["ant", "cat", "dog"]
@@ -111,6 +112,25 @@ CONTAINERS = {
     "tar": (write_tars, "webdataset", "train-{000..002}.tar"),
     "TFRecord": (write_records, "tfrecord", "train-*"),
 }
+
+
+def assert_equal_images(source, expected):
+    """Two sources have the same images and labels."""
+    for actual, values in zip(all_of(source), all_of(expected), strict=True):
+        np.testing.assert_array_equal(actual, values)
+
+
+def assert_equal_sets(data_set, expected):
+    assert data_set.class_names == expected.class_names
+    assert (data_set.mean, data_set.std) == (expected.mean, expected.std)
+    for split, source in expected.sources.items():
+        assert_equal_images(data_set.sources[split], source)
+
+
+def names_of(source):
+    """FOLDER/NAME of the images, in their order."""
+    places = map(source.location, range(source.num_examples))
+    return ["/".join(place.split("/")[-2:]) for place in places]
 
 
 class Server(http.server.ThreadingHTTPServer):

@@ -17,7 +17,13 @@ import numpy as np
 import pyarrow
 import pytest
 import tensorflow as tf
-from containers import CONTAINERS, examples, serving, write_images
+from containers import (
+    CONTAINERS,
+    assert_equal_sets,
+    examples,
+    serving,
+    write_images,
+)
 from marks import slow
 from pictures import png, random_pixels
 from prepared_sets import all_of, message
@@ -79,16 +85,6 @@ def assert_equal_batches(batches, expected):
         assert batch.keys() == other.keys()
         for name in batch:
             np.testing.assert_array_equal(batch[name], other[name])
-
-
-def assert_equal_sets(data_set, expected):
-    assert data_set.class_names == expected.class_names
-    assert (data_set.mean, data_set.std) == (expected.mean, expected.std)
-    for split, source in expected.sources.items():
-        for actual, values in zip(
-            all_of(data_set.sources[split]), all_of(source), strict=True
-        ):
-            np.testing.assert_array_equal(actual, values)
 
 
 def test_every_container_gives_the_batches_of_the_folder(

@@ -19,7 +19,7 @@ from recipes import Recipe, create_trainer
 from sklearn import metrics
 
 import towers
-from towers import Config, build_trainer, data
+from towers import Config, build_trainer
 from towers.data import classes
 from towers.data.augment.augmentation import create_augment
 from towers.data.augment.mixing import create_mix
@@ -72,25 +72,20 @@ def test_figures_equal_sklearn(num_images, num_classes):
     computed = figures_of(labels, logits)
     assert json.loads(json.dumps(computed)) == computed
     has_images, predicted = labels.any(0), logits >= 0
-    expected = [
-        metrics.average_precision_score(labels[:, i], logits[:, i]) if x else 0.0
-        for i, x in enumerate(has_images)
-    ]
-    rows = computed["classes"]
+    rows, expected = computed["classes"], np.zeros(num_classes)
+    for i in np.flatnonzero(has_images):
+        expected[i] = metrics.average_precision_score(labels[:, i], logits[:, i])
     np.testing.assert_allclose([x["average_precision"] for x in rows], expected)
-    of_present = np.array(expected)[has_images]
-    assert computed["map"] == pytest.approx(
-        of_present.mean() if has_images.any() else 0
-    )
+    mean = expected[has_images].mean() if has_images.any() else 0
+    assert computed["map"] == pytest.approx(mean)
     if has_images.any():
         micro = metrics.average_precision_score(labels, logits, average="micro")
         assert computed["map_micro"] == pytest.approx(micro)
     columns = metrics.precision_recall_fscore_support(
         labels, predicted, zero_division=0, average=None
     )
-    for name, column in zip(
-        ("precision", "recall", "f1", "images"), columns, strict=True
-    ):
+    names = ("precision", "recall", "f1", "images")
+    for name, column in zip(names, columns, strict=True):
         np.testing.assert_allclose([x[name] for x in rows], column, err_msg=name)
     kept = np.flatnonzero(has_images | predicted.any(0))
     for average in ("macro", "micro"):
@@ -101,11 +96,10 @@ def test_figures_equal_sklearn(num_images, num_classes):
     assert computed["accuracy"] == pytest.approx(
         metrics.accuracy_score(labels, predicted)
     )
+    probabilities = 1 / (1 + np.exp(-logits.astype(float)))
     log_losses = [
-        metrics.log_loss(
-            labels[:, i], 1 / (1 + np.exp(-logits[:, i].astype(float))), labels=[0, 1]
-        )
-        for i in range(num_classes)
+        metrics.log_loss(*both, labels=[0, 1])
+        for both in zip(labels.T, probabilities.T, strict=True)
     ]
     assert computed["loss"] == pytest.approx(np.mean(log_losses))
 
@@ -138,11 +132,10 @@ def test_thresholds_have_the_highest_f1():
             precision, recall, _ = metrics.precision_recall_curve(
                 labels[:, number], probabilities[:, number]
             )
-            f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
+            best = (2 * precision * recall / np.maximum(precision + recall, 1e-9)).max()
             chosen = probabilities[:, number] >= thresholds[number]
-            assert metrics.f1_score(labels[:, number], chosen) == pytest.approx(
-                f1.max()
-            )
+            f1 = metrics.f1_score(labels[:, number], chosen)
+            assert f1 == pytest.approx(best)
     computed = figures_of(labels, logits, thresholds)
     rows = [x for i, x in enumerate(computed["classes"]) if i != 3]
     assert [x["threshold"] for x in rows] == np.delete(thresholds, 3).tolist()
@@ -159,9 +152,8 @@ def test_a_threshold_lies_above_the_next_lower_probability():
     low = 0.75
     for _ in range(4):
         high = np.nextafter(low, 1)
-        thresholds = best_thresholds(
-            np.array([[1], [0]]) > 0, np.array([[high], [low]])
-        )
+        labels, probabilities = np.array([[True], [False]]), np.array([[high], [low]])
+        thresholds = best_thresholds(labels, probabilities)
         assert low < thresholds[0] <= high
         low = high
 
@@ -323,23 +315,14 @@ def test_two_workers_count_every_image_once():
     shared = {}
 
     def count(index, share):
-        evaluator = Evaluator(
-            trainer.strategy.fetch,
-            trainer.towers,
-            loss_fn,
-            trainer.devices,
-            [],
-            Peer(index, shared),
-        )
+        parts = trainer.strategy.fetch, trainer.towers, loss_fn, trainer.devices, []
+        evaluator = Evaluator(*parts, Peer(index, shared))
         eval_batches = EvalBatches(source, augment, 7, share)
         feed = build_trainer.create_eval_feed(eval_batches, trainer)
         return evaluator.counts(feed, len(eval_batches)).reported
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        parts = [Share(0, 4, 7), Share(4, 3, 7)]
-        results = [
-            x.result() for x in [pool.submit(count, i, s) for i, s in enumerate(parts)]
-        ]
+        results = list(pool.map(count, (0, 1), (Share(0, 4, 7), Share(4, 3, 7))))
     logits = network.model(augment.evaluate(images), training=False).numpy()
     losses = losses_by_numpy(labels, logits)
     for counts in results:
@@ -486,49 +469,6 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     np.testing.assert_array_equal(
         outputs["present"], predicted.probabilities >= [*thresholds.values()]
     )
-
-
-TABLES = {
-    "names.csv": ("image,label", lambda i, row: f"{i}.png,{';'.join(row)}"),
-    "columns.tsv": (
-        "\t".join(["image", *NAMES]),
-        lambda i, row: "\t".join([f"{i}.png", *(str(int(n in row)) for n in NAMES)]),
-    ),
-    "lists.jsonl": (
-        None,
-        lambda i, row: json.dumps({"image": f"{i}.png", "label": row}),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_sets_are_read(tmp_path, name):
-    header, line = TABLES[name]
-    images, labels = small_set(40)
-    for number, pixels in enumerate(images):
-        (tmp_path / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    rows = [[n for n, x in zip(NAMES, row, strict=True) if x] for row in labels]
-    assert [] in rows
-    lines = [header] * bool(header) + [line(i, row) for i, row in enumerate(rows)]
-    (tmp_path / name).write_text("\n".join(lines))
-    data_set = data.load("table", str(tmp_path / name))
-    assert data_set.multi_label and set(data_set.class_names) == set(NAMES)
-    order = [NAMES.index(x) for x in data_set.class_names]
-    counted = 0
-    for source in (data_set.train, data_set.test):
-        pixels, sets = source.read(tf.range(source.num_examples, dtype=tf.int64))
-        for place, (image, row) in enumerate(zip(pixels, sets, strict=True)):
-            number = int(source.location(place).rpartition("/")[2].removesuffix(".png"))
-            np.testing.assert_array_equal(image, images[number])
-            np.testing.assert_array_equal(row, labels[number][order])
-            counted += 1
-    assert counted == 40
-    if name == "columns.tsv":
-        (tmp_path / name).write_text(
-            "\n".join([*lines[:3], lines[3] + "2", *lines[4:]])
-        )
-        with pytest.raises(DataError, match=r"row 4: .*not 0 or 1"):
-            data.load("table", str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pyarrow
 import pytest
-from containers import examples, serving, write_images
+from containers import assert_equal_sets, examples, names_of, serving, write_images
 from prepared_sets import all_of, message
 from pyarrow import parquet
 
@@ -53,13 +53,7 @@ def load(path, **options):
 
 def splits_of(data_set):
     """Split -> the names of its files, sorted."""
-    return {
-        split: sorted(
-            "/".join(source.location(i).split("/")[-2:])
-            for i in range(source.num_examples)
-        )
-        for split, source in data_set.sources.items()
-    }
+    return {split: sorted(names_of(x)) for split, x in data_set.sources.items()}
 
 
 @pytest.mark.parametrize(
@@ -69,13 +63,7 @@ def test_every_format_has_the_images_of_the_folder(root, name):
     folder = data.load("image_folder", str(root))
     path = write(root, {"label": LABELS, "File Name": FILES}, name)
     for place in (path, str(root)):
-        data_set = load(place)
-        assert data_set.class_names == ("ant", "cat", "dog")
-        for split, source in folder.sources.items():
-            for actual, expected in zip(
-                all_of(data_set.sources[split]), all_of(source), strict=True
-            ):
-                np.testing.assert_array_equal(actual, expected)
+        assert_equal_sets(load(place), folder)
 
 
 def test_integers_are_classes_by_their_value_and_ids_are_files(root):
@@ -88,9 +76,8 @@ def test_integers_are_classes_by_their_value_and_ids_are_files(root):
     assert load(path).train.num_examples == 2
     assert data_set.class_names == ("9", "10", "100")
     for source in data_set.sources.values():
-        for index, label in enumerate(all_of(source)[1].tolist()):
-            name = source.location(index).split("/")[-2]
-            assert name == ["cat", "ant", "dog"][label]
+        expected = [name.split("/")[0] for name in names_of(source)]
+        assert [("cat", "ant", "dog")[x] for x in all_of(source)[1]] == expected
 
 
 def test_splits_are_a_column_tables_or_a_fold(root):
@@ -127,13 +114,11 @@ def test_weights_are_factors_on_the_losses(root):
     source = load(path).train
     batches = TrainBatches(source, none((8, 6, 3), (0.0,) * 3, (1.0,) * 3), 0, 4)
     batch = next(batches.stream(0).as_numpy_iterator())
-    by_file = dict(zip(FILES, weights, strict=True))
-    for index, weight in enumerate(source.sample_weights):
-        assert by_file["/".join(source.location(index).split("/")[-2:])] == weight
+    expected = [weights[FILES.index(name)] for name in names_of(source)]
+    assert source.sample_weights.tolist() == expected
     indices = batches.indices(np.int64(0)).numpy()
-    np.testing.assert_array_equal(
-        batch["sample_weights"], source.sample_weights[indices]
-    )
+    expected = source.sample_weights[indices]
+    np.testing.assert_array_equal(batch["sample_weights"], expected)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +140,8 @@ def test_weights_are_factors_on_the_losses(root):
          "row 13: the weight '-1' is not 0"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 8 + ["test"] * 4},
          "dog/00008.png: has the class dog, and there is no such class in labels.csv"),
+        ({"path": FILES, "a": [1] * 11 + [2], "b": [0] * 12},
+         "row 13: the column a of a class has '2', and not 0 or 1"),
         ({"path": [], "label": []}, "has no rows"),
         ({}, "the file is empty"),
     ],
@@ -216,6 +203,7 @@ def text_of(rows, mark=","):
 
 PAIRS = list(zip(FILES, LABELS, strict=True))
 TEXT = text_of([("image", "label"), *PAIRS])
+OBJECTS = text_of([[json.dumps({"file": x, "class": y})] for x, y in PAIRS])
 
 
 @pytest.mark.parametrize(
@@ -228,30 +216,16 @@ TEXT = text_of([("image", "label"), *PAIRS])
         ("x.csv", text_of([("path", " label"), *((x, f' "{y}"') for x, y in PAIRS)])),
         ("x.txt", text_of(PAIRS, " ").encode()),
         ("x.txt", text_of(PAIRS, "\t").encode()),
-        (
-            "x.json",
-            json.dumps([{"image": f, "label": x} for f, x in PAIRS], indent=1).encode(),
-        ),
-        ("x.json", text_of([[json.dumps({"file": f, "class": x})] for f, x in PAIRS])),
-        (  # a key that few rows have
-            "x.jsonl",
-            json.dumps({"file": FILES[0], "class": LABELS[0], "age": 3})
-            + "\n"
-            + text_of([[json.dumps({"file": f, "class": x})] for f, x in PAIRS[1:]]),
-        ),
+        ("x.json", json.dumps([{"image": x, "label": y} for x, y in PAIRS], indent=1)),
+        ("x.json", OBJECTS),
+        ("x.jsonl", OBJECTS.replace("}", ', "age": 3}', 1)),  # a key of few rows
     ],
 )  # fmt: skip
 def test_texts_of_other_programs_are_read(root, name, content):
-    (root / name).write_bytes(
-        content if isinstance(content, bytes) else content.encode()
-    )
-    expected = data.load("image_folder", str(root))
+    content = content if isinstance(content, bytes) else content.encode()
+    (root / name).write_bytes(content)
     assert photo_options(str(root / name)) == {"dataset": "table"}
-    for split, source in load(str(root / name)).sources.items():
-        for one, other in zip(
-            all_of(source), all_of(expected.sources[split]), strict=True
-        ):
-            np.testing.assert_array_equal(one, other)
+    assert_equal_sets(load(str(root / name)), data.load("image_folder", str(root)))
 
 
 def test_a_table_without_a_header_numbers_its_columns(root):
@@ -270,9 +244,7 @@ def test_a_table_without_a_header_numbers_its_columns(root):
 
 def test_paths_of_another_machine_are_matched_by_their_ends(root):
     for begin in ("/content/drive/set/", "C:\\Users\\me\\"):
-        paths = [
-            begin + (x if begin[0] == "/" else x.replace("/", "\\")) for x in FILES
-        ]
+        paths = [begin + x.replace("/", begin[-1]) for x in FILES]
         path = write(root, {"image": paths, "label": LABELS})
         text = message(load, path)
         assert f"--image_dir={root} has 12 of 12, by the ends" in text
@@ -438,10 +410,9 @@ def test_labels_with_a_separator_are_sets(root, capsys):
     data_set = load(path, label_separator="|")
     assert data_set.class_names == ("bird", "cat", "dog")
     for source in data_set.sources.values():
-        for row, labels in enumerate(source.labels):
-            number = int(source.location(row)[-9:-4])
-            expected = [x in names[number].split("|") for x in data_set.class_names]
-            assert labels.tolist() == expected
+        for name, labels in zip(names_of(source), source.labels, strict=True):
+            expected = names[FILES.index(name)].split("|")
+            assert [x in expected for x in data_set.class_names] == labels.tolist()
     semicolons = [name.replace("|", ";") for name in names]
     path = write(root, {"image": FILES, "label": semicolons})
     assert load(path).multi_label and not load(path, label_separator="").multi_label
@@ -458,8 +429,8 @@ def test_one_1_in_each_row_is_one_label(root):
     assert data_set.class_names == ("cat", "dog;x", "owl")
     assert "one for each image" in data_set.inventory.inferred["labels"]
     for source in data_set.sources.values():
-        for row, label in enumerate(source.labels):
-            assert label == (int(source.location(row)[-9:-4]) % 3 > 0)
+        expected = [FILES.index(name) % 3 > 0 for name in names_of(source)]
+        assert source.labels.tolist() == expected
     columns["owl"] = [1] + [0] * 11
     data_set = load(write(root, columns, "x.tsv"))
     assert data_set.multi_label
@@ -520,10 +491,7 @@ def test_urls_in_a_table_are_read(root):
     with serving(root) as server:
         urls = [f"{server.url}/{x}" for x in FILES]
         data_set = load(write(root, {"image_url": urls, "label": LABELS}))
-        for split, source in data.load("image_folder", str(root)).sources.items():
-            np.testing.assert_array_equal(
-                all_of(data_set.sources[split])[0], all_of(source)[0]
-            )
+        assert_equal_sets(data_set, data.load("image_folder", str(root)))
 
 
 @pytest.mark.parametrize(
