@@ -192,7 +192,7 @@ def only(counts):
     "spoil,place,words",
     [
         (only({"ant": 2}), "train", "one class folder, ant/"),
-        (shutil.rmtree, "", "there is no such folder; an image folder has train/CL"),
+        (shutil.rmtree, "", "no such folder; an image folder has train/CLASS"),
         (
             lambda root: shutil.move(root / "train", root / "photos"),
             "",
@@ -209,7 +209,7 @@ def only(counts):
         (
             lambda root: write_folder(root, "test", {"eel": 1}),
             "test/eel",
-            "there is no such class in train/",
+            "has the class eel, which is not in train/",
         ),
         (empty_test, "test", "has no images"),
         (only({"ant": 1, "cat": 1}), "", "no class has two images"),

@@ -125,7 +125,7 @@ def test_weights_are_factors_on_the_losses(root):
     "columns, words",
     [
         ({"path": [*FILES[:3], "ant/x.png"], "label": LABELS[:4]},
-         "row 5: there is no file {root}/ant/x.png; "),
+         "row 5: no file {root}/ant/x.png; "),
         ({"path": [*FILES, FILES[1]], "label": [*LABELS, "ant"]},
          "row 14: {root}/ant/00001.png is also in {root}/labels.csv: row 3"),
         ({"path": FILES, "label": [*LABELS[:-1], ""]}, "row 13: has no label"),
@@ -139,7 +139,7 @@ def test_weights_are_factors_on_the_losses(root):
         ({"path": FILES, "label": LABELS, "weight": ["1"] * 11 + ["-1"]},
          "row 13: the weight '-1' is not 0"),
         ({"path": FILES, "label": LABELS, "split": ["train"] * 8 + ["test"] * 4},
-         "dog/00008.png: has the class dog, and there is no such class in labels.csv"),
+         "dog/00008.png: has the class dog, which is not in labels.csv"),
         ({"path": FILES, "a": [1] * 11 + [2], "b": [0] * 12},
          "row 13: the column a of a class has '2', and not 0 or 1"),
         ({"path": [], "label": []}, "has no rows"),
@@ -291,7 +291,7 @@ def test_row_60_images_in_several_folders_are_found_by_their_names(tmp_path):
     assert data_set.train.num_examples + data_set.test.num_examples == 8
     assert "2 folders" in data_set.inventory.inferred["paths"]
     write_images(tmp_path, [("more/a0.png", 0, ROWS[0][2])])
-    assert "there is no file" in message(load, path)
+    assert ": no file" in message(load, path)
 
 
 @pytest.mark.row(60)

@@ -50,7 +50,7 @@ def inside(folder: str) -> tuple[list[str], list[str]]:
     if not is_url(folder) and not os.path.isdir(folder):
         above, name = os.path.split(folder)
         hint = nearest(name, [x.name for x in folders_in(above)])
-        raise DataError(f"{folder}: there is no such folder; {hint}{LAYOUT}")
+        raise DataError(f"{folder}: no such folder; {hint}{LAYOUT}")
     files = [x.name for x in entries(folder) if not is_folder(x)]
     return [x.name for x in folders_in(folder)], sorted(files)
 

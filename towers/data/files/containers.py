@@ -25,16 +25,10 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Index a data set whose images are decoded when they are read.
+    """Index a data set of a container; its images are decoded when they are read.
 
-    Args:
-        container: key of `choices.CONTAINERS`.
-        roles: of columns that can be named.
-        read: (paths of files, columns=role -> name, inventory=) -> Index.
-        data_dir: as in `find_files`.
-        columns: as of `data.load`, as are the others.
-        image_options: for images that are decoded.
-        trained: network to evaluate.
+    `read` is (paths of files, columns=role -> name, inventory=) -> Index; `roles` are
+    of columns that can be named. Other arguments as of `data.load`.
     """
     inventory = Inventory()
     named = parse_columns(columns, container, roles)

@@ -20,7 +20,7 @@ from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.streams import Memory
 from towers.errors import one_line
 
-# A JPEG file is decoded at the smallest scale of libjpeg that leaves this many times the
+# A JPEG file is decoded at the smallest scale of libjpeg that has this many times the
 # wanted size, as in Pillow's `thumbnail`; the filter does the rest.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
@@ -72,26 +72,14 @@ def read_image(
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """Return an image cropped and resized with an antialiasing filter.
+    """Return an image, uint8 of the shape, resized with an antialiasing filter.
 
-    The content determines the format. Only the first frame is read, transparency is
-    dropped, and of 16 bits the upper 8 are kept.
-
-    Args:
-        content: of the file.
-        shape: height, width, channels of the result; 1 or 3 channels.
-        crop: part of the upright image, by default the largest in the middle.
-        resize: whether the image may have another size than the result.
-        center_crop: fraction of the middle part to take; 0 is 1.
-        interpolation: key of FILTERS.
-        max_pixels: of the largest image that is decoded.
-        note_size: takes the height and width of the upright image.
-
-    Returns:
-        uint8 of the shape.
-
-    Raises:
-        ValueError: not an image, damaged, too large, or of another size.
+    The content determines the format; only the first frame is read, transparency is
+    dropped and of 16 bits the upper 8 are kept. By default the largest part in the
+    middle with the proportions of the shape is taken, or the fraction `center_crop` of
+    it; `crop` gives another part of the upright image. `note_size` takes the height and
+    width of the upright image. Raises ValueError if it is damaged, too large, or of
+    another size and `resize` is False.
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)

@@ -132,8 +132,8 @@ class Index:
             number = own if own.ndim == 0 else (own * ~is_known).argmax()
             name = self.class_names[number]
             raise DataError(
-                f"{shown(self.location(index))}: has the class {shown(name, 40)}, and "
-                f"there is no such class in {where}; {nearest(name, class_names)}"
+                f"{shown(self.location(index))}: has the class {shown(name, 40)}, "
+                f"which is not in {where}; {nearest(name, class_names)}"
                 f"it has {shown(', '.join(class_names[:20]), 100)}"
             )
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))

@@ -106,7 +106,7 @@ def check_paths(paths: Paths) -> list[str]:
     names = [os.fspath(path) for path in several]
     for name in names:
         if not is_url(name) and not os.path.exists(name):
-            raise DataError(f"{printable(name)}: there is no such file or folder")
+            raise DataError(f"{printable(name)}: no such file or folder")
     return names
 
 
@@ -189,6 +189,8 @@ def _walk_folder(folder, fail, above=()):
 
 def is_folder(entry: Entry) -> bool:
     """Return whether an entry is a folder or a link to one."""
+    if isinstance(entry, RemoteEntry):
+        return entry.is_folder
     try:
         return entry.is_dir()
     except OSError:
@@ -197,6 +199,8 @@ def is_folder(entry: Entry) -> bool:
 
 def is_file(entry: Entry) -> bool:
     """Return whether an entry is a regular file or a link to one."""
+    if isinstance(entry, RemoteEntry):
+        return not entry.is_folder
     try:
         return entry.is_file()
     except OSError:

@@ -185,19 +185,11 @@ _versions: dict[str, Version] = {}
 
 
 class RemoteEntry(NamedTuple):
-    """Entry of a folder in a bucket, with the methods of `os.DirEntry`."""
+    """Entry of a folder in a bucket, as `os.DirEntry` of one on a disk."""
 
     path: str
     name: str
     is_folder: bool
-
-    def is_dir(self) -> bool:
-        """Return whether it is a folder."""
-        return self.is_folder
-
-    def is_file(self) -> bool:
-        """Return whether it is a file."""
-        return not self.is_folder
 
 
 # URL of a folder that was listed -> name -> entry.
@@ -232,7 +224,7 @@ def expand(pattern: str) -> list[str]:
         else:
             matches = [one] if os.path.exists(one) else sorted(glob.glob(one))
         if not matches:
-            raise DataError(f"{printable(one)}: there is no such file")
+            raise DataError(f"{printable(one)}: no such file")
         paths += matches
     [(path, count)] = collections.Counter(paths).most_common(1)
     if count > 1:

@@ -15,7 +15,7 @@ from towers.data.files.paths import ending, is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-# Keys of JSON that is not a table -> what it holds.
+# Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {
     "annotations": "annotations of COCO",
     "imagePath": "annotations of LabelMe",
@@ -49,7 +49,8 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
     roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
     roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
     others = [n for n in rest if n not in roles]
-    roles |= {n: "label" for n in others[:1] if len(others) == 1}
+    if len(others) == 1:
+        roles[others[0]] = "label"
     options = ",".join(f"{roles[n]}:{n + 1}" for n in sorted(roles))
     if others[1:]:
         options += ",label:N, where N is the number of the column of labels"
@@ -81,7 +82,7 @@ def _text_rows(text, kind, columns):
     first = lines.readline()
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
     lines.seek(0)
-    if kind == ".txt" and delimiter not in first:  # of a path and a label
+    if kind == ".txt" and delimiter not in first:  # path and label
         rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
     else:
         rows = _csv_rows(
@@ -99,7 +100,7 @@ def _text_rows(text, kind, columns):
         raise ValueError(looks_like_data(cells, images[0]))
     else:
         yield cells
-        row = None  # is the header
+        row = []  # it was the header
     rows = itertools.chain([(number, row)], rows)
     yield from ((number, row) for number, row in rows if row)
 
@@ -123,11 +124,12 @@ def _json_rows(text):
         if not isinstance(value, dict):
             raise ValueError(f"row {number}: is not an object {{...}}")
     names = dict.fromkeys(itertools.chain(*objects))
-    found = [text for key, text in _OTHER_JSON.items() if key in names]
-    found += ["names of images as keys" for _ in filter(is_image_name, names)]
-    for text in found[:1]:
+    found = next((text for key, text in _OTHER_JSON.items() if key in names), "")
+    if any(map(is_image_name, names)):
+        found = "names of images as keys"
+    if found:
         raise ValueError(
-            f"holds {text}, and not a table, which is a list of objects such as "
+            f"holds {found}, and not a table, which is a list of objects such as "
             '[{"image": "1.jpg", "label": "cat"}], or a CSV with a row path,label for '
             "each image"
         )

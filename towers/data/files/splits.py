@@ -48,15 +48,11 @@ def data_set(
 ) -> DataSet:
     """Return the data set of image files in splits.
 
-    Without a validation or test split, a tenth of each class is held out for testing,
-    drawn with a fixed seed; if only one exists, it is used for both. `trained`, a
-    network to evaluate, determines classes, image shape and moments; then only the test
-    split is opened, or all images if there is no such split and the network was not
-    trained on them.
-
-    `names` are those of the splits in messages; `inventory` is completed. Sources are
-    uint8 [n, height, width, channels]. Raises DataError if a split cannot be opened,
-    has no images or unknown classes, or an image of the sample cannot be read.
+    Without a validation or test split, a tenth of each class is held out for testing;
+    if only one exists, it is used for both. `trained`, a network to evaluate,
+    determines classes, image shape and moments; then only the test split is opened, or
+    all images if there is none and the network was not trained on them. `names` are
+    those of the splits in messages.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)

@@ -28,12 +28,11 @@ class PathFinder:
     def __init__(
         self, table: str, image_dir: str, inventory: Inventory, has_others: bool = False
     ):
-        self._table, self._image_dir = table, os.path.expanduser(image_dir)
+        self._image_dir = os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
         self._inventory, self._listing = inventory, functools.cache(_listing)
         self._real = functools.cache(os.path.realpath)
-        self._split = split_of(os.path.basename(table))
-        self._has_others = has_others
+        self._split, self._has_others = _split_of_name(table), has_others
 
     def __call__(
         self, names: Sequence[str], error: Callable[[int, str], DataError]
@@ -55,10 +54,9 @@ class PathFinder:
                 raise error(0, self.missing(names[0], names, places))
             else:
                 files = self._find(names, *places[0])
-                row = next(row for row, found in enumerate(files) if found)
-                name, file = shown(names[row], 60), shown(files[row][0], 80)
-                text = f"matched by their ends: {name} is {file}"
-                self._inventory.infer("paths", text)
+                name, found = next(x for x in zip(names, files, strict=True) if x[1])
+                text = f"matched by their ends: {shown(name, 60)} is "
+                self._inventory.infer("paths", text + shown(found[0], 80))
         for row, found in enumerate(files):
             if found[1:]:
                 both = " or ".join(sorted(found)[:2])
@@ -86,12 +84,13 @@ class PathFinder:
         places: Sequence[tuple[str, int]] = (),
     ) -> str:
         """Return the message about a missing file, with places of all `names`."""
-        text = f"there is no file {shown(os.path.join(self._folder, name))}; "
+        text = f"no file {shown(os.path.join(self._folder, name))}; "
         if places:
             folder, num_first = places[0]
-            place, of_folder = folder, split_of(os.path.basename(folder))
-            if self._has_others and of_folder and of_folder == self._split:
-                place = os.path.dirname(folder)  # for the other tables, too
+            is_of_split = self._split and self._split == _split_of_name(folder)
+            place = folder
+            if self._has_others and is_of_split:  # for the other tables, too
+                place = os.path.dirname(folder)
             count = sum(map(bool, self._find(names, folder, num_first)))
             text += f"--image_dir={shlex.quote(place)} has {count:,} of {len(names):,}"
             text += ", by the ends of their paths" if num_first else ""
@@ -112,8 +111,7 @@ class PathFinder:
             first = map(split_of, sample[0].split("/")[:num_first])
             splits = {self._split, *first} - {None}
             for folder in folders:
-                split = split_of(os.path.basename(folder))
-                if split is None or not splits or split in splits:
+                if not splits or _split_of_name(folder) in (None, *splits):
                     found = self._find(sample, folder, num_first)
                     counts[folder, num_first] = len(set(map(tuple, found)) - {()})
         most = max(counts.values(), default=0)
@@ -123,14 +121,14 @@ class PathFinder:
         places = [place for place in places if place[1] == places[0][1]]
         if places[0][0] == root:
             return places[:1]
-        return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
+        return sorted(places, key=lambda x: _split_of_name(x[0]) != "train")
 
     def _in_several_folders(self, names):
         """Return the files found by name in several folders, if each name is unique."""
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
-            split = split_of(os.path.basename(folder))
-            if folder == self._folder or split in (None, self._split):
+            is_used = _split_of_name(folder) in (None, self._split)
+            if folder == self._folder or is_used:
                 for name, files in self._listing(folder).items():
                     paths = (os.path.join(folder, file) for file in files)
                     by_name.setdefault(name, []).extend(paths)
@@ -138,13 +136,13 @@ class PathFinder:
         folders = {os.path.dirname(path) for found in files for path in found}
         if len(folders) < 2 or any(len(found) != 1 for found in files):
             return []
-        text = f"found by their names in {len(folders):,} folders"
-        self._inventory.infer("paths", text)
+        self._inventory.infer("paths", f"found by names in {len(folders):,} folders")
         return files
 
     def _find(self, names, folder, num_first=0):
-        ends = [_end(name, num_first) if num_first else name for name in names]
-        return [self._files_of(end, folder) for end in ends]
+        if num_first:
+            names = ["/".join(_slashes(x).split("/")[num_first:]) for x in names]
+        return [self._files_of(name, folder) for name in names]
 
     def _files_of(self, name, folder):
         path = name if reading.is_url(name) else os.path.join(folder, name)
@@ -159,7 +157,13 @@ class PathFinder:
 
 def _listing(folder):
     """Map file names, and image names without extension, to file names."""
-    listing, names = {}, _names_in(folder)
+    listing: dict[str, list[str]] = {}
+    try:
+        names = os.listdir(folder or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:  # the files may be there
+        raise DataError(f"{shown(folder)}: {reason(error)}") from error
     for name in filter(is_image_name, names):
         listing.setdefault(os.path.splitext(name)[0], []).append(name)
     return listing | {name: [name] for name in names}
@@ -173,19 +177,10 @@ def _folders_below(root, depth):
     return [folder for folder in folders if os.access(folder, os.R_OK)]
 
 
-def _names_in(folder):
-    try:
-        return os.listdir(folder or ".")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:  # the files may be there
-        raise DataError(f"{shown(folder)}: {reason(error)}") from error
-
-
 def _slashes(name):
     """Convert a Windows path to a Unix path without a drive letter."""
     return re.sub(r"^[A-Za-z]:(?=/)", "", name.replace("\\", "/"))
 
 
-def _end(name, num_first):
-    return "/".join(_slashes(name).split("/")[num_first:])
+def _split_of_name(path):
+    return split_of(os.path.basename(path))

@@ -279,8 +279,8 @@ class TableReader:
         has_folds = self.fold >= 0 and split == "train"
         if not has_folds:
             used.pop("fold", None)
-        for role in ("path", *["fold"] * has_folds):
-            if role not in used:
+        for role in ("path", "fold"):
+            if role not in used and (role == "path" or has_folds):
                 finder = PathFinder(path, self.image_dir, self.inventory)
                 if role == "path" and (files := finder.present(header)):
                     raise ValueError(looks_like_data(header, files[0]))
@@ -340,7 +340,7 @@ class TableReader:
                 if before is not row:
                     raise DataError(f"{row}: {shown(row.path)} is also in {before}")
             elif self.options.survey is not None:
-                text = f"there is no file {shown(name)}"
+                text = f"no file {shown(name)}"
                 self.options.survey.misplaced[str(row)] = text
             else:
                 raise DataError(
