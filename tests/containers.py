@@ -181,7 +181,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(folder):
     with Server(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
         thread.start()
         yield server
         server.shutdown()

@@ -173,11 +173,10 @@ def test_the_loss_equals_keras_and_its_positive_weights_the_formula():
     labels, logits = random_sets(20, 5)
     targets = labels.astype(np.float32)
     for smoothing in (0.0, 0.2):
-        loss_fn = create_loss(
-            "cross_entropy", multi_label=True, label_smoothing=smoothing
-        )
+        options = {"label_smoothing": smoothing}
+        loss_fn = create_loss("cross_entropy", multi_label=True, **options)
         expected = keras.losses.binary_crossentropy(
-            targets, logits, from_logits=True, label_smoothing=smoothing
+            targets, logits, from_logits=True, **options
         )
         np.testing.assert_allclose(loss_fn(logits, targets), expected, rtol=1e-5)
     weights = [0.5, 1.0, 2.0, 3.0, 4.0]
@@ -209,14 +208,11 @@ def test_balanced_weights_equal_the_counts():
     labels, _ = random_sets(500, 6)
     labels[:, 2], labels[:, 4] = False, True
     positive = labels.sum(0)
-    weights = classes.class_weights(
-        "balanced", source_of(labels), "abcdef", "pos_weights"
-    )
+    given = "balanced", source_of(labels), "abcdef"
     expected = (500 - positive) / np.maximum(positive, 1)
-    np.testing.assert_allclose(
-        weights, np.where(np.isin(range(6), [2, 4]), 1, expected)
-    )
-    weights = np.array(classes.class_weights("balanced", source_of(labels), "abcdef"))
+    expected[[2, 4]] = 1
+    np.testing.assert_allclose(classes.class_weights(*given, "pos_weights"), expected)
+    weights = np.array(classes.class_weights(*given))
     present = positive > 0  # equal in sum, and 1 on the average over the labels
     np.testing.assert_allclose((weights * positive)[present], positive.sum() / 5)
 
@@ -246,9 +242,8 @@ def test_every_class_has_its_share_of_what_is_held_out():
         assert part.labels[:, 5:].sum(0).tolist() == [1, 1, 1]
         ratio = part.labels.sum(0) / labels.sum(0)
         assert ratio.min() > 0.05 and ratio.max() < 0.17
-        np.testing.assert_array_equal(
-            part.labels.sum(0) + rest.labels.sum(0), labels.sum(0)
-        )
+        both = part.labels.sum(0) + rest.labels.sum(0)
+        np.testing.assert_array_equal(both, labels.sum(0))
 
 
 def test_mixed_sets_are_the_means_of_their_labels():
@@ -340,10 +335,7 @@ def small_set(num_images=120, seed=0):
     rng = np.random.default_rng(seed)
     labels = (rng.random((num_images, 4)) < 0.4).astype(np.uint8)
     images = rng.integers(0, 90, (num_images, 8, 8, 3))
-    for number in range(4):
-        images[:, 2 * number : 2 * number + 2] += (
-            130 * labels[:, number, None, None, None]
-        )
+    images += 130 * labels.repeat(2, axis=1)[:, :, None, None]
     return images.astype(np.uint8), labels
 
 
@@ -390,14 +382,7 @@ def test_the_result_is_the_mean_average_precision(run):
     "options",
     [
         {"strategy": "replicated", "num_towers": 2},
-        slow(
-            {
-                "strategy": "towers",
-                "num_towers": 2,
-                "accumulate_steps": 2,
-                "batch_size": 10,
-            }
-        ),
+        slow({"num_towers": 2, "accumulate_steps": 2, "batch_size": 10}),
         slow({"strategy": "model_parallel", "num_towers": 2, "group_size": 2}),
     ],
 )
@@ -407,12 +392,8 @@ def test_strategies_train_alike(run, tmp_path, options):
     for name, values in run.state.items():
         np.testing.assert_allclose(other.state[name], values, rtol=2e-3, atol=2e-4)
     for name in ("validation_map", "validation_macro_f1", "epoch_accuracy"):
-        np.testing.assert_allclose(
-            other.history[name].values,
-            run.history[name].values,
-            atol=1e-3,
-            err_msg=name,
-        )
+        values = other.history[name].values, run.history[name].values
+        np.testing.assert_allclose(*values, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.slow
@@ -433,9 +414,8 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     predicted = towers.predict(run.path, images)
     best = towers.load_run(run.path)
     logits = best.model(best.preprocess(images)).numpy().astype(np.float64)
-    np.testing.assert_allclose(
-        predicted.probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-4
-    )
+    probabilities = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(predicted.probabilities, probabilities, rtol=1e-4)
     thresholds = json.loads((run.path / "thresholds.json").read_text())
     assert tuple(thresholds) == NAMES
     expected = [
@@ -444,12 +424,10 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     ]
     assert predicted.present() == expected and any(len(x) > 1 for x in expected)
     of_new = towers.evaluate(run.path, data=(images, labels))
-    assert of_new["test_map"] == pytest.approx(
-        metrics.average_precision_score(labels, predicted.probabilities)
-    )
-    assert of_new["test_accuracy"] == np.mean(
-        ((predicted.probabilities >= 0.5) == labels).all(1)
-    )
+    expected_map = metrics.average_precision_score(labels, predicted.probabilities)
+    assert of_new["test_map"] == pytest.approx(expected_map)
+    is_right = ((predicted.probabilities >= 0.5) == labels).all(1)
+    assert of_new["test_accuracy"] == is_right.mean()
     assert [x["threshold"] for x in result["test_classes"]] == [*thresholds.values()]
     with open(run.path / "mistakes.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -460,15 +438,11 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     written = [json.loads(line)["present"] for line in lines.read_text().splitlines()]
     assert written == expected
     path = towers.export(run.path, "saved_model", tmp_path / "exported")
-    outputs = tf.saved_model.load(path).signatures["serving_default"](
-        images=tf.constant(images)
-    )
-    np.testing.assert_allclose(
-        outputs["probabilities"], predicted.probabilities, atol=1e-4
-    )
-    np.testing.assert_array_equal(
-        outputs["present"], predicted.probabilities >= [*thresholds.values()]
-    )
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    outputs, probabilities = serve(images=tf.constant(images)), predicted.probabilities
+    np.testing.assert_allclose(outputs["probabilities"], probabilities, atol=1e-4)
+    is_present = probabilities >= [*thresholds.values()]
+    np.testing.assert_array_equal(outputs["present"], is_present)
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,7 @@ from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.sets import arrays, shapes
 from towers.data.sets.official_files import PUBLISHED
-from towers.data.sources import (
-    ArraySource,
-    DeviceSource,
-    Subset,
-    location_of,
-)
+from towers.data.sources import ArraySource, DeviceSource, Subset, location_of
 from towers.errors import DataError, data_errors_of_tensorflow
 
 # The file of a user; `change` are fields of the data set.
@@ -71,14 +66,10 @@ def load():
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """How the files of a data set are made, and what is then loaded.
+    """How a data set is made and loaded.
 
-    Attributes:
-        write: is called with a folder; gives (images, labels) of both splits, or None.
-        name: of `data.load`, where it is another than that in the table.
-        class_names: of the data set, where they are known.
-        file: a pattern of files that cannot be done without.
-        is_ordered: whether images come in the order in which they were written.
+    `write` takes a folder, and returns (images, labels) of both splits or None. `name`
+    is that of `data.load`, if it differs. `file` is a pattern of required files.
     """
 
     write: Callable = lambda home: None

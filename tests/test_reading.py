@@ -182,7 +182,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 def test_servers_that_refuse_heads_or_tell_no_length(how):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.how = how
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         place = f"http://127.0.0.1:{server.server_port}/a b.bin?X-Amz-Signature=[*]"
         if how == "password":
             place = place.replace("//", "//me:secret@")

@@ -100,7 +100,6 @@ class CachedSource:
         self.sample_weights: np.ndarray | None = getattr(files, "sample_weights", None)
         self.blocks = blocks_of(files)
         self.block_bytes = getattr(files, "block_bytes", 0)
-        self.location = files.location
         self._files, self._options = files, options
         self._cache = cache or ImageCache(options.image_cache_mb)
         self._image_bytes = math.prod(image_shape)
@@ -143,6 +142,10 @@ class CachedSource:
     def checksum(self) -> int | None:
         """Checksum, see `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
+
+    def location(self, index: int) -> str:
+        """Return where an image is stored, such as its path."""
+        return self._files.location(index)
 
     def _read(self, indices, crop_numbers=None):
         if crop_numbers is not None:
