@@ -363,6 +363,10 @@ def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
     assert "named like splits and have no class folders" in message(tmp_path / "b")
     data_set = data.load("image_folder", str(tmp_path / "b"), class_level=1)
     assert data_set.class_names == ("train2017", "val2017")
+    write_folder(tmp_path / "d", ".", {"a/train": 2, "a/test": 2, "b": 2})
+    assert f"{tmp_path}/d/a: contains folders for train" in message(tmp_path / "d")
+    data_set = data.load("image_folder", str(tmp_path / "d"), class_level=1)
+    assert data_set.class_names == ("a", "b")
     write_folder(tmp_path / "c", ".", {"test_tube": 2, "steam_train/old": 2, "cup": 2})
     assert load(tmp_path / "c").class_names == ("cup", "steam_train", "test_tube")
 

@@ -191,7 +191,7 @@ def test_images_elsewhere_are_found_by_their_folder(root, monkeypatch):
         assert load(path, image_dir=image_dir).train.num_examples == 2
     (root / "ant" / "00000.jpg").write_bytes(b"x")
     path = write(root, {"image": ["ant/00000"], "label": [0]})
-    assert "is ant/00000 the file " in message(load, path)
+    assert "ant/00000 is ambiguous: " in message(load, path)
     path = write(root, {"picture": FILES, "a": LABELS, "b": LABELS})
     data_set = load(path, columns="path:picture,label:b")
     assert data_set.train.num_examples == 9

@@ -159,7 +159,7 @@ class CachedSource:
                 return kept_images.take(slots, 0), kept_labels.take(slots)
             once, copies = np.unique(indices, return_inverse=True)
             if crop_numbers is None and len(once) < len(indices):
-                # An evaluation fills its last batch up with one image.
+                # An evaluation fills up its last batch with one image.
                 images, labels = self._read(once)
                 return images[copies], labels[copies]
             images = np.empty((len(indices), *self.image_shape), np.uint8)
@@ -199,7 +199,7 @@ class CachedSource:
             is_room = self._cache.bytes_left >= self._image_bytes
             if slots[index] < 0 and is_room and self._num_kept < len(images):
                 images[self._num_kept], labels[self._num_kept] = image, label
-                slots[index] = self._num_kept  # from now on it is read
+                slots[index] = self._num_kept  # readers use it from now on
                 self._num_kept += 1
                 self._cache.bytes_left -= self._image_bytes
 
@@ -227,7 +227,7 @@ class CachedSource:
             return image, label
         except (OSError, ValueError, MemoryError) as error:
             refuse(self._files, index, error, options.survey)
-        return np.uint8(0), -1  # after a fault that the survey has recorded
+        return np.uint8(0), -1  # the survey has recorded a fault
 
 
 def settle_size(

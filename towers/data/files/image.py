@@ -57,7 +57,7 @@ class Refused(ValueError):
     """An image that is not read; the message follows its name."""
 
 
-# (height, width) of an image -> top, left, height, width of a part of it.
+# (height, width) of an image -> (top, left, height, width) of a part.
 Crop = Callable[[int, int], Sequence[float]]
 
 
@@ -84,7 +84,7 @@ def read_image(
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
     if is_whole and channels == 3 and _plain_jpeg_size(content) == (height, width):
-        with contextlib.suppress(ValueError):  # which has a reason below
+        with contextlib.suppress(ValueError):  # the full reader reports the reason
             # Half of the time that JpegImageFile takes for a small image.
             image = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
             if note_size is not None:
@@ -113,7 +113,7 @@ def read_image(
             image.draft(None, (image.width // ratio, image.height // ratio))
         pixels = _pixels(image, channels)
         box = [x / ratio for x in (left, top, left + part[1], top + part[0])]
-        if crop is not None:  # without pixels around it
+        if crop is not None:  # without surrounding pixels
             left, top = map(math.floor, box[:2])
             pixels = pixels.crop((left, top, *map(math.ceil, box[2:])))
             box = [box[0] - left, box[1] - top, box[2] - left, box[3] - top]
@@ -165,7 +165,7 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
                 yield _completed(image, content)
     except (Refused, MemoryError) as error:
         raise error from None
-    except Exception as error:  # of any class where a file is damaged
+    except Exception as error:  # damaged files raise any class
         raise Refused(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
@@ -249,7 +249,7 @@ def _turned(size, orientation):
 def _middle(full_size, size, share):
     """Return the largest middle part with the proportions of a size, or a share."""
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
-    part = [  # not larger than the image by rounding
+    part = [  # rounding must not exceed the image
         share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
     ]
     return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)

@@ -14,7 +14,7 @@ from towers.errors import DataError, TowersError
 # Default height and width if stored sizes differ, as in `image_folder_resnet18`.
 DEFAULT_IMAGE_SIZE = 64
 
-# Errors that tell that a file is missing, or not a file.
+# Errors of a path that is missing or not a file.
 CONTENT_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL),
     *(errno.ELOOP, errno.ENAMETOOLONG),

@@ -21,7 +21,8 @@ from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
 from towers.errors import DataError, TowersError, nearest, with_nearest
 
-FORMAT = 3  # of the cached arrays of a shard
+# Version of the cached arrays of a shard.
+FORMAT = 3
 
 
 class Names(Sequence):
@@ -84,7 +85,7 @@ class Index:
         version = self.versions[self.numbers[index]]
         try:
             return reading.read_range(file, *span, version), label
-        except OSError as error:  # not of one image
+        except OSError as error:  # concerns the whole file
             raise data_error(file, error) from error
 
     def location(self, index: int) -> str:
@@ -329,7 +330,7 @@ def read_shards(
     inferred = dict.fromkeys((*x,) for each in about for x in each["inferred"])
     for heading in dict.fromkeys(x for x, _ in inferred):
         inventory.infer(heading, " or ".join(y for x, y in inferred if x == heading))
-    known = {*inventory.unused}  # of another split
+    known = {*inventory.unused}  # recorded for another split
     for kind, name in dict.fromkeys((*x,) for each in about for x in each["unused"]):
         if kind not in known:
             inventory.leave_out(kind, name)

@@ -12,7 +12,7 @@ from towers.data.files.paths import is_image_name, reason, shown
 from towers.data.inventory import Inventory
 from towers.errors import DataError
 
-# Number of paths that are looked for in the folders below, and bounds of these folders.
+# Size of the sample that is looked for in folders below, and limits for these folders.
 SAMPLE = 100
 MAX_FOLDERS = 1000
 MAX_DEPTH = 3
@@ -60,7 +60,7 @@ class PathFinder:
         for row, found in enumerate(files):
             if found[1:]:
                 both = " or ".join(sorted(found)[:2])
-                raise error(row, f"is {shown(names[row], 60)} the file {both}?")
+                raise error(row, f"{shown(names[row], 60)} is ambiguous: {both}")
         return [found[0] if found else None for found in files]
 
     def present(self, names: Sequence[str]) -> list[int]:
