@@ -134,8 +134,9 @@ def names_of(source):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A web server of a folder; `fail` of the next requests end in an error, and those
-    of the paths in `bad` always in that one.
+    """A web server of a folder.
+
+    The next `fail` requests end in an error; requests of paths in `bad` in theirs.
 
     Attributes:
         requests: (path, range) of those that were answered.

@@ -1,5 +1,4 @@
-"""Images with several labels: loss, sampling, figures and runs, against scikit-learn,
-Keras and NumPy."""
+"""Images with several labels, compared with scikit-learn, Keras and NumPy."""
 
 import concurrent.futures
 import contextlib
@@ -223,7 +222,7 @@ def test_a_balanced_order_draws_every_class_alike():
     order = BalancedOrder(labels.astype(np.uint8))
     drawn = np.concatenate([order(7, tf.constant(e, tf.int64)) for e in range(100)])
     assert drawn.shape == (40_000,)
-    # Of each class and of the images without any, the same number of draws.
+    # Each class, and the images without any, are drawn equally often.
     with_none = np.column_stack([labels, ~labels.any(1)])
     expected = (with_none / with_none.sum(0)).mean(1) * 40_000
     counts = np.bincount(drawn, minlength=400)

@@ -1,5 +1,4 @@
-"""The contract that every loader of data sets keeps, and every source of images: those
-of the loaders, their wrappers, and a user's own class."""
+"""The contract of all loaders of data sets and all sources of images."""
 
 import dataclasses
 from collections.abc import Callable
