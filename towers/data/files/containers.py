@@ -55,11 +55,11 @@ def data_set(
     openers: Mapping[str, Callable[[], Index]],
     options: ImageOptions,
     trained: Trained | None,
-    inventory: Inventory | None = None,
-    names: Mapping[str, str] | None = None,
+    inventory: Inventory,
+    names: Mapping[str, str],
 ) -> DataSet:
     """Return the data set of split -> function that gives its Index."""
-    options, inventory = options.with_survey(), inventory or Inventory()
+    options = options.with_survey()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     if "train" in openers and trained is None:
         openers["train"]()  # its errors come first
@@ -81,7 +81,7 @@ def data_set(
         },
         options,
         trained,
-        names=names or {split: f"split {split}" for split in openers},
+        names=names,
         inventory=inventory,
     )
 

@@ -132,8 +132,8 @@ class Listing:
         if num_nested and not self.class_level and _has_splits(folder.path):
             hint = class_folders.suggestion(os.path.dirname(folder.path))
             raise DataError(
-                f"{shown(folder.path)}: contains folders for training or testing, so it "
-                f"is not a class folder; {hint}{LAYOUT}; --class_level=1 if it is one"
+                f"{shown(folder.path)}: contains folders for training or testing, so "
+                f"it is not a class folder; {hint}{LAYOUT}; --class_level=1 if it is"
             )
         self.num_nested += num_nested
         return paths

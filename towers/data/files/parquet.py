@@ -111,19 +111,14 @@ def load(
 ) -> DataSet:
     """Load Parquet files with images; arguments and errors as of `data.load`."""
     options = image_options or ImageOptions()
-    read_files = functools.partial(
-        read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
-    )
-    return containers.load(
-        "parquet", _NAMES, read_files, data_dir, columns, options, trained
-    )
+    cache = RowGroups(1.25 * options.shuffle_buffer_mb)
+    read_files = functools.partial(read, cache=cache)
+    given = data_dir, columns, options, trained
+    return containers.load("parquet", _NAMES, read_files, *given)
 
 
 def read(
-    paths: Sequence[str],
-    columns: Mapping[str, str],
-    inventory: Inventory,
-    cache: RowGroups,
+    paths: Sequence[str], columns: Mapping[str, str], inventory: Inventory, cache: Any
 ) -> Index:
     """Return the index of the images in files; only labels are read."""
     groups, num_rows, label_parts, versions = [], [], [], []
@@ -212,10 +207,8 @@ def _find_columns(schema, columns):
     label = names["label"]
     class_names = features.get(label, {}).get("names") or []
     if not isinstance(class_names, list) or {*map(type, class_names)} - {str}:
-        raise ValueError(
-            f"the metadata of datasets have no texts for the classes of {label}; "
-            "write the file anew"
-        )
+        text = f"the metadata of datasets have no texts for the classes of {label}"
+        raise ValueError(f"{text}; write the file anew")
     kind = str(schema.field(label).type) if label else ""
     if re.fullmatch(r"u?int\d+", kind):  # files of one set may differ in their bits
         kind = "integers"
@@ -254,21 +247,17 @@ def _label_numbers(values, columns, numbers):
         values, kind = values.cast(kind.value_type), kind.value_type
     is_text = types.is_string(kind) or types.is_large_string(kind)
     is_other = types.is_boolean(kind) or types.is_floating(kind)
-    if not (
-        types.is_integer(kind) or is_text or (is_other and not columns.class_names)
-    ):
-        raise ValueError(
-            f"the column {columns.label} is {kind}, and not of integers or texts"
-        )
+    is_other = is_text or (is_other and not columns.class_names)
+    if not types.is_integer(kind) and not is_other:
+        text = f"the column {columns.label} is {kind}, and not of integers or texts"
+        raise ValueError(text)
     if columns.class_names:
         labels = values.fill_null(-1).to_numpy().astype(np.int64)
         most = len(columns.class_names) - 1
         is_wrong = (labels < -1) | (labels > most)
         if is_wrong.any():
-            row = is_wrong.argmax()
-            raise ValueError(
-                f"row {row} has the label {labels[row]}, expected 0 to {most}"
-            )
+            text = f"row {is_wrong.argmax()} has the label {labels[is_wrong][0]}"
+            raise ValueError(f"{text}, expected 0 to {most}")
         return labels.astype(np.int32)
     encoded = values.combine_chunks().dictionary_encode()
     texts = [label_text(None if x == -1 else x) for x in encoded.dictionary.to_pylist()]

@@ -142,10 +142,8 @@ def _members(read_at, size):
             yield text, 0, 0, os.fsdecode(target)
         elif kind not in _EMPTY and not name.endswith(b"/"):
             if kind not in _REGULAR or b"sparse" in extended:
-                raise ValueError(
-                    f"{shown(text, 60)} is sparse, or of another kind that is not "
-                    "read; pack the files without --sparse"
-                )
+                problem = f"{shown(text, 60)} is sparse, or of a kind that is not read"
+                raise ValueError(f"{problem}; pack the files without --sparse")
             yield text, begin, length, None
         extended = {}
     raise ValueError("breaks off: the end of the archive is missing")
@@ -185,10 +183,8 @@ def _resolved(members):
     for full_name, begin, length, target in members:
         name = full_name.removeprefix("./")
         if name in spans:
-            raise ValueError(
-                f"has two members called {shown(name, 60)}; tar would overwrite one: "
-                "unpack the archive and pack it anew"
-            )
+            text = f"has two members called {shown(name, 60)}; tar would overwrite one"
+            raise ValueError(f"{text}: unpack the archive and pack it anew")
         spans[name] = begin, length
         if target is not None:
             targets[name] = target
