@@ -1,10 +1,8 @@
 """Images with several labels, compared with scikit-learn, Keras and NumPy."""
 
 import concurrent.futures
-import contextlib
 import csv
 import dataclasses
-import io
 import json
 import threading
 
@@ -360,21 +358,7 @@ CONFIG = Config(
 def run(tmp_path_factory):
     """A run of images with several labels."""
     path = tmp_path_factory.mktemp("label_sets") / "run"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        result = towers.train(path, CONFIG, data=small_set(), class_names=NAMES)
-    (path / "printed.txt").write_text(printed.getvalue())
-    return result
-
-
-def test_the_result_is_the_mean_average_precision(run):
-    lines = (run.path / "printed.txt").read_text().splitlines()
-    values = run.history["validation_map"].values
-    starts = (
-        f"best: step {run.step}, validation mAP {max(values):.4f}, ",
-        f"result: {values[-1]:.4f} validation mAP, ",
-    )
-    for start in starts:
-        assert any(line.startswith(start) for line in lines), start
+    return towers.train(path, CONFIG, data=small_set(), class_names=NAMES)
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,6 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
         content += "least two classes are needed"
     elif num_images := sum(is_image(x) for x in entries(folder) if not is_folder(x)):
         content = f"{num_images:,} images, but no class folders"
-    elif files := [os.path.relpath(x.path, folder) for x in files_below(folder)]:
-        content += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
     return DataError(f"{shown(folder)}: {content}; {suggestion(root)}{LAYOUT}")
 
 
@@ -270,11 +268,8 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[Entry]:
     """Yield the files below a folder, and folders that are empty or link upwards."""
     above = (*above, os.path.realpath(folder))
     for entry in entries(folder):
-        if (
-            not is_folder(entry)
-            or is_without_images(entry)
-            or os.path.realpath(entry.path) in above
-        ):
+        is_leaf = not is_folder(entry) or is_without_images(entry)
+        if is_leaf or os.path.realpath(entry.path) in above:
             yield entry
         else:
             yield from files_below(entry.path, above)
@@ -291,7 +286,7 @@ def is_without_images(entry: Entry) -> bool:
 
 
 def entries(folder: str) -> Iterator[Entry]:
-    """Yield the visible entries of a folder; none for a URL."""
+    """Yield the visible entries of a folder, or of a URL that was listed."""
     if is_url(folder):
         yield from (x for x in listed.get(folder, {}).values() if x.name[0] != ".")
         return
