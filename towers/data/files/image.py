@@ -190,7 +190,7 @@ def _completed(image, content):
     if not isinstance(image, JpegImageFile) or content.endswith(END_OF_JPEG):
         return image
     scan = content.rfind(b"\xff\xda")
-    # Of several scans the last ones may be missing.
+    # The last ones of several scans may be missing.
     is_one_scan = content[scan + 4 : scan + 5] == bytes([image.layers])
     if END_OF_JPEG in content[scan:] or "progressive" in image.info or not is_one_scan:
         return image
