@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import tensorflow as tf
 from pictures import png, random_pixels
+from prepared_sets import all_of
 from pyarrow import parquet
 
 CLASSES = ["ant", "cat", "dog"]
@@ -92,14 +93,11 @@ def write_records(root, rows, split="train"):
 
 
 def record(content, label, text):
-    features = {
-        "image/encoded": tf.train.BytesList(value=[content]),
-        "image/class/text": tf.train.BytesList(value=[text.encode()]),
-    }
-    features = {k: tf.train.Feature(bytes_list=x) for k, x in features.items()}
-    number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
-    features["image/class/label"] = number
-    example = tf.train.Example(features=tf.train.Features(feature=features))
+    example = tf.train.Example()
+    features = example.features.feature
+    features["image/encoded"].bytes_list.value.append(content)
+    features["image/class/text"].bytes_list.value.append(text.encode())
+    features["image/class/label"].int64_list.value.append(label)
     return example.SerializeToString()
 
 
@@ -116,9 +114,29 @@ CONTAINERS = {
 }
 
 
+def assert_equal_images(source, expected):
+    """Two sources have the same images and labels."""
+    for actual, values in zip(all_of(source), all_of(expected), strict=True):
+        np.testing.assert_array_equal(actual, values)
+
+
+def assert_equal_sets(data_set, expected):
+    assert data_set.class_names == expected.class_names
+    assert (data_set.mean, data_set.std) == (expected.mean, expected.std)
+    for split, source in expected.sources.items():
+        assert_equal_images(data_set.sources[split], source)
+
+
+def names_of(source):
+    """FOLDER/NAME of the images, in their order."""
+    places = map(source.location, range(source.num_examples))
+    return ["/".join(place.split("/")[-2:]) for place in places]
+
+
 class Server(http.server.ThreadingHTTPServer):
-    """A web server of a folder; `fail` of the next requests end in an error, and those
-    of the paths in `bad` always in that one.
+    """A web server of a folder.
+
+    The next `fail` requests end in an error; requests of paths in `bad` in theirs.
 
     Attributes:
         requests: (path, range) of those that were answered.
@@ -133,20 +151,17 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.do_GET()
-
     def do_GET(self):
         path = self.server.folder / self.path.lstrip("/")
+        error = self.server.bad.get(self.path) or (0 if path.is_file() else 404)
         if self.server.fail:
             self.server.fail -= 1
-            return self.send_error(503)
-        if self.path in self.server.bad:
-            return self.send_error(self.server.bad[self.path])
-        if not path.is_file():
-            return self.send_error(404)
+            error = 503
+        if error:
+            self.send_error(error)
+            return
         content, status = path.read_bytes(), 200
-        headers = {"ETag": f'"{zlib.crc32(content):x}"', "Last-Modified": None}
+        headers = {"ETag": f'"{zlib.crc32(content):x}"'}
         headers["Last-Modified"] = formatdate(path.stat().st_mtime, usegmt=True)
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
             first, last = map(int, wanted.groups())
@@ -155,11 +170,10 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.server.requests.append((self.path, wanted and wanted.groups()))
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        for name in headers.keys() & set(self.server.headers):
+        for name in headers.keys() & {"Content-Range", *self.server.headers}:
             self.send_header(name, headers[name])
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def log_message(self, *_):
         pass
@@ -168,7 +182,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(folder):
     with Server(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
         thread.start()
         yield server
         server.shutdown()

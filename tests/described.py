@@ -1,10 +1,10 @@
-"""The networks of `towers.models` in the oracle's words, written from the papers."""
+"""Networks of `towers.models` for the oracle, written from the papers."""
 
 from engines.oracle import INPUT, layer
 
 
 def _plain(text):
-    """Layers without options, "kind:name kind:name"."""
+    """Return layers without options, from "kind:name kind:name"."""
     return [layer(*each.split(":")) for each in text.split()]
 
 
@@ -72,7 +72,7 @@ def _norm(name, inputs=()):
 
 
 def _conv3x3(name, stride=1):
-    """With a stride, one row and column of zeros on every side."""
+    """Return a convolution; with a stride it is padded by one pixel on every side."""
     if stride == 1:
         return [layer("conv", name)]
     return [
@@ -86,7 +86,7 @@ def _last():
 
 
 def _zeros_shortcut(name, channels):
-    """Every other pixel, and the channels doubled by zeros on both sides."""
+    """Return every other pixel, with channels doubled by zeros on both sides."""
     more = (channels // 2, channels - channels // 2)
     return [
         layer("average_pool", f"{name}_subsample", size=1, stride=2),
@@ -124,7 +124,7 @@ def _resnet(num_stages, num_blocks, channels, shortcut_fn):
 
 
 def cifar_resnet(depth: int, channels: int) -> list:
-    """Of 6n + 2 layers, with so many channels in the first stage."""
+    """Return a CIFAR ResNet of 6n + 2 layers, with `channels` in the first stage."""
     return _resnet(3, (depth - 2) // 6, channels, _zeros_shortcut)
 
 
@@ -135,8 +135,7 @@ def resnet18() -> list:
 def imagenet_resnet(
     blocks: tuple[int, ...], sizes: tuple[int, ...], stochastic_depth: float = 0.0
 ) -> list:
-    """Stages of so many blocks of convolutions of so many pixels, the stride in the
-    first of 3x3."""
+    """Return a ResNet with `blocks` per stage and kernel `sizes` per block."""
     found = [
         layer("pad", "stem_conv_pad", rows=(3, 3), columns=(3, 3)),
         layer("conv", "stem_conv", stride=2, padding="valid"),
@@ -234,7 +233,7 @@ def convmixer(depth: int, channels: int) -> list:
 def _convolved(
     name, activation, as_tensorflow, inputs=(), size=1, stride=1, kind="conv"
 ):
-    """A convolution, its normalization and an activation."""
+    """Return a convolution, its normalization and an activation."""
     found, padding = [], "same"
     if stride > 1 and not as_tensorflow:
         edges = (size // 2, size // 2)
@@ -249,8 +248,7 @@ def _convolved(
 
 
 def _inverted_residuals(found, stages, rate, as_tensorflow, gate, squeeze=None):
-    """Blocks, each of (size, stride, is expanded, is squeezed, has a shortcut,
-    activation); convolutions of one pixel are dense layers here."""
+    """Append blocks of (size, stride, expanded, squeezed, shortcut, activation)."""
     found, index = list(found), 0
     for stage, blocks in enumerate(stages, start=1):
         for block, row in enumerate(blocks, start=1):
@@ -288,7 +286,7 @@ def efficientnet(
     rate: float = 0.0,
     as_tensorflow: bool = False,
 ) -> list:
-    """Stages of so many blocks; with SiLU they have squeeze-and-excitation."""
+    """Return stages of `counts` blocks; SiLU implies squeeze-and-excitation."""
     sizes, strides, stages = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), []
     for stage, count in enumerate(counts):
         first = (sizes[stage], strides[stage], stage > 0, activation == "silu", False)
@@ -304,7 +302,7 @@ def efficientnet(
 
 
 def mobilenet_v3(as_tensorflow: bool, dropout: float, rate: float) -> list:
-    """The small one."""
+    """Return MobileNetV3 small."""
     relu, hard = "relu", "hard_silu"
     stages = [
         [(3, 2, False, True, False, relu)],
@@ -357,7 +355,7 @@ def convnext(depths: tuple[int, ...], dropout: float, rate: float) -> list:
 
 
 def vgg(stages: tuple[int, ...], dropout: float) -> list:
-    """Stages of so many convolutions."""
+    """Return a VGG; `stages` are numbers of convolutions."""
     found = []
     for stage, count in enumerate(stages, start=1):
         for place in range(1, count + 1):
@@ -370,7 +368,7 @@ def vgg(stages: tuple[int, ...], dropout: float) -> list:
 
 
 def densenet(num_layers: int, dropout: float) -> list:
-    """Three blocks of so many layers."""
+    """Return three dense blocks of `num_layers` layers."""
 
     def active_conv(name, inputs=()):
         return [

@@ -2,45 +2,25 @@
 
 import io
 import pathlib
-import struct
 import zlib
 
 import numpy as np
+import tensorflow as tf
 from PIL import Image
-
-# Channels -> the color type of a PNG file.
-COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    checksum = zlib.crc32(kind + content)
-    return (
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
-    )
-
-
-def png_file(height, width, bits, color_type, rows: bytes, *extra: bytes) -> bytes:
-    """A PNG file of rows that each begin with their filter, 0."""
-    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
-    return b"".join(
-        [
-            b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", header),
-            *extra,
-            chunk(b"IDAT", zlib.compress(rows)),
-            chunk(b"IEND", b""),
-        ]
-    )
+    length, checksum = len(content), zlib.crc32(kind + content)
+    return length.to_bytes(4) + kind + content + checksum.to_bytes(4)
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8 or uint16 [height, width, 1 to 4 channels]: gray, gray with
-    transparency, color, color with transparency."""
-    height, width, channels = pixels.shape
-    big_endian = pixels.astype(pixels.dtype.newbyteorder(">"))
-    rows = b"".join(b"\0" + row.tobytes() for row in big_endian)
-    bits = 8 * pixels.dtype.itemsize
-    return png_file(height, width, bits, COLOR_TYPES[channels], rows)
+    """A PNG file of uint8 or uint16 [height, width, 1 to 4 channels]."""
+    if pixels.dtype == np.uint16:  # which Pillow does not write in colors
+        return tf.io.encode_png(pixels).numpy()
+    return file_of(
+        Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels), "PNG"
+    )
 
 
 def file_of(image: Image.Image, kind: str, **options) -> bytes:

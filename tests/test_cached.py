@@ -135,8 +135,8 @@ def call_in_tensorflow(call):
     [
         (lambda x: b"", "the file is empty"),
         (lambda x: x[:-40], "cannot be decoded: "),
-        (lambda x: b"<html>" + x, "cannot be decoded: it is no JPEG, PNG"),
-        (lambda x: png(random_pixels(0, 6, 8)), "is 6x8 (height x width) where 8x6 is"),
+        (lambda x: b"<html>" + x, "cannot be decoded: it is not a JPEG, PNG"),
+        (lambda x: png(random_pixels(0, 6, 8)), "is 6x8 (height x width), expec"),
         (lambda x: FileNotFoundError(2, "No such file"), "No such file"),
     ],
 )

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from marks import slow
 from pictures import file_of, gif, png, random_pixels
 from PIL import Image
-from prepared_sets import features, random_examples, store
 from test_cached import Files
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
 from towers.data.files.cached import CachedSource
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageOptions
-from towers.errors import TowersError, data_errors_of_tensorflow
+from towers.errors import data_errors_of_tensorflow
 
 MAX_PIXELS = 100_000
 
@@ -32,16 +31,9 @@ few_and_many = pytest.mark.parametrize("num_examples", [20, slow(1000)])
 def fuzz(num_examples, strategy, call, *, codes=(2, 3), **options):
     """Calls with bytes of a strategy; a call may end with a TowersError alone."""
 
-    def read(made):
-        try:
-            with data_errors_of_tensorflow():
-                call(made)
-        except TowersError as error:
-            assert str(error).isprintable()
-            raise
-
+    call = data_errors_of_tensorflow()(call)
     options |= {"codes": codes, "derandomize": True, "most_secs": 3.0}
-    fuzzing.fuzz(read, strategy, num_examples, **options)
+    fuzzing.fuzz(call, strategy, num_examples, **options)
 
 
 @st.composite
@@ -97,16 +89,6 @@ def test_any_image_file(num_examples):
         assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 
     fuzz(num_examples, changed(image_files()), read)
-
-
-# What tensorflow-datasets has prepared.
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    home = tmp_path_factory.mktemp("fuzz")
-    store(home, random_examples(3, 0), random_examples(2, 1), spec=features(id=None))
-    return home
 
 
 # Weights of other programs.

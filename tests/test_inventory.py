@@ -3,15 +3,9 @@
 import csv
 import pathlib
 
+import containers
 import numpy as np
-from containers import (
-    CLASSES,
-    examples,
-    write_images,
-    write_parquet,
-    write_records,
-    write_tars,
-)
+from containers import CLASSES, examples, write_images
 
 from towers import data
 from towers.data.sets import arrays
@@ -36,32 +30,25 @@ def table(root):
         writer = csv.writer(file)
         writer.writerow(["image", "label", "camera", "split"])
         for number, (path, label, _) in enumerate(ROWS):
-            is_valid = number % 5 == 0
-            writer.writerow(
-                [
-                    f"images/{path}",
-                    CLASSES[label],
-                    "left",
-                    "val" if is_valid else "train",
-                ]
-            )
+            split = "train" if number % 5 else "val"
+            writer.writerow([f"images/{path}", CLASSES[label], "left", split])
     return "table", root / "photos.csv"
 
 
 def parquet(root):
-    write_parquet(root, TRAIN, "train")
-    write_parquet(root, REST, "test")
+    containers.write_parquet(root, TRAIN, "train")
+    containers.write_parquet(root, REST, "test")
     return "parquet", root
 
 
 def tar(root):
-    write_tars(root, TRAIN, "train")
-    write_tars(root, REST, "val")
+    containers.write_tars(root, TRAIN, "train")
+    containers.write_tars(root, REST, "val")
     return "webdataset", root
 
 
 def tf_records(root):
-    write_records(root, ROWS, "photos")
+    containers.write_records(root, ROWS, "photos")
     return "tfrecord", root / "photos*"
 
 

@@ -1,5 +1,4 @@
-"""The contract that every loader of data sets keeps, and every source of images: those
-of the loaders, their wrappers, and a user's own class."""
+"""The contract of all loaders of data sets and all sources of images."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,13 +30,7 @@ from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
 from towers.data.sets import arrays, shapes
 from towers.data.sets.official_files import PUBLISHED
-from towers.data.sources import (
-    ArraySource,
-    DeviceSource,
-    Subset,
-    channel_moments,
-    location_of,
-)
+from towers.data.sources import ArraySource, DeviceSource, Subset, location_of
 from towers.errors import DataError, data_errors_of_tensorflow
 
 # The file of a user; `change` are fields of the data set.
@@ -72,14 +65,10 @@ def load():
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """How the files of a data set are made, and what is then loaded.
+    """How a data set is made and loaded.
 
-    Attributes:
-        write: is called with a folder; gives (images, labels) of both splits, or None.
-        name: of `data.load`, where it is another than that in the table.
-        class_names: of the data set, where they are known.
-        file: a pattern of files that cannot be done without.
-        is_ordered: whether images come in the order in which they were written.
+    `write` takes a folder, and returns (images, labels) of both splits or None. `name`
+    is that of `data.load`, if it differs. `file` is a pattern of required files.
     """
 
     write: Callable = lambda home: None
@@ -219,9 +208,9 @@ def test_a_data_set_is_what_was_written(made, name):
         for one, other in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     if splits:
-        mean, std = channel_moments(splits[0][0])
-        np.testing.assert_allclose(data_set.mean, mean)
-        np.testing.assert_allclose(data_set.std, std)
+        pixels = splits[0][0].astype(np.float64)
+        np.testing.assert_allclose(data_set.mean, pixels.mean((0, 1, 2)))
+        np.testing.assert_allclose(data_set.std, pixels.std((0, 1, 2)))
         assert str(home) in data_set.origin
     assert data_set.class_names == loader.class_names or name == "synthetic"
 
@@ -410,17 +399,6 @@ def test_crop_numbers_give_each_image_a_crop_of_its_own(is_subset):
         [alone], _ = read(source, [index], numbers[place : place + 1])
         np.testing.assert_array_equal(images[place], alone)
     assert not np.array_equal(images[1], images[2])
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_channel_moments_are_those_of_numpy(channels):
-    rng = np.random.default_rng(2)
-    images = rng.integers(0, 256, (131, 6, 5, channels), dtype=np.uint8)
-    images[..., 0] //= 3
-    mean, std = channel_moments(images)
-    pixels = images.astype(np.float64)
-    np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(std, pixels.std((0, 1, 2)), rtol=1e-12)
 
 
 def test_two_classes_of_one_name_are_refused():

@@ -139,6 +139,7 @@ def run_batch_script(folder, codes, **variables):
         cwd=folder,
         env={"PATH": paths, "SLURM_JOB_ID": "17"} | variables,
         timeout=60,
+        check=False,
     )
     requeued = folder / "requeued"
     assert not requeued.exists() or requeued.read_text() == "requeue 17\n"

@@ -1,9 +1,10 @@
 """What is read from disk executes nothing: no unpickling, no imports by name."""
 
-import ast
+import contextlib
 import json
 import pathlib
 import pickle
+import re
 import shutil
 
 import pytest
@@ -17,9 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def test_no_call_of_the_package_unpickles_or_runs_a_shell():
     for path in (ROOT / "towers").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
-                assert isinstance(node.value, ast.Constant) and not node.value.value
+        assert not re.search(r"\b(allow_pickle|shell)=(?!False\b)", path.read_text())
 
 
 # Files of others.
@@ -75,10 +74,8 @@ def test_no_prepared_file_is_unpickled(prepared, bomb):
     for path in files:
         content = path.read_bytes()
         path.write_bytes(bomb)
-        try:
+        with contextlib.suppress(TowersError):
             load(prepared)
-        except TowersError:
-            pass
         path.write_bytes(content)
 
 

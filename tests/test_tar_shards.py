@@ -1,7 +1,6 @@
 """Members of tar files: links, damage, names, and labels in other places."""
 
 import io
-import json
 import os
 import subprocess
 import tarfile
@@ -77,10 +76,7 @@ def test_links_are_read_as_gnu_tar_writes_them(tmp_path, kind):
 
 LAYOUTS = {
     "dots in names": (list(labeled("{:05}.x.5")), "last dot"),
-    "labels after images": (
-        sorted(labeled(), key=lambda x: x[0].endswith(".cls")),
-        "",
-    ),
+    "labels after images": (sorted(labeled(), key=lambda x: x[0].endswith(".cls")), ""),
     "labels in another folder": (
         [(f"{'images' if 'png' in n else 'labels'}/{n}", x) for n, x in labeled()],
         "any folder",
@@ -206,14 +202,3 @@ def test_classes_may_contain_names_of_splits_and_paths_be_in_two_fields(tmp_path
             member.size, member.mtime = len(content), 0.5  # which a pax record has
             archive.addfile(member, io.BytesIO(content))
     assert load(tmp_path / "a.tar").class_names == names
-
-
-def test_json_labels_of_a_json_key(tmp_path):
-    members = [
-        (name.replace("cls", "json"), json.dumps({"kind": content.decode()}).encode())
-        if name.endswith("cls")
-        else (name, content)
-        for name, content in labeled()
-    ]
-    write(tmp_path / "a.tar", members)
-    assert_labels(load(tmp_path / "a.tar", columns="label:json:kind"), 30)

@@ -19,16 +19,11 @@ EVENTS = {"open", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link"}
 
 
 class Recorder:
-    """Records what happens below a folder; a context manager.
+    """A context manager that records what happens below a folder.
 
-    Renames and fsyncs are patched in `os`. Other changes are found by comparing the
-    files before each operation of Python with those that were known, so those of
-    TensorFlow, which never calls fsync, are found as well, a whole call at a time.
-    Nothing is really synced.
-
-    Args:
-        root: the folder.
-        leave_out: names of folders below it that are not recorded.
+    Renames and fsyncs are patched in `os`; nothing is really synced. Other changes,
+    also of TensorFlow, are found by comparing the files before each operation of
+    Python. Folders named in `leave_out` are not recorded.
     """
 
     def __init__(self, root: pathlib.Path, leave_out: tuple[str, ...] = ()):
@@ -39,7 +34,7 @@ class Recorder:
         self._known = self._read()
 
     def say(self, what: object) -> None:
-        """Records what the code has promised by now."""
+        """Record what the code has promised by now."""
         with self._observed():
             self.operations.append(("said", what))
 
@@ -80,8 +75,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:
-        """Records how the files differ from those that are known; other threads that
-        are to be observed wait meanwhile."""
+        """Record how the files differ from the known ones, one thread at a time."""
         with self._lock:
             if self._is_observing:  # reading the files is observed, too
                 yield
@@ -130,11 +124,9 @@ sys.addaudithook(_before)
 def crash_states(
     folder: pathlib.Path, act: Callable[[], object], most: int
 ) -> Iterator[list[Tree]]:
-    """Acts in a folder that is synced; then, for each file operation, what a power cut
-    before it may leave (first of all what a kill leaves), at last after all of them.
+    """Yield what a power cut may leave before each file operation, and after all.
 
-    Args:
-        most: see `Disk.crash_states`.
+    The first state is what a kill leaves; `most` as of `Disk.crash_states`.
     """
     disk, before = Disk(), read_tree(folder)
     for path, content in before.items():

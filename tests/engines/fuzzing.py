@@ -1,5 +1,4 @@
-"""Functions that are called with many inputs: each call gives a result or one line, in
-bounded time and memory."""
+"""Functions that are called with many inputs, in bounded time and memory."""
 
 import contextlib
 import pathlib
@@ -37,20 +36,11 @@ def fuzz(
     most_secs: float = MAX_SECS,
     most_bytes: float = MAX_BYTES,
 ) -> None:
-    """Calls a function with inputs.
+    """Call a function with inputs; each call returns or raises a TowersError.
 
-    Each call returns or raises a TowersError.
-
-    Args:
-        function: is called with one input at a time.
-        inputs: what they are drawn from.
-        num_inputs: how many are drawn.
-        codes: the exit codes that an error may have.
-        always: inputs that are tried besides.
-        derandomize: whether the inputs are the same each time; by default where they
-            are few.
-        most_secs: processor time of an input.
-        most_bytes: by which the memory may grow during an input.
+    `codes` are the exit codes that an error may have, `always` further inputs. Few
+    inputs are the same each time, unless `derandomize` says otherwise. `most_secs` and
+    `most_bytes` bound processor time and growth of memory.
     """
 
     @settings(
@@ -66,11 +56,13 @@ def fuzz(
         assert any(seconds_of(value) < most_secs for _ in range(3))
 
     def seconds_of(value):
-        started = time.process_time()
+        started, error = time.process_time(), None
         try:
             with time_limit(60), memory_limit(most_bytes):
                 function(value)
-        except TowersError as error:
+        except TowersError as raised:
+            error = raised
+        if error is not None:
             line = one_line(error)
             assert error.exit_code in codes, line
             assert 1 <= len(line) <= MAX_CHARACTERS and line.isprintable()
@@ -83,8 +75,7 @@ def fuzz(
 
 @contextlib.contextmanager
 def memory_limit(num_bytes: float) -> Iterator[None]:
-    """Raises an AssertionError where the block, at its peak, needs more memory than
-    before. Only Linux tells."""
+    """Raise an AssertionError if the peak memory of a block grows; on Linux alone."""
     peak_of_process = pathlib.Path("/proc/self/clear_refs")
     if not peak_of_process.exists():
         yield

@@ -1,8 +1,4 @@
-"""A source of image files, which are decoded when they are read.
-
-What was decoded once stays in memory as far as it fits, so from the second epoch on
-reading is a look-up. Nothing else is kept: the data set may be larger than memory.
-"""
+"""A source of image files that are decoded when they are read."""
 
 import atexit
 import contextlib
@@ -26,36 +22,26 @@ from towers.data.inventory import Inventory
 from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
-# Images whose stored sizes are compared at the start.
+# Number of images whose stored sizes are compared.
 NUM_COMPARED = 256
-
-# Mean and standard deviation are computed from this number of training images, drawn at
-# random with a fixed seed. The error of a mean is about 1 of 255 (the means of images
-# differ by 50).
+# Number of training images, drawn with a fixed seed, for mean and standard deviation.
+# The error of a mean is about 1 of 255; the means of images differ by 50.
 SAMPLE = 5000
-
-# An image is constant, or nearly so, if its values of 0..255 span less than this; a
-# warning says so if this share of the sample is.
+# A warning is given if this share of the sample spans less than FLAT_RANGE of 255.
 FLAT_RANGE, FLAT_SHARE = 16, 0.1
-
-# Blocks that are read for a sample, where images are read in blocks.
+# Number of blocks that are read for a sample.
 NUM_BLOCKS = 16
-
-# Of the batches in which a whole source is read; several are in memory.
+# Batch size in bytes for a full pass over a source; several batches are in memory.
 BATCH_BYTES = 50_000_000
-
 MEGABYTE = 1_000_000
-
-# Between lines that say how many images have been read.
+# Seconds between reports of progress.
 PROGRESS_SECS = 30
 
 
 class _Reads:
-    """Calls from `tf.data` into Python, which must be over before the interpreter ends.
+    """Counter of the calls from `tf.data` into Python.
 
-    A thread of `tf.data` that calls into an interpreter that shuts down never returns,
-    and the owner of the iterator waits for it. So the exit waits until there was no
-    call for a while: a stream reads only a few batches ahead.
+    The exit waits for them, since a call into an interpreter that shuts down hangs.
     """
 
     QUIET_SECS = 0.5
@@ -84,9 +70,7 @@ atexit.register(_reads.close)
 
 
 class ImageCache:
-    """Room for decoded images, which the sources of a data set share: `bytes_left` are
-    free. The images that are read first are kept.
-    """
+    """Memory for decoded images that several sources share; first come, first kept."""
 
     def __init__(self, megabytes: float):
         self.bytes_left = megabytes * MEGABYTE
@@ -94,9 +78,9 @@ class ImageCache:
 
 
 class CachedSource:
-    """Images that are decoded when they are read; `image_shape` has 1 or 3 channels.
-    What was read stays in the cache, but no crops. Where images are resized, a random
-    crop is of the file's pixels (`reads_crops`).
+    """Images that are decoded when they are read, and cached, except for random crops.
+
+    If images are resized, random crops are taken from stored pixels (`reads_crops`).
     """
 
     decodes = True
@@ -111,8 +95,12 @@ class CachedSource:
         self.num_examples = len(files)
         self.image_shape = image_shape
         self.reads_crops = bool(options.image_size)
-        self._files = files
-        self._options = options
+        # int32 [n] or uint8 [n, classes]; None if unknown before reading.
+        self.labels: np.ndarray | None = getattr(files, "labels", None)
+        self.sample_weights: np.ndarray | None = getattr(files, "sample_weights", None)
+        self.blocks = blocks_of(files)
+        self.block_bytes = getattr(files, "block_bytes", 0)
+        self._files, self._options = files, options
         self._cache = cache or ImageCache(options.image_cache_mb)
         self._image_bytes = math.prod(image_shape)
         self._has_read_crops, self._label_sets = False, None
@@ -124,9 +112,7 @@ class CachedSource:
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Source.read`; not under XLA. A DataError is in the text of TensorFlow's
-        error, see `data_errors_of_tensorflow`.
-        """
+        """Read images as `Source.read`; not under XLA."""
         numbers = [] if crop_numbers is None else [crop_numbers]
         with tf.device("CPU:0"):
             images, labels = tf.numpy_function(
@@ -139,17 +125,8 @@ class CachedSource:
                 labels = tf.where(labels[:, tf.newaxis] < 0, -1.0, sets)
         return images, labels
 
-    @property
-    def labels(self) -> np.ndarray | None:
-        """int32 [num_examples], or uint8 [num_examples, classes]; None where they are
-        not known before they are read.
-        """
-        return getattr(self._files, "labels", None)
-
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
-        """int32 [n], of images that are not decoded; DataError where one cannot be
-        read.
-        """
+        """Read labels, int32 [n], without decoding images."""
         labels = np.empty(len(indices), np.int32)
 
         def read(position):
@@ -162,27 +139,12 @@ class CachedSource:
         return labels
 
     @property
-    def sample_weights(self) -> np.ndarray | None:
-        """float32 [num_examples]; None without."""
-        return getattr(self._files, "sample_weights", None)
-
-    @property
-    def blocks(self) -> np.ndarray | None:
-        """As `sources.blocks_of`."""
-        return blocks_of(self._files)
-
-    @property
-    def block_bytes(self) -> int:
-        """Mean size of a block."""
-        return self._files.block_bytes
-
-    @property
     def checksum(self) -> int | None:
-        """As `sources.checksum`."""
+        """Checksum, see `sources.checksum`."""
         return self._files.checksum() if hasattr(self._files, "checksum") else None
 
     def location(self, index: int) -> str:
-        """The location of an image, such as its path."""
+        """Return where an image is stored, such as its path."""
         return self._files.location(index)
 
     def _read(self, indices, crop_numbers=None):
@@ -197,7 +159,7 @@ class CachedSource:
                 return kept_images.take(slots, 0), kept_labels.take(slots)
             once, copies = np.unique(indices, return_inverse=True)
             if crop_numbers is None and len(once) < len(indices):
-                # An evaluation fills its last batch up with one image.
+                # An evaluation fills up its last batch with one image.
                 images, labels = self._read(once)
                 return images[copies], labels[copies]
             images = np.empty((len(indices), *self.image_shape), np.uint8)
@@ -220,16 +182,13 @@ class CachedSource:
         return images, labels
 
     def _keep_none(self):
-        """Arrays for the images that are kept: their slots, pixels and labels. Memory
-        is allocated when it is written to.
-        """
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
         try:
             images = np.empty((most, *self.image_shape), np.uint8)
         except MemoryError:
             raise ConfigError(
-                f"image_cache_mb={self._options.image_cache_mb:g}: there is not so "
-                "much memory; what does not fit is decoded in every epoch"
+                f"image_cache_mb={self._options.image_cache_mb:g}: out of memory; what "
+                "does not fit is decoded in every epoch"
             ) from None
         self._num_kept = 0
         self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
@@ -240,14 +199,11 @@ class CachedSource:
             is_room = self._cache.bytes_left >= self._image_bytes
             if slots[index] < 0 and is_room and self._num_kept < len(images):
                 images[self._num_kept], labels[self._num_kept] = image, label
-                slots[index] = self._num_kept  # from now on it is read
+                slots[index] = self._num_kept  # readers use it from now on
                 self._num_kept += 1
                 self._cache.bytes_left -= self._image_bytes
 
     def _drop_first_images(self):
-        """Images that were read before the first crops, such as for the moments, are
-        not read again.
-        """
         with self._cache.lock:
             if not self._has_read_crops:
                 self._has_read_crops = True
@@ -271,24 +227,20 @@ class CachedSource:
             return image, label
         except (OSError, ValueError, MemoryError) as error:
             refuse(self._files, index, error, options.survey)
-        return np.uint8(0), -1  # after a fault that the survey has recorded
+        return np.uint8(0), -1  # the survey has recorded a fault
 
 
 def settle_size(
     files: ImageFiles, channels: int, options: ImageOptions
 ) -> tuple[ImageOptions, tuple[int, int, int], str]:
-    """The shape to read images in: `image_size`, or the size of the images where
-    NUM_COMPARED of them, taken at equal distances, are alike, else the square of
-    `default_size`.
+    """Return options, the shape to read images in, and a note or "".
 
-    Returns the options with the `image_size` that is used, the shape, and a note for
-    the user, or "". DataError if an image of those cannot be read, or with a survey
-    none of them.
+    The size is `image_size`, or that of all compared images, or else `default_size`.
     """
     if options.image_size:
         return options, (*height_and_width(options.image_size), channels), ""
     sizes, count, survey = set(), min(len(files), NUM_COMPARED), None
-    if options.survey is not None:  # they are detected again with all others
+    if options.survey is not None:  # a full pass detects them again
         survey = Survey(skips=options.survey.skips)
     indices = np.linspace(0, len(files) - 1, count).astype(int)
     if (blocks := blocks_of(files)) is not None:
@@ -299,7 +251,8 @@ def settle_size(
         except (OSError, ValueError, MemoryError) as error:
             refuse(files, index, error, survey)
     if not sizes:
-        raise DataError(f"no image can be read: {survey.summary()}")
+        faults = survey.summary() if survey else ""
+        raise DataError(f"no image can be read: {faults}")
     if len(sizes) == 1:
         return options, (*sizes.pop(), channels), ""
     size = options.default_size
@@ -308,7 +261,7 @@ def settle_size(
 
 
 def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
-    """About `count` of all indices, in NUM_BLOCKS blocks at equal distances."""
+    """Return about `count` indices from NUM_BLOCKS blocks at equal distances."""
     chosen = np.unique(blocks)
     positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(
         int
@@ -320,9 +273,7 @@ def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
 def read_in_batches(
     source: Source, most: int, indices: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images and labels, of all or of some indices, in batches of `most`, or fewer
-    large images; DataError where one cannot be read.
-    """
+    """Yield images and labels in batches of at most `most` images."""
     image_bytes = math.prod(source.image_shape)
     size = max(1, min(most, BATCH_BYTES // image_bytes))
     calls = streams.num_reads(size, size * image_bytes)
@@ -338,17 +289,13 @@ def read_in_batches(
 def leave_out_bad_images(
     sources: Sequence[Source | None], options: ImageOptions, inventory: Inventory
 ) -> list[Source | None]:
-    """With bad_images=skip reads all images, and leaves out those that cannot be read,
-    which the inventory then names. Closes the survey.
-    """
+    """Return the sources without unreadable images if bad_images=skip."""
     survey = options.survey
     if options.bad_images == "stop" or survey is None:
         return list(sources)
     different = [source for source in dict.fromkeys(sources) if source is not None]
-    count_read = progress(
-        sum(source.num_examples for source in different), console.line
-    )
-    good = {None: None}
+    count_read = progress(sum(x.num_examples for x in different), console.line)
+    good: dict[Source | None, Source | None] = {None: None}
     for source in different:
         all_labels = []
         for _, labels in read_in_batches(source, 100):
@@ -357,23 +304,20 @@ def leave_out_bad_images(
         positions = np.flatnonzero(_are_read(np.concatenate(all_labels)))
         is_all = len(positions) == source.num_examples
         good[source] = source if is_all else Subset(source, positions)
-    survey.close()
+    survey.is_closed = True
     for location, fault in survey.bad_images.items():
         inventory.leave_out("bad images", f"{location} ({fault})")
     return [good[source] for source in sources]
 
 
 def _are_read(labels):
-    """Bool [n]: the images that could be read."""
     return labels.reshape(len(labels), -1).min(1, initial=0) >= 0
 
 
 def progress(
     total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
-    """A function that takes the number of images of each batch that was read, and says
-    every PROGRESS_SECS how many of all that were.
-    """
+    """Return a function that adds numbers of images and reports every PROGRESS_SECS."""
     done, said_at = 0, clock()
 
     def count_read(num_images: int) -> None:
@@ -389,20 +333,17 @@ def progress(
 def sampled_moments(
     source: Source, options: ImageOptions, files: ImageFiles
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, 0..255, of SAMPLE images or
-    all; warn if many of them are constant or nearly so. DataError if one cannot be
-    read.
-    """
+    """Return mean and standard deviation per channel of at most SAMPLE images."""
     indices = np.arange(source.num_examples)
-    if len(indices) > SAMPLE:
+    blocks = blocks_of(source)
+    if len(indices) > SAMPLE and blocks is not None:
+        indices = indices_in_blocks(blocks, SAMPLE)
+    elif len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
-        if (blocks := blocks_of(source)) is not None:
-            indices = indices_in_blocks(blocks, SAMPLE)
-        else:
-            indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
+        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
     counts, num_flat = np.zeros((source.image_shape[-1], 256)), 0
-    for images, labels in read_in_batches(source, 50, indices):
-        images = images[_are_read(labels)]
+    for batch, labels in read_in_batches(source, 50, indices):
+        images = batch[_are_read(labels)]
         counts += channel_counts(images)
         spans = images.max((1, 2, 3)).astype(int) - images.min((1, 2, 3))
         num_flat += int(np.sum(spans < FLAT_RANGE))
@@ -421,10 +362,10 @@ def _warn_of_flat_images(num_flat, count, options, files):
             value = greatest_of_16_bits(files.read(index)[0], options.max_image_pixels)
             greatest = max(greatest, value)
     text = (
-        f"; 16-bit files have values up to {greatest:,} of 65,535: scale them to "
-        "65,535, or to 8 bits"
-    )
-    console.warn(
         f"{num_flat:,} of {count:,} training images are constant or nearly so, their "
-        f"values span less than {FLAT_RANGE} of 255{text if greatest else ''}"
+        f"values span less than {FLAT_RANGE} of 255"
     )
+    if greatest:
+        text += f"; 16-bit files have values up to {greatest:,} of 65,535: scale them "
+        text += "to 65,535, or to 8 bits"
+    console.warn(text)

@@ -15,14 +15,12 @@ _SPLITS |= {"publictest": "validation", "privatetest": "test"}
 
 
 def is_empty(value: Any) -> bool:
-    """Return True for an empty text, null and NaN."""
+    """Return whether a cell is empty: "", null or NaN."""
     return value is None or value != value or (isinstance(value, str) and not value)
 
 
 def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
-    """Return the class of an image, or a tuple of classes if the value is a list, has
-    the separator, or the separator is not the default; None if it is empty.
-    """
+    """Return the class, or the classes as a tuple, of a label cell; None if empty."""
     if isinstance(value, list):
         names = tuple(map(_class, value))
         if None in names:
@@ -35,7 +33,6 @@ def label(value: Any, separator: str) -> str | tuple[str, ...] | None:
 
 
 def _class(value):
-    """Return the name of a class; 1.0 is 1, and true or TRUE is True."""
     text = label_text(value) or ""
     if text.lower() in ("true", "false"):
         return text.capitalize()
@@ -43,9 +40,7 @@ def _class(value):
 
 
 def split(value: Any, column: str) -> str | None:
-    """Return the split that a value means, in a column such as is_valid 0 and 1; None
-    if it means none.
-    """
+    """Return the split that a cell means in a column; None for an unknown name."""
     if is_flag := re.match(r"is[ _]?", column.lower()):
         found = split_of(column[is_flag.end() :])
         rest = "test" if found == "train" else "train"
@@ -54,7 +49,7 @@ def split(value: Any, column: str) -> str | None:
 
 
 def _number(value):
-    """Return a text without .0, in lower case; 1 for true, 0 for false."""
+    """Return a cell as lower-case text; booleans and floats as integers."""
     text = str(value).strip().lower().removesuffix(".0")
     return {"false": "0", "true": "1"}.get(text, text)
 
@@ -67,7 +62,7 @@ def fold(value: Any) -> int:
 
 
 def weight(value: Any) -> float:
-    """Return a factor on a loss, in the range of float32."""
+    """Return a sample weight within the range of float32."""
     try:
         number = float(value)
     except ValueError:
@@ -78,7 +73,7 @@ def weight(value: Any) -> float:
 
 
 def with_1(values: Sequence[Any], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of classes that have a 1, and not 0."""
+    """Return the class columns whose cell is 1; the others must be 0."""
     for value, column in zip(values, columns, strict=True):
         if _number(value) not in ("0", "1"):
             raise ValueError(

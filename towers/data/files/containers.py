@@ -1,6 +1,4 @@
-"""Data sets of images in containers: tables, Parquet files, tar files and TFRecord
-files, on this machine, on web servers and in buckets.
-"""
+"""Data sets in containers: tables, Parquet, tar and TFRecord files."""
 
 import functools
 import os
@@ -28,22 +26,14 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Indexes a data set; its images are read and decoded when they are needed.
+    """Index a data set of a container; its images are decoded when they are read.
 
-    Args:
-        container: a key of `choices.CONTAINERS`.
-        roles: of columns that have names, see `parse_columns`.
-        read: (paths of files, columns=role -> name, inventory=) -> their index.
-        data_dir: as in `find_files`.
-        columns, image_options, trained: as of `data.load`.
-
-    Raises:
-        DataError: a file is missing or invalid, or as of `splits.data_set`.
-        ConfigError: `columns` names no role of the container.
+    `read` is (paths of files, columns=role -> name, inventory=) -> Index; `roles` are
+    of columns that can be named. Other arguments as of `data.load`.
     """
     inventory = Inventory()
-    columns = parse_columns(columns, container, roles)
-    read = functools.partial(read, columns=columns, inventory=inventory)
+    named = parse_columns(columns, container, roles)
+    read = functools.partial(read, columns=named, inventory=inventory)
     location, paths = find_files(data_dir, container, inventory)
     openers = {x: functools.partial(read, files) for x, files in paths.items()}
     names = {split: _described(files, location) for split, files in paths.items()}
@@ -52,15 +42,12 @@ def load(
 
 
 def _described(files, location):
-    """Return the names of the files of a split, from a folder, in few words."""
     below = f"{location.rstrip('/')}/"
-    names = [
-        path.removeprefix(below) if path.startswith(below) else os.path.basename(path)
-        for path in files
-    ]
-    if not names[1:]:
-        return shown(names[0], 60)
-    return f"{len(names):,} files, {shown(names[0], 60)} to {shown(names[-1], 60)}"
+    first, last = (
+        shown(x.removeprefix(below) if x.startswith(below) else os.path.basename(x), 60)
+        for x in (files[0], files[-1])
+    )
+    return f"{len(files):,} files, {first} to {last}" if files[1:] else first
 
 
 def data_set(
@@ -69,13 +56,11 @@ def data_set(
     openers: Mapping[str, Callable[[], Index]],
     options: ImageOptions,
     trained: Trained | None,
-    inventory: Inventory | None = None,
-    names: Mapping[str, str] | None = None,
+    inventory: Inventory,
+    names: Mapping[str, str],
 ) -> DataSet:
-    """Return the data set of `openers`, split -> function that gives its Index; errors
-    as of `splits.data_set`. `names` say where the images of a split are.
-    """
-    options, inventory = options.with_survey(), inventory or Inventory()
+    """Return the data set of split -> function that gives its Index."""
+    options = options.with_survey()
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     if "train" in openers and trained is None:
         openers["train"]()  # its errors come first
@@ -97,15 +82,16 @@ def data_set(
         },
         options,
         trained,
-        names=names or {split: f"split {split}" for split in openers},
+        names=names,
         inventory=inventory,
     )
 
 
 def _with_classes(opener, location, inventory, class_names, where) -> Index:
     index = opener()
-    for unlabeled in (index.labels < 0).nonzero()[0][:1]:
-        text = f"{shown(index.location(unlabeled))}: has no label"
+    is_unlabeled = index.labels < 0
+    if is_unlabeled.any():
+        text = f"{shown(index.location(is_unlabeled.argmax()))}: has no label"
         for kind in (x for x in ("columns", "features") if x in inventory.names):
             names = shown(", ".join(inventory.names[kind]), 100)
             text += f"; not used are the {kind} {names}: --columns=label:NAME names one"
@@ -120,9 +106,7 @@ def _with_classes(opener, location, inventory, class_names, where) -> Index:
 
 
 def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str, str]:
-    """Role -> name of a column, from ROLE:NAME by commas; ConfigError where it is
-    written otherwise, or is not one of the roles of the container.
-    """
+    """Return role -> column name from ROLE:NAME,...; ConfigError if it is invalid."""
     columns = {}
     for item in filter(None, text.split(",")):
         role, colon, name = item.partition(":")
@@ -139,12 +123,11 @@ def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str
 def find_files(
     data_dir: str, container: str, inventory: Inventory
 ) -> tuple[str, dict[str, list[str]]]:
-    """Return the location for messages, and split -> files of a file, a folder, or a
-    pattern such as `train-{000..146}.tar`, on this machine or a URL; "" is `data`.
+    """Return the location for messages, and split -> files.
 
-    The names of files, or of the folders that they are in, may have names of splits.
-    If some have, the others are not used, as the inventory says; if none have, all are
-    for training. DataError if there are no such files, or a folder has two tables.
+    `data_dir` is a file, a folder, or a pattern such as `train-{000..146}.tar`, local
+    or a URL. File or folder names may contain a split; if some do, the others are not
+    used.
     """
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
@@ -177,7 +160,7 @@ def find_files(
         fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
         fixed = reading.without_query(fixed)
         begin = len(os.path.dirname(fixed))
-    by_split = {}
+    by_split: dict[str, list[str]] = {}
     for path in paths:
         parts = reading.without_query(path)[begin:].strip("/").split("/")[::-1]
         split = next(filter(None, map(split_of, parts)), "")

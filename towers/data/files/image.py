@@ -20,12 +20,11 @@ from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.streams import Memory
 from towers.messages import one_line
 
-# A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which the
-# shorter side of what is resized is at least this many times the wanted one. The filter
-# does the rest, so little is lost; Pillow's `thumbnail` has the same number.
+# A JPEG file is decoded at the smallest scale of libjpeg that has this many times the
+# wanted size, as in Pillow's `thumbnail`; the filter does the rest.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
-# The filters of --interpolation.
+# Filters of --interpolation.
 FILTERS = {
     "auto": Image.Resampling.BILINEAR,
     "bilinear": Image.Resampling.BILINEAR,
@@ -33,11 +32,11 @@ FILTERS = {
 }
 END_OF_JPEG = b"\xff\xd9"
 
-# Of the images that are decoded at the same time.
+# Maximum size in bytes of the images that are decoded at the same time.
 MAX_PIXEL_BYTES = 2 * 10**9
 memory = Memory(MAX_PIXEL_BYTES)
 
-# EXIF's orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
+# EXIF orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -49,17 +48,16 @@ TURNS = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
-# Metadata that are damaged turn nothing, and are not warned about.
+# Damaged metadata are ignored, and Pillow logs faults that it raises too.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-# Pillow logs faults that it raises too.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 class Refused(ValueError):
-    """An image that is not read; the reason follows its name."""
+    """An image that is not read; the message follows its name."""
 
 
-# (height, width) of an image -> top, left, height, width of a part of it.
+# (height, width) of an image -> (top, left, height, width) of a part.
 Crop = Callable[[int, int], Sequence[float]]
 
 
@@ -74,36 +72,19 @@ def read_image(
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """The middle of an image, or another part, resized with a filter that widens as
-    the image shrinks, so that every pixel of it counts.
+    """Return an image, uint8 of the shape, resized with an antialiasing filter.
 
-    The content decides about the format, not the name; of an animation the first frame
-    is read. Gray is repeated or colors weighted, transparency is dropped, 16 bits are
-    cut to their upper 8. A JPEG file has no checksums: where bits have changed it may
-    still be decoded to something else.
-
-    Args:
-        content: of the file.
-        shape: height, width, channels of the result; 1 or 3 channels.
-        crop: the part of the upright image; by default the largest one in the middle
-            with the proportions of the result.
-        resize: whether the image may have another size than the result.
-        center_crop: part of height and width of the middle that is taken; 0 is 1.
-        interpolation: a key of FILTERS.
-        max_pixels: of the largest image that is decoded.
-        note_size: takes the height and width of the upright image.
-
-    Returns:
-        uint8 of the shape.
-
-    Raises:
-        ValueError: it is no image, is damaged or too large, or has another size and
-            must not be resized.
+    The content determines the format; only the first frame is read, transparency is
+    dropped and of 16 bits the upper 8 are kept. By default the largest part in the
+    middle with the proportions of the shape is taken, or the fraction `center_crop` of
+    it; `crop` gives another part of the upright image. `note_size` takes the height and
+    width of the upright image. Raises ValueError if it is damaged, too large, or of
+    another size and `resize` is False.
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
     if is_whole and channels == 3 and _plain_jpeg_size(content) == (height, width):
-        with contextlib.suppress(ValueError):  # which has a reason below
+        with contextlib.suppress(ValueError):  # the full reader reports the reason
             # Half of the time that JpegImageFile takes for a small image.
             image = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
             if note_size is not None:
@@ -118,24 +99,21 @@ def read_image(
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
         if not resize:
             raise Refused(
-                f"is {full_size[0]}x{full_size[1]} (height x width) where "
-                f"{height}x{width} is expected; --image_size=N resizes and crops all "
-                "images"
+                f"is {full_size[0]}x{full_size[1]} (height x width), expected "
+                f"{height}x{width}; --image_size=N resizes and crops all images"
             )
-        if crop is None:
-            box = _middle(full_size, (height, width), center_crop or 1)
-        else:
-            box = crop(*full_size)
+        middle = _middle(full_size, (height, width), center_crop or 1)
+        box = list(crop(*full_size) if crop else middle)
         top, left, *part = _stored_box(box, full_size, orientation)
         size = _turned((height, width), orientation)
         ratio = 1
         if isinstance(image, JpegImageFile):
             times = min(old / new for old, new in zip(part, size, strict=True))
             ratio = next((r for r in RATIOS if times >= r * OVERSAMPLING), 1)
-            image.draft(None, [length // ratio for length in image.size])
+            image.draft(None, (image.width // ratio, image.height // ratio))
         pixels = _pixels(image, channels)
         box = [x / ratio for x in (left, top, left + part[1], top + part[0])]
-        if crop is not None:  # without pixels around it
+        if crop is not None:  # without surrounding pixels
             left, top = map(math.floor, box[:2])
             pixels = pixels.crop((left, top, *map(math.ceil, box[2:])))
             box = [box[0] - left, box[1] - top, box[2] - left, box[3] - top]
@@ -146,9 +124,7 @@ def read_image(
 
 
 def _plain_jpeg_size(content):
-    """(height, width) of a JPEG file of three channels of 8 bits that has only what its
-    pixels need: no orientation, profile or other images. None of all others.
-    """
+    """Return (height, width) of an 8-bit RGB JPEG without orientation or profile."""
     if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
         return None
     offset = 2
@@ -165,18 +141,14 @@ def _plain_jpeg_size(content):
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:
-    """Height and width of an image after its rotation; ValueError as `read_image`,
-    though damage behind the header of a JPEG file is not detected.
-    """
+    """Return height and width of an image after rotation; reads JPEG headers only."""
     with opened(content, max_pixels) as image:
         return _inspect(image)[0]
 
 
 @contextlib.contextmanager
 def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """An image whose header is read, in the part of the memory that it may take;
-    Refused where it is none, has too many pixels, or is damaged.
-    """
+    """Yield an image whose header was read; Refused if it is damaged or too large."""
     if not content:
         raise Refused("the file is empty")
     if content.startswith(LFS):
@@ -193,7 +165,7 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
                 yield _completed(image, content)
     except (Refused, MemoryError) as error:
         raise error from None
-    except Exception as error:  # of any class where a file is damaged
+    except Exception as error:  # damaged files raise any class
         raise Refused(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
@@ -209,18 +181,16 @@ def _opened(content):
     try:
         return TgaImageFile(file, "")
     except SyntaxError:
-        reason = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+        reason = f"it is not a {FORMATS_TEXT} file, or its header is damaged"
         raise Refused(f"cannot be decoded: {reason}") from None
 
 
 def _completed(image, content):
-    """Adds a missing end marker to a JPEG file. Other data may be missing as well where
-    the pixels depend on the bits that are put in their place.
-    """
+    """Add a missing end marker to a JPEG file if the pixels do not depend on it."""
     if not isinstance(image, JpegImageFile) or content.endswith(END_OF_JPEG):
         return image
     scan = content.rfind(b"\xff\xda")
-    # Of several scans the last ones may be missing.
+    # The last ones of several scans may be missing.
     is_one_scan = content[scan + 4 : scan + 5] == bytes([image.layers])
     if END_OF_JPEG in content[scan:] or "progressive" in image.info or not is_one_scan:
         return image
@@ -234,7 +204,7 @@ def _completed(image, content):
 
 
 def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
-    """Return the greatest value of a gray image of 16 bits; 0 of another one."""
+    """Return the maximum of a gray 16-bit image, 0 for other images."""
     with opened(content, max_pixels) as image:
         return int(np.asarray(image).max()) if _has_16_bits(image) else 0
 
@@ -246,7 +216,6 @@ def _has_16_bits(image):
 
 
 def _pixels(image, channels):
-    """The image decoded, in 8 bits, gray or in colors, as stored."""
     image.load()
     if _has_16_bits(image):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -258,9 +227,7 @@ def _pixels(image, channels):
 
 
 def _inspect(image):
-    """(height, width) of the upright image, and the orientation of the stored one: 1 to
-    8, as in EXIF or XMP; another value turns nothing.
-    """
+    """Return (height, width) of the upright image, and its EXIF orientation."""
     if not isinstance(image, JpegImageFile):
         image.load()  # metadata may follow the pixels, and Pillow turns some formats
     try:
@@ -280,18 +247,16 @@ def _turned(size, orientation):
 
 
 def _middle(full_size, size, share):
-    """Top, left, height, width of the largest part with the proportions of a size, or
-    of a share of it.
-    """
+    """Return the largest middle part with the proportions of a size, or a share."""
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
-    part = [  # not larger than the image by rounding
+    part = [  # rounding must not exceed the image
         share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
     ]
     return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
 
 
 def _stored_box(box, full_size, orientation):
-    """A part of the upright image as one of the stored pixels."""
+    """Convert a box of the upright image to one of the stored pixels."""
     top, left, height, width = box
     if orientation in (3, 4, 7, 8):
         top = max(0.0, full_size[0] - top - height)  # negative by rounding

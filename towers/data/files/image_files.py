@@ -12,42 +12,38 @@ from towers.data.files.paths import reason
 from towers.errors import DataError, TowersError
 from towers.messages import shown
 
-# Height and width of images that are stored in different sizes, where none is asked
-# for; the recipe `image_folder_resnet18` has the same.
+# Default height and width if stored sizes differ, as in `image_folder_resnet18`.
 DEFAULT_IMAGE_SIZE = 64
 
-# What is at a path is missing, or not a file.
+# Errors of a path that is missing or not a file.
 CONTENT_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
-# Kinds of faults in a line.
+# Maximum number of kinds of faults in a message.
 MAX_KINDS = 3
 
 
 class ImageFiles(Protocol):
-    """Image files with their labels. They may have `labels`, `class_names`,
-    `sample_weights`, `blocks`, `block_bytes` and `checksum`, see `index.Index`.
-    """
+    """Image files with labels; optional attributes as of `index.Index`."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The content of one file, and its label, 0 where `labels` are sets; OSError or
-        ValueError with the reason.
-        """
+        """Return content and label (0 for label sets); OSError or ValueError."""
         ...
 
     def location(self, index: int) -> str:
-        """Its location, for messages."""
+        """Return where a file is stored, for messages."""
         ...
 
 
 @dataclasses.dataclass
 class Survey:
-    """Faults and sizes of all images of a data set: `faults`, location -> what is wrong
-    there; `misplaced`, path -> why it is none of the images; `sizes`, (height, width)
-    -> how often it was decoded. If it `skips`, images with faults are left out.
+    """Faults and sizes of all images of a data set.
+
+    `faults` and `misplaced` are location -> problem, of images and of other entries. If
+    it `skips`, images with faults are left out; once it `is_closed`, faults are raised.
     """
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -59,28 +55,19 @@ class Survey:
 
     @property
     def bad_images(self) -> dict[str, str]:
-        """Location -> what is wrong there, of all, in the order of the locations."""
+        """Location -> problem, sorted."""
         return dict(sorted((self.misplaced | self.faults).items()))
 
     def summary(self) -> str:
-        """Return the kinds of faults, each with its number and an example. Faults are
-        of one kind if they differ in numbers alone.
-        """
-        kinds = {}
+        """Return kinds of faults, equal but for numbers, with counts and examples."""
+        kinds: dict[str, list[tuple[str, str]]] = {}
         for location, text in self.bad_images.items():
             kinds.setdefault(re.sub(r"\d+", "0", text), []).append((location, text))
         most = sorted(kinds.values(), key=len, reverse=True)[:MAX_KINDS]
         return "; ".join(f"{len(x)} like {shown(x[0][0], 60)}: {x[0][1]}" for x in most)
 
-    def close(self) -> None:
-        """Ends the survey: from now on faults are raised."""
-        self.is_closed = True
-
-    def add_fault(self, location: str, message: str) -> None:
-        with self.lock:
-            self.faults[location] = message
-
     def add_size(self, height: int, width: int) -> None:
+        """Count an image size; thread-safe."""
         with self.lock:
             self.sizes[height, width] += 1
 
@@ -90,22 +77,19 @@ class ImageOptions:
     """Options for reading image files.
 
     Attributes:
-        image_size: pixels of height and width to which images are resized and cropped,
-            or HEIGHTxWIDTH; 0 keeps the stored size, if a sample has one size, see
-            `cached.settle_size`.
-        image_cache_mb: megabytes of decoded images that are kept in memory.
-        max_image_pixels: of an image; a larger one is not decoded, and a file of many
-            more bytes than its pixels take not read.
-        survey: records faults and sizes; an image with a fault is then black and its
-            label -1. Without one the first fault is raised.
-        bad_images: "stop" raises the first fault; "skip" reads every image when the
-            data set is loaded, and leaves those with faults out.
-        center_crop: part of height and width of the middle that is resized; 0 is 1.
-        interpolation: of the resize, see `image.FILTERS`.
-        default_size: pixels of height and width where `image_size` is 0 and sizes
-            differ.
-        shuffle_buffer_mb: megabytes of the row groups of Parquet files, or of blocks of
-            remote files, that are kept for an order of an epoch.
+        image_size: pixels of height and width to resize to, or HEIGHTxWIDTH; 0 keeps a
+            common stored size, see `cached.settle_size`.
+        image_cache_mb: megabytes of decoded images in memory.
+        max_image_pixels: maximum number of pixels of an image.
+        survey: records faults and sizes; a faulty image is black with label -1. Without
+            a survey the first fault is raised.
+        bad_images: "stop" raises the first fault; "skip" reads all images at the start
+            and leaves faulty ones out.
+        center_crop: fraction of the middle part that is resized; 0 is 1.
+        interpolation: filter of the resize, see `image.FILTERS`.
+        default_size: pixels of height and width if `image_size` is 0 and sizes differ.
+        shuffle_buffer_mb: megabytes of Parquet row groups, or of remote blocks,
+            kept for shuffling.
     """
 
     image_size: int | str = 0
@@ -119,7 +103,7 @@ class ImageOptions:
     shuffle_buffer_mb: float = 1000.0
 
     def with_survey(self) -> "ImageOptions":
-        """The options, with a survey where bad images are to be skipped."""
+        """Return the options with a survey if bad images are skipped."""
         if self.survey is not None or self.bad_images == "stop":
             return self
         return dataclasses.replace(self, survey=Survey(skips=True))
@@ -128,9 +112,7 @@ class ImageOptions:
 def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
-    """Record a fault of an image in an open survey, else raise it as a DataError, as
-    one that is not of its content is if bad images are left out.
-    """
+    """Record a fault in an open survey, or raise it as a DataError."""
     if isinstance(error, TowersError):
         raise error
     location, message = files.location(index), reason(error)
@@ -138,12 +120,10 @@ def refuse(
         isinstance(error, OSError) and error.errno in CONTENT_ERRORS
     )
     if survey is not None and not survey.is_closed and (is_content or not survey.skips):
-        survey.add_fault(location, message)
+        survey.faults[location] = message
         return
     hint = ""
     if is_content:
-        hint = (
-            "; --bad_images=skip leaves bad images out, `python -m towers.check` finds "
-            "them all"
-        )
+        hint = "; --bad_images=skip leaves bad images out, `python -m towers.check` "
+        hint += "finds them all"
     raise DataError(f"{shown(location)}: {message}{hint}")

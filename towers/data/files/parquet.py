@@ -1,6 +1,5 @@
 """Parquet files with encoded images, as Hugging Face's `datasets` writes them."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -21,6 +20,7 @@ from towers.data.files.index import (
     data_error,
     find_column,
     label_text,
+    missing_column,
     settle_classes,
 )
 from towers.data.files.paths import class_name
@@ -33,54 +33,49 @@ _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
     "label": "labels?|class|cls|target|fine_label",
 }
-# Row groups that are read ahead of their use, besides the window.
+# Minimum number of row groups in memory.
 _AHEAD = 4
 
 
 class RowGroups:
-    """The row groups used last, shared by threads: `megabytes` in all, uncompressed."""
+    """A thread-safe LRU cache of row groups, of `megabytes` uncompressed."""
 
     def __init__(self, megabytes: float):
-        self._most_bytes, self._num_bytes = megabytes * 1e6, 0
-        self._groups = collections.OrderedDict()
-        self._lock, self._reading = threading.Lock(), {}
+        self._max_bytes, self._num_bytes = megabytes * 1e6, 0
+        # Key -> bytes, lock, and a list that holds the group once it is read.
+        self._groups: dict[Any, tuple[int, threading.Lock, list]] = {}
+        self._lock = threading.Lock()
 
     def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
-        """A row group; the first thread that asks for it reads it."""
+        """Return a row group; the first thread that asks for it reads it."""
         with self._lock:
-            if key in self._groups:
-                self._groups.move_to_end(key)
-                return self._groups[key][0]
-            lock = self._reading.setdefault(key, threading.Lock())
+            if key not in self._groups:
+                self._num_bytes += num_bytes
+            entry = self._groups.pop(key, (num_bytes, threading.Lock(), []))
+            self._groups[key] = entry  # as the last one
+            while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
+                self._num_bytes -= self._groups.pop(next(iter(self._groups)))[0]
+        _, lock, group = entry
         with lock:
-            with self._lock:
-                if key in self._groups:
-                    return self._groups[key][0]
-            group = read()
-            with self._lock:
-                # Another thread may have read it again after it was dropped.
-                self._num_bytes += num_bytes * (key not in self._groups)
-                self._groups[key] = group, num_bytes
-                while self._num_bytes > self._most_bytes and len(self._groups) > _AHEAD:
-                    self._num_bytes -= self._groups.popitem(last=False)[1][1]
-                self._reading.pop(key, None)
-        return group
+            if not group:
+                group.append(read())
+        return group[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetIndex(Index):
-    """Images in row groups; each group is read as a whole. `offsets` are the numbers of
-    the row groups, and `lengths` the rows in them.
+    """Images in row groups: `offsets` are row group numbers and `lengths` rows in them.
 
-    Each of `groups` is the number of a file, the number there, and the bytes
-    uncompressed; `column` is the path of the column of bytes.
+    `groups` are (file number, number in the file, uncompressed bytes); `column` is the
+    path of the bytes column.
     """
 
     groups: Sequence[tuple[int, int, int]] = ()
     column: tuple[str, ...] = ()
-    cache: RowGroups | None = None
+    cache: Any = None  # RowGroups
 
     def read(self, index: int) -> tuple[bytes, int]:
+        """Return the bytes and the label of an image."""
         group = int(self.offsets[index])
         *place, num_bytes = self.groups[group]
         values = self.cache.get(
@@ -90,7 +85,7 @@ class ParquetIndex(Index):
         )
         value = values[int(self.lengths[index])].as_buffer()
         if value is None:
-            raise ValueError("has no bytes; only images inside of the file are read")
+            raise ValueError("has no bytes; only images inside the file are read")
         return value.to_pybytes(), int(self.labels[index])
 
     def _read_group(self, file_number, number):
@@ -105,11 +100,8 @@ class ParquetIndex(Index):
 
     @property
     def blocks(self) -> np.ndarray:
+        """Return the row group of each image."""
         return self.offsets
-
-    @property
-    def block_bytes(self) -> int:
-        return sum(x[2] for x in self.groups) // len(self.groups)
 
 
 def load(
@@ -118,33 +110,21 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load Parquet files with images; arguments and errors as of `data.load` and
-    `read`.
-    """
+    """Load Parquet files with images; arguments and errors as of `data.load`."""
     options = image_options or ImageOptions()
-    read_files = functools.partial(
-        read, cache=RowGroups(1.25 * options.shuffle_buffer_mb)
-    )
-    return containers.load(
-        "parquet", _NAMES, read_files, data_dir, columns, options, trained
-    )
+    cache = RowGroups(1.25 * options.shuffle_buffer_mb)
+    read_files = functools.partial(read, cache=cache)
+    given = data_dir, columns, options, trained
+    return containers.load("parquet", _NAMES, read_files, *given)
 
 
 def read(
-    paths: Sequence[str],
-    columns: Mapping[str, str],
-    inventory: Inventory,
-    cache: RowGroups,
+    paths: Sequence[str], columns: Mapping[str, str], inventory: Inventory, cache: Any
 ) -> Index:
-    """Return the index of the images in files; only labels are read, -1 if there are
-    none.
-
-    `columns` names the columns "image" and "label"; by default those that the metadata
-    of `datasets` name, or that have a usual name. DataError where a file is no Parquet
-    file, or has other columns than the first.
-    """
-    groups, num_rows, labels, label_numbers, versions = [], [], [], {}, []
-    first = None
+    """Return the index of the images in files; only labels are read."""
+    groups, num_rows, label_parts, versions = [], [], [], []
+    label_numbers: dict[str, int] = {}
+    first: Any = None
     for file_number, path in enumerate(paths):
         try:
             versions.append(reading.current_version(path))
@@ -161,7 +141,7 @@ def read(
                 sizes = _group_sizes(file.metadata, first.image)
                 if first.label:
                     values = file.read([first.label]).column(0)
-                    labels.append(_label_numbers(values, first, label_numbers))
+                    label_parts.append(_label_numbers(values, first, label_numbers))
         except (OSError, ValueError) as error:
             raise data_error(path, error) from error
         groups += [(file_number, i, size) for i, (_, size) in enumerate(sizes)]
@@ -170,17 +150,18 @@ def read(
         raise DataError(f"{shown(paths[0])}: has no rows")
     group_numbers = np.repeat(np.arange(len(groups)), num_rows)
     numbers = np.array([x[0] for x in groups], np.int32)[group_numbers]
-    labels = np.concatenate(labels) if labels else np.full(len(numbers), -1)
-    classes = {"labels": labels, "class_names": first.class_names}
+    labels = np.concatenate(label_parts or [np.full(len(numbers), -1)])
+    classes = labels, first.class_names
     if not first.class_names:
         classes = settle_classes(labels, label_numbers)
     return ParquetIndex(
         paths,
         numbers,
-        **classes,
+        *classes,
         offsets=group_numbers,
         lengths=_positions(group_numbers),
         rows=_positions(numbers),
+        block_bytes=sum(x[2] for x in groups) // len(groups),
         groups=groups,
         column=first.image,
         cache=cache,
@@ -189,14 +170,12 @@ def read(
 
 
 def _positions(numbers):
-    """Return the position of each number among those of its value; they ascend."""
+    """Return the position of each number among equal ones; they ascend."""
     return np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
 
 
 class _Columns(NamedTuple):
-    """The columns of a file: the names on the path to the bytes, the label's or None,
-    its type, and the class names that `datasets` has for it.
-    """
+    """Path of the bytes column, label column, its type, and class names if known."""
 
     image: tuple[str, ...]
     label: str | None
@@ -205,6 +184,7 @@ class _Columns(NamedTuple):
 
     @property
     def description(self) -> str:
+        """Short text for messages."""
         label = f"{self.label} ({self.label_type})" if self.label else "no labels"
         count = f" of {len(self.class_names)} classes" if self.class_names else ""
         return f"{'.'.join(self.image)} and {label}{count}"
@@ -219,10 +199,7 @@ def _find_columns(schema, columns):
         index = find_column(role, schema.names, name, [_NAMES[role]])
         names[role] = None if index is None else schema.names[index]
     if names["image"] is None:
-        raise ValueError(
-            f"no column is named like an image, only {', '.join(schema.names)}; "
-            "--columns=image:NAME names it"
-        )
+        raise missing_column("image", schema.names)
     image, path = schema.field(names["image"]).type, (names["image"],)
     if types.is_struct(image) and image.get_field_index("bytes") >= 0:
         image, path = image.field("bytes").type, (*path, "bytes")
@@ -231,10 +208,8 @@ def _find_columns(schema, columns):
     label = names["label"]
     class_names = features.get(label, {}).get("names") or []
     if not isinstance(class_names, list) or {*map(type, class_names)} - {str}:
-        raise ValueError(
-            f"the metadata of datasets have no texts for the classes of {label}; "
-            "write the file anew"
-        )
+        text = f"the metadata of datasets have no texts for the classes of {label}"
+        raise ValueError(f"{text}; write the file anew")
     kind = str(schema.field(label).type) if label else ""
     if re.fullmatch(r"u?int\d+", kind):  # files of one set may differ in their bits
         kind = "integers"
@@ -242,9 +217,8 @@ def _find_columns(schema, columns):
 
 
 def _describe(schema, columns, inventory):
-    """Record the columns that are used, and those that are not."""
     inventory.infer("columns", columns.description)
-    if "columns" not in inventory.unused:  # of another split
+    if "columns" not in inventory.unused:  # recorded for another split
         used = columns.image[0], columns.label
         inventory.leave_out("columns", *(x for x in schema.names if x not in used))
     if b"huggingface" in (schema.metadata or {}) and not _features(schema):
@@ -252,9 +226,7 @@ def _describe(schema, columns, inventory):
 
 
 def _features(schema):
-    """Return column -> what the metadata of `datasets` tell about it, if they have the
-    form that it writes.
-    """
+    """Return column -> feature of the metadata of `datasets`, if valid."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         items = about["info"]["features"].items()
@@ -264,7 +236,6 @@ def _features(schema):
 
 
 def _group_sizes(metadata, image):
-    """Return (rows, uncompressed bytes of the images) of each row group."""
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     column = names.index(".".join(image))
     groups = map(metadata.row_group, range(metadata.num_row_groups))
@@ -272,25 +243,22 @@ def _group_sizes(metadata, image):
 
 
 def _label_numbers(values, columns, numbers):
-    """int32 [n]; -1 where there is none."""
     kind = values.type
     if types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
     is_text = types.is_string(kind) or types.is_large_string(kind)
     is_other = types.is_boolean(kind) or types.is_floating(kind)
-    if not (
-        types.is_integer(kind) or is_text or (is_other and not columns.class_names)
-    ):
-        raise ValueError(
-            f"the column {columns.label} is {kind}, and not of integers or texts"
-        )
+    is_other = is_text or (is_other and not columns.class_names)
+    if not types.is_integer(kind) and not is_other:
+        text = f"the column {columns.label} is {kind}, and not of integers or texts"
+        raise ValueError(text)
     if columns.class_names:
         labels = values.fill_null(-1).to_numpy().astype(np.int64)
         most = len(columns.class_names) - 1
-        for row in np.flatnonzero((labels < -1) | (labels > most))[:1]:
-            raise ValueError(
-                f"row {row} has the label {labels[row]}, expected 0 to {most}"
-            )
+        is_wrong = (labels < -1) | (labels > most)
+        if is_wrong.any():
+            text = f"row {is_wrong.argmax()} has the label {labels[is_wrong][0]}"
+            raise ValueError(f"{text}, expected 0 to {most}")
         return labels.astype(np.int32)
     encoded = values.combine_chunks().dictionary_encode()
     texts = [label_text(None if x == -1 else x) for x in encoded.dictionary.to_pylist()]
@@ -300,7 +268,6 @@ def _label_numbers(values, columns, numbers):
 
 
 def _opened(path, version):
-    """Open a file whose columns are read in ranges."""
     if reading.is_url(path):
         return parquet.ParquetFile(reading.open_file(path, version))
     file = parquet.ParquetFile(path, memory_map=True)
@@ -310,7 +277,7 @@ def _opened(path, version):
 
 @contextlib.contextmanager
 def _errors_of_arrow(what: str = "") -> Iterator[None]:
-    """Errors of Arrow, which are of several classes, as ValueErrors."""
+    """Convert errors of Arrow, which have several classes, to ValueErrors."""
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:

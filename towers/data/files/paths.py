@@ -5,10 +5,17 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from PIL import Image
 
-from towers.data.files.reading import is_url, matches, open_data_file, without_query
+from towers.data.files.reading import (
+    RemoteEntry,
+    is_url,
+    matches,
+    open_data_file,
+    without_query,
+)
 from towers.errors import DataError, refuse_url
 from towers.messages import one_line, printable, shown
 
@@ -19,11 +26,10 @@ with contextlib.suppress(ImportError):  # the extra `heif`
 
 Image.init()
 _COMMON = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
-# Formats of Pillow that are not read: other programs draw EPS and WMF; the headers of
-# BLP, FITS and ICNS do not give the size; CUR begins as some TGA files do; the others
-# are no photos, or Pillow has no decoder.
+# Formats that are not read: EPS and WMF start other programs; headers of BLP, FITS and
+# ICNS lack the size; CUR resembles TGA; the others are not photos or have no decoder.
 _NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS MCIDAS MPEG WMF".split()
-# Formats that are recognized by the first bytes of a file, the common ones first.
+# Formats that are recognized by the first bytes of a file.
 _RECOGNIZED = tuple(
     name
     for name in dict.fromkeys((*_COMMON, *Image.OPEN))
@@ -32,7 +38,7 @@ _RECOGNIZED = tuple(
 FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
 _READ = (*_RECOGNIZED, "MPO", "TGA")
 _ENDINGS = {x for x, name in Image.EXTENSION.items() if name in _READ}
-# Images of other formats, which are named and not silently skipped.
+# Extensions of other image formats, which are reported and not silently skipped.
 _OTHER_IMAGES = (
     ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
     ".im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .wmf"
@@ -40,11 +46,10 @@ _OTHER_IMAGES = (
 OTHER_IMAGES = {*_OTHER_IMAGES.split()} - _ENDINGS
 _IMAGE_ENDINGS = _ENDINGS | OTHER_IMAGES
 HEIF_HINT = (
-    "is a HEIC photo; install what reads it, the extra heif (python -m pip install "
-    "pillow-heif), or convert it"
+    "is a HEIC photo; install the extra heif (pip install pillow-heif), or convert it"
 )
 
-# Regular expressions for names of files that are not read as a data set.
+# Regular expressions for files that are not read as a data set -> what to do.
 _ADVICE = {
     r"\.(zip|7z|rar|tgz|tbz2?|txz)$|\.tar\.\w+$": (
         "is an archive; unpack it, and name its folder: --data_dir=FOLDER"
@@ -60,23 +65,19 @@ _ADVICE = {
     ),
 }
 
-# One path, or several.
+
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
+Entry = os.DirEntry | RemoteEntry
 
 
 def class_name(text: str) -> str:
-    """The name of the class of a folder, in one line, without spaces around it. It is
-    the same for composed and decomposed letters (Unicode's NFC and NFD), as file
-    systems store one or the other; other folders have different names.
-    """
+    """Return the class name of a folder: stripped, printable, in Unicode form NFC."""
     text = unicodedata.normalize("NFC", text.strip() or text)
     return printable(text.replace("\\", "\\\\"))
 
 
 def data_folder(data_dir: str) -> str:
-    """The absolute path of the folder that --data_dir means, which may be missing;
-    ConfigError of a URL, DataError of a file.
-    """
+    """Return the absolute path of --data_dir; DataError if it is a file."""
     refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
@@ -86,58 +87,49 @@ def data_folder(data_dir: str) -> str:
 
 
 def advice(path: str) -> str:
-    """Return what to do with a file that is not read as a data set, or ""."""
-    found = (text for name, text in _ADVICE.items() if re.search(name, path.lower()))
-    return next(found, "")
+    """Return how to convert a file that is not read as a data set, or ""."""
+    return next((x for name, x in _ADVICE.items() if re.search(name, path.lower())), "")
 
 
 def check_paths(paths: Paths) -> list[str]:
-    """The paths as texts; DataError where there are none, or one does not exist."""
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    if not paths:
+    """Return paths as texts; DataError if there are none or one is missing."""
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not several:
         raise DataError("no images: give files, or folders of files")
-    paths = list(map(os.fspath, paths))
-    for path in paths:
-        if not is_url(path) and not os.path.exists(path):
-            raise DataError(f"{printable(path)}: there is no such file or folder")
-    return paths
+    names = [os.fspath(path) for path in several]
+    for name in names:
+        if not is_url(name) and not os.path.exists(name):
+            raise DataError(f"{printable(name)}: no such file or folder")
+    return names
 
 
 def format_of(start: bytes) -> str | None:
-    """The format of a file that begins with these bytes, 64 or more; None where it is
-    not read, or is TGA, whose files have no first bytes in common.
-    """
+    """Return the image format of a file from its first 64 bytes, or None."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
+    accepts: dict[str, Any] = {name: Image.OPEN[name][1] for name in _RECOGNIZED}
     start = start[:16].ljust(16, b"\0")
-    return next((x for x in _RECOGNIZED if Image.OPEN[x][1](start) is True), None)
+    return next((x for x, accept in accepts.items() if accept(start) is True), None)
 
 
 def is_heif(start: bytes) -> bool:
-    """True if a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
-    first brand may be mif1.
-    """
+    """Return whether the first bytes are those of a HEIC photo, not of AVIF."""
     brands = start[8 : int.from_bytes(start[:4])] if start[4:8] == b"ftyp" else b""
     return b"hei" in brands or b"hev" in brands
 
 
 def ending(name: str) -> str:
-    """The ending of a file name in lower case, such as ".jpg"."""
+    """Return the lower-case extension of a file name, such as ".jpg"."""
     return os.path.splitext(name)[1].lower()
 
 
 def is_image_name(name: str) -> bool:
-    """True if a name has the ending of an image format, which may be one that is not
-    read.
-    """
+    """Return whether a name has the extension of any image format."""
     return ending(name) in _IMAGE_ENDINGS
 
 
-def is_image(entry: os.DirEntry) -> bool:
-    """True if an entry of a folder is named like an image or, where its name has no
-    ending of letters (IMG_0001, photo.1), is a file that begins like one.
-    """
+def is_image(entry: Entry) -> bool:
+    """Return whether a name or, without an extension, the content is of an image."""
     if is_image_name(entry.name):
         return True
     if ending(entry.name)[1:].isalpha() or not is_file(entry):
@@ -151,12 +143,9 @@ def is_image(entry: os.DirEntry) -> bool:
 
 
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
-    """The image files of paths, in their order.
+    """Yield the image files of paths; folders are read recursively, sorted by name.
 
-    Folders are read recursively, in the order of the names, and their images are
-    selected by `is_image`; names that begin with a dot are skipped. Links are followed.
-    A path of a file is taken whatever its name. `fail` takes the path of a folder that
-    cannot be listed, and the reason.
+    `fail` takes a folder that cannot be listed and the reason.
     """
     for path in paths:
         if os.path.isdir(path):
@@ -174,7 +163,7 @@ def _walk_folder(folder, fail, above=()):
     above = (*above, os.path.realpath(folder))
     try:
         if above[-1] in above[:-1]:
-            raise ValueError("is a link to a folder that it is in")
+            raise ValueError("is a symbolic link to a parent folder")
         with os.scandir(folder) as children:
             entries = sorted(
                 (entry.name, is_folder(entry))
@@ -191,18 +180,20 @@ def _walk_folder(folder, fail, above=()):
             yield path
 
 
-def is_folder(entry: os.DirEntry) -> bool:
-    """True if an entry is a folder, or a link to one; False where a link cannot be
-    followed, such as one to itself.
-    """
+def is_folder(entry: Entry) -> bool:
+    """Return whether an entry is a folder or a link to one."""
+    if isinstance(entry, RemoteEntry):
+        return entry.is_folder
     try:
         return entry.is_dir()
     except OSError:
         return False
 
 
-def is_file(entry: os.DirEntry) -> bool:
-    """As `is_folder`, of a regular file."""
+def is_file(entry: Entry) -> bool:
+    """Return whether an entry is a regular file or a link to one."""
+    if isinstance(entry, RemoteEntry):
+        return not entry.is_folder
     try:
         return entry.is_file()
     except OSError:
@@ -210,7 +201,7 @@ def is_file(entry: os.DirEntry) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a file or folder cannot be read, in a line."""
+    """Return in one line why a file cannot be read."""
     if isinstance(error, MemoryError):
         return "there is not enough memory to read it"
     return getattr(error, "strerror", None) or one_line(error)

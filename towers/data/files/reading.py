@@ -1,9 +1,6 @@
-"""Read bytes of files that are on this machine, on a web server or in a bucket.
+"""Files on this machine, on web servers and in buckets, cached if they are remote.
 
-What is read of URLs is kept in the folder of `cache_folder`: at most TOWERS_CACHE_GB
-gigabytes (20 by default) of what was used last. http and https are read with `urllib`,
-as fsspec does not compare their versions; other schemes with fsspec, which needs a
-package for each, see PACKAGES.
+http(s) uses `urllib`, since fsspec ignores ETags; other schemes use fsspec.
 """
 
 import base64
@@ -25,25 +22,23 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-import zlib
 from typing import BinaryIO, NamedTuple, Self
 
 from towers.errors import ConfigError, DataError, TowersError, UnavailableDataError
 from towers.messages import one_line, printable
 
 BLOCK_BYTES = 4 * 2**20
-# Bytes that an image file may have for each pixel, as of four channels of 16 bits, and
-# for everything else, such as a profile of colors.
+# Size limits of an image file: bytes per pixel (4 x 16 bits), plus metadata.
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"}
-# How a file begins that only names what Git LFS has stored elsewhere.
+# First bytes of a pointer file of Git LFS.
 LFS = b"version https://git-lfs.github.com/"
 LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
-# A request is repeated after pauses, in seconds.
+# Seconds between repeated requests.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
-# Faults of a disk, of a machine or of a network, which may be over later.
+# Errors of disks, machines and networks that may be over later.
 TRANSIENT = (
     *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
     *(errno.EAGAIN, errno.EBUSY, errno.ENXIO, errno.ENODEV, errno.ENOTCONN),
@@ -51,10 +46,7 @@ TRANSIENT = (
 
 
 class Version(NamedTuple):
-    """What tells a file from the one that replaces it: the size in bytes; the time of
-    its last change, or ETag, Last-Modified or the like; of a local file its inode, and
-    when that changed, in ns.
-    """
+    """Size, modification time or ETag, and for local files inode and change time."""
 
     size: int
     tag: str
@@ -68,9 +60,7 @@ class Version(NamedTuple):
         return cls(status.st_size, time_ns, status.st_ino, status.st_ctime_ns)
 
     def require(self, path: str, found: Self) -> None:
-        """Raise DataError if a file is not the one that was indexed. Some file systems
-        in user space give a file another inode when it is opened again.
-        """
+        """Raise DataError if a file changed; some file systems renumber inodes."""
         is_same = self.inode == found.inode or self.changed == found.changed
         if self[:2] != found[:2] or not is_same:
             raise DataError(
@@ -80,25 +70,22 @@ class Version(NamedTuple):
 
 
 def is_url(path: str | os.PathLike) -> bool:
+    """Return whether a path is a URL."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fsdecode(path)) is not None
 
 
 def is_web(path: str) -> bool:
-    """True if a path is a URL of a web server."""
+    """Return whether a path is an http or https URL."""
     return re.match("https?://", path, re.IGNORECASE) is not None
 
 
 def without_query(path: str) -> str:
-    """Return a URL of a web server without what follows its path; others as they are.
-    The path of a signed URL is followed by `?` and its signature.
-    """
+    """Return a web URL without its query; other paths unchanged."""
     return re.split(r"[?#]", path)[0] if is_web(path) else path
 
 
 def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file, or a link to one; OSError if it cannot be opened, is another
-    thing, or has more bytes than `most_bytes`.
-    """
+    """Open a regular file of at most `most_bytes`; OSError for other files."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
@@ -109,7 +96,7 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
-    """Read a regular file; OSError as of `open_data_file`."""
+    """Read a regular file of at most `most_bytes`."""
     with open_data_file(path, most_bytes) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -117,10 +104,10 @@ def read_data_file(path: str, most_bytes: int) -> bytes:
 def read_range(
     path: str, offset: int, length: int, version: Version | None = None
 ) -> bytes:
-    """Read some bytes of a file that has this version.
+    """Read a range of bytes of a file.
 
-    OSError if it cannot be read, ValueError if it ends before, DataError if it has
-    another version, UnavailableDataError if a disk or a server does not answer.
+    Raises OSError if it cannot be read, ValueError if it is too short, DataError if its
+    version changed, UnavailableDataError if a disk or server does not answer.
     """
     if not is_url(path):
         content = _retry(path, _pread, offset, length, version)
@@ -137,9 +124,7 @@ def read_range(
 
 
 def read_image_file(path: str, max_pixels: int) -> bytes:
-    """Read an image file that may have as many pixels as are decoded; ValueError if it
-    is larger than such a file, other errors as of `read_range`.
-    """
+    """Read an image file; ValueError if it is too large for `max_pixels`."""
     most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
     num_bytes = known_version(path).size
     if num_bytes > most_bytes:
@@ -154,22 +139,22 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
 
 
 def open_file(path: str, version: Version | None = None) -> BinaryIO:
-    """Open a file for reading, with `seek`; errors as of `read_range`."""
+    """Open a seekable file for reading; errors as of `read_range`."""
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_retry(path, open_data_file))
-        if version is not None:
+    file = _retry(path, open_data_file)
+    if version is not None:
+        try:
             version.require(path, Version.of(os.fstat(file.fileno())))
-        stack.pop_all()
+        except DataError:
+            file.close()
+            raise
     return file
 
 
 def local_copy(path: str) -> str:
-    """Return the path, or for a URL that of a copy in the cache; errors as of
-    `read_range`.
-    """
+    """Return a local path, or the path of a cached copy of a URL."""
     if not is_url(path):
         return path
     version = current_version(path)
@@ -177,7 +162,7 @@ def local_copy(path: str) -> str:
 
 
 def current_version(path: str) -> Version:
-    """Return the version that a file has now."""
+    """Return the current version of a file."""
     version = _retry(path, _version_now)
     if is_url(path):
         _versions[path] = version
@@ -185,21 +170,46 @@ def current_version(path: str) -> Version:
 
 
 def known_version(path: str) -> Version:
-    """Return the version of a file, of a remote one as it was asked for last."""
+    """Return the version of a file; for a remote file the last one fetched."""
     return _versions.get(path) or current_version(path)
 
 
-# URL -> version, of images that are read one by one.
+# URL -> version of files that were read.
 _versions: dict[str, Version] = {}
-# Another data set that is loaded asks for all versions anew.
-forget_versions = _versions.clear
+
+
+class RemoteEntry(NamedTuple):
+    """Entry of a folder in a bucket, as `os.DirEntry` of one on a disk."""
+
+    path: str
+    name: str
+    is_folder: bool
+
+
+# URL of a folder that was listed -> name -> entry.
+listed: dict[str, dict[str, RemoteEntry]] = {}
+
+
+def list_folders(root: str) -> None:
+    """Add all folders below a URL to `listed`."""
+    for file in matches(root):
+        path, is_folder = file, False
+        while path.startswith(f"{root}/"):
+            folder, _, name = path.rpartition("/")
+            entry = RemoteEntry(path, name, is_folder)
+            if listed.setdefault(folder, {}).setdefault(name, entry) is not entry:
+                break
+            path, is_folder = folder, True
+
+
+def forget_versions() -> None:
+    """Forget versions and lists of remote files, which may have changed."""
+    _versions.clear()
+    listed.clear()
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the files of a pattern with `*`, `?` and `{a,b}` or `{000..146}`, sorted
-    within each alternative of the braces; DataError if there are none, or one twice. A
-    file on this machine, or what follows the path in a URL, may look like a pattern.
-    """
+    """Return the files that match a pattern with `*`, `?`, `{a,b}` or `{000..146}`."""
     paths = []
     for one in [pattern] if os.path.exists(pattern) else expand_braces(pattern):
         if is_url(one):
@@ -208,7 +218,7 @@ def expand(pattern: str) -> list[str]:
         else:
             matches = [one] if os.path.exists(one) else sorted(glob.glob(one))
         if not matches:
-            raise DataError(f"{printable(one)}: there is no such file")
+            raise DataError(f"{printable(one)}: no such file")
         paths += matches
     [(path, count)] = collections.Counter(paths).most_common(1)
     if count > 1:
@@ -217,9 +227,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def matches(folder: str, pattern: str = "**") -> list[str]:
-    """Return the files of a pattern in a folder, sorted; all in it and below it by
-    default. DataError if it cannot be listed.
-    """
+    """Return the sorted files in a folder that match a pattern, by default all."""
     if is_url(folder):
         return sorted(_list(f"{folder.rstrip('/')}/{pattern}"))
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
@@ -227,7 +235,7 @@ def matches(folder: str, pattern: str = "**") -> list[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return `x{a,b}` as xa and xb, `{08..10}` as 08, 09 and 10."""
+    """Expand `x{a,b}` to xa and xb, and `{08..10}` to 08, 09 and 10."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -241,7 +249,6 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _pread(path, offset, length, version=None):
-    # Keeping files open would save 3 microseconds of the 150 that an image takes.
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if version is not None:
@@ -252,15 +259,10 @@ def _pread(path, offset, length, version=None):
 
 
 def open_lock_file(path: str) -> BinaryIO:
-    """Open a regular file to lock, made if it is missing, and never written to; OSError
-    if it is a link or another thing.
-    """
+    """Open, or create, a regular file to lock; OSError for links and others."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a file", path)
     return open(path, "ab")
-
-
-# Requests.
 
 
 class _RemoteFile(io.RawIOBase):
@@ -286,13 +288,12 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _retry(path, request, *arguments):
-    """Return `request(path, *arguments)`, repeated after errors that may be over later.
-    UnavailableDataError if they are not.
-    """
-    for pause in (*PAUSES, None):
+    """Return `request(path, *arguments)`, repeated after transient errors."""
+    pauses = iter(PAUSES)
+    while True:
         try:
             return request(path, *arguments)
-        except Exception as error:  # of any class, by the library of a bucket
+        except Exception as error:  # libraries of buckets raise any class
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             if isinstance(error, TowersError) or not is_url(path):
@@ -300,6 +301,7 @@ def _retry(path, request, *arguments):
                     raise
             elif final := _final(path, error):
                 raise final from error
+            pause = next(pauses, None)
             if pause is None:
                 why = getattr(error, "strerror", None) or one_line(error, 150)
                 what = "fetched" if is_url(path) else "read"
@@ -311,7 +313,7 @@ def _retry(path, request, *arguments):
 
 
 def _final(path, error):
-    """Return the error to raise if another request would fail alike; else None."""
+    """Return the error to raise if a repeated request would fail too, else None."""
     code, cause = getattr(error, "code", None), getattr(error, "reason", error)
     code = code if isinstance(code, int) else 0
     why = f"cannot be fetched: {one_line(error, 150)}"
@@ -321,26 +323,22 @@ def _final(path, error):
         return PermissionError(errno.EACCES, why, path)
     is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
     is_refused = 400 <= code < 500 and code not in (408, 425, 429)
-    # A certificate that is not valid is a ValueError.
+    # An invalid certificate is a ValueError.
     is_wrong = isinstance(cause, TypeError | ValueError | http.client.InvalidURL)
-    if is_unknown or is_refused or is_wrong:
-        return DataError(f"{printable(path)}: {why}")
-    return None
+    is_final = is_unknown or is_refused or is_wrong
+    return DataError(f"{printable(path)}: {why}") if is_final else None
 
 
 def _fetch(path, version, begin, end):
-    """Return some bytes of a remote file; DataError if it has another version."""
     if not is_web(path):
         content = _bucket(path).cat_file(path, start=begin, end=end)
         version.require(path, _version_now(path))
     else:
         is_whole = (begin, end) == (0, version.size)
         ranges = {} if is_whole else {"Range": f"bytes={begin}-{end - 1}"}
-        with _open_url(path, headers=ranges) as answer:
+        with _open_url(path, ranges) as answer:
             if ranges and answer.status != 206:
-                raise DataError(
-                    f"{printable(path)}: the server gives no ranges of files"
-                )
+                raise DataError(f"{printable(path)}: the server does not serve ranges")
             version.require(path, _version_in(answer, version))
             content = answer.read()
     if len(content) != end - begin:
@@ -354,25 +352,19 @@ def _version_now(path):
     if not is_web(path):
         about = _bucket(path).info(path, refresh=True)
         return Version(int(about["size"]), str(about))  # as in fsspec's `ukey`
-    try:
-        with _open_url(path, method="HEAD") as answer:
+    # Not HEAD: a URL may be signed for GET alone, and some servers refuse HEAD.
+    for headers in ({"Range": "bytes=0-0"}, {}):
+        with _open_url(path, headers) as answer:
             version = _version_in(answer)
+            if version.size < 0 and answer.status != 206:
+                version = version._replace(size=len(answer.read()))
         if version.size >= 0:
-            return version
-    except urllib.error.HTTPError as error:
-        if error.code not in (400, 403, 405, 501):  # a URL may be signed for GET alone
-            raise
-    with _open_url(path, headers={"Range": "bytes=0-0"}) as answer:
-        version = _version_in(answer)
-        if version.size < 0:
-            version = version._replace(size=len(answer.read()))
+            break
     return version
 
 
 def _version_in(answer, expected=None):
-    """Return the version in an answer of a web server. What the answer does not tell is
-    taken from the expected version.
-    """
+    """Return the version in a response; `expected` fills in what it lacks."""
     known, names = Version(-1, ""), ("ETag", "Last-Modified")
     if expected is not None:
         known, names = expected, (expected.tag.partition(" ")[0],)
@@ -383,12 +375,12 @@ def _version_in(answer, expected=None):
     return Version(int(size) if size.isdigit() else known.size, tag)
 
 
-def _open_url(path, **options):
+def _open_url(path, headers):
     parts = urllib.parse.urlsplit(path)
     account, _, host = parts.netloc.rpartition("@")
     # Spaces and letters that are not ASCII are encoded.
     url = urllib.parse.quote(parts._replace(netloc=host).geturl(), string.punctuation)
-    request = urllib.request.Request(url, **options)  # noqa: S310, http or https
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310, http or https
     if account:
         text = base64.b64encode(urllib.parse.unquote_to_bytes(account)).decode()
         request.add_unredirected_header("Authorization", f"Basic {text}")
@@ -426,9 +418,6 @@ def _bucket(path):
         ) from None
 
 
-# The cache on the disk.
-
-
 def cache_folder() -> str:
     """Return TOWERS_CACHE_DIR, or `towers` in XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -443,15 +432,14 @@ def _cache_bytes():
     raise ConfigError(f"TOWERS_CACHE_GB={text}: should be a number of gigabytes")
 
 
-# Bytes are fetched by one thread; the others that need them wait.
+# One thread fetches bytes; others that need them wait.
 _fetching = [threading.Lock() for _ in range(256)]
 _guard = threading.Lock()
-# Name in the cache without the checksum -> path, and what changes if it is written to.
+# Name in the cache without the checksum -> path, inode, size, time of last change.
 _checked: dict[str, tuple[str, int, int, int]] = {}
 
 
 def _read_block(path, version, begin, first, last):
-    """Return the bytes from `first` to `last`, as far as they are in a block."""
     end = min(begin + BLOCK_BYTES, version.size)
     first, last = max(first, begin), min(last, end)
     for _ in range(5):
@@ -466,20 +454,16 @@ def _read_block(path, version, begin, first, last):
 
 
 def _cached(path: str, version: Version, begin: int, end: int) -> str:
-    """Return the path of a file with the bytes from `begin` to `end` of a remote file,
-    which are fetched once. Its name ends with their checksum.
-    """
+    """Return the path of cached bytes of a remote file; its name has their checksum."""
     key = f"{path} {version.size} {version.tag} {begin} {end}"
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     prefix = os.path.join(cache_folder(), "remote", name[:2], name)
-    if place := _intact(prefix, end - begin):
-        return place
     with _fetching[hash(prefix) % len(_fetching)]:
-        if place := _intact(prefix, end - begin):
+        if place := _intact(prefix):
             return place
         most = _cache_bytes()
         # Several machines may share the folder: process numbers are not enough.
-        temporary, checksum = f"{prefix}.{uuid.uuid4().hex}.partial", 0
+        temporary, digest = f"{prefix}.{uuid.uuid4().hex}.partial", hashlib.sha256()
         ending = os.path.splitext(without_query(path))[1][:12]
         try:
             os.makedirs(os.path.dirname(prefix), exist_ok=True)
@@ -487,9 +471,9 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
                 for first in range(begin, end, BLOCK_BYTES):
                     last = min(first + BLOCK_BYTES, end)
                     content = _retry(path, _fetch, version, first, last)
-                    checksum = zlib.crc32(content, checksum)
+                    digest.update(content)
                     file.write(content)
-            place = f"{prefix}-{checksum:08x}{ending}"
+            place = f"{prefix}-{digest.hexdigest()[:16]}{ending}"
             os.replace(temporary, place)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -504,16 +488,14 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
     return place
 
 
-def _intact(prefix, num_bytes):
-    """Return the path of a file in the cache with its length and checksum, or None. The
-    checksum is computed again only if the file was changed since.
-    """
+def _intact(prefix):
+    """Return the path of an undamaged cached file, or None."""
     known = _checked.get(prefix)
     for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
         with contextlib.suppress(OSError):
             status = os.stat(path)
             about = path, status.st_ino, status.st_size, status.st_mtime_ns
-            if known == about or _has_checksum(path, prefix, num_bytes):
+            if known == about or path.startswith(f"{prefix}-{_checksum(path)}"):
                 _checked[prefix] = about
                 with contextlib.suppress(OSError):  # it was used now
                     os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
@@ -523,41 +505,29 @@ def _intact(prefix, num_bytes):
     return None
 
 
-def _has_checksum(path, prefix, num_bytes):
-    checksum = 0
+def _checksum(path):
     with open_data_file(path) as file:
-        while content := file.read(BLOCK_BYTES):
-            checksum, num_bytes = (
-                zlib.crc32(content, checksum),
-                num_bytes - len(content),
-            )
-    return not num_bytes and path.startswith(f"{prefix}-{checksum:08x}")
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-_written = [float("inf")]  # bytes since the folder was last measured
+_written = [float("inf")]  # bytes since the cache was last measured
 
 
 def _shrink(kept, num_bytes, most):
-    """Delete the files used longest ago if there are more bytes than may be; look only
-    after every twentieth of them.
-    """
+    """Delete the least recently used files, once in a twentieth of the limit."""
     with _guard:
         _written[0] += num_bytes
         if _written[0] < most / 20:
             return
         _written[0] = 0
-    files, root = [], os.path.join(glob.escape(cache_folder()), "remote")
-    for path in glob.glob(os.path.join(root, "**"), recursive=True):
-        with contextlib.suppress(FileNotFoundError):  # it got its name, or is gone
+    files = []
+    for path in matches(os.path.join(cache_folder(), "remote")):
+        with contextlib.suppress(FileNotFoundError):  # renamed or deleted
             status = os.stat(path)
-            if stat.S_ISREG(status.st_mode):
-                files.append((status.st_atime, status.st_size, path))
+            files.append((status.st_atime, status.st_size, path))
     excess = sum(size for _, size, _ in files) - 0.95 * most
-    for _, num_bytes, path in sorted(files):
-        if excess <= 0:
-            break
-        if path == kept:
-            continue
-        with contextlib.suppress(OSError):
-            os.remove(path)
-        excess -= num_bytes
+    for _, size, path in sorted(files):
+        if excess > 0 and path != kept:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+            excess -= size

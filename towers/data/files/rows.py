@@ -16,7 +16,7 @@ from towers.data.inventory import Inventory
 from towers.errors import DataError
 from towers.messages import shown
 
-# Keys of JSON that is not a table -> what it holds.
+# Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {
     "annotations": "annotations of COCO",
     "imagePath": "annotations of LabelMe",
@@ -27,11 +27,9 @@ _OTHER_JSON = {
 def read_rows(
     path: str, columns: Collection[str], inventory: Inventory
 ) -> Iterator[Any]:
-    """Yield the names of the columns, then (number, values) of each row.
+    """Yield the column names of a table, then (row number, values) of each row.
 
-    Rows are counted from 1, the header being the first row of a text file. If `columns`
-    are numbers, a text file has no header, and its columns are called 1, 2 and so on.
-    DataError if the file cannot be read, or data are in the place of the header.
+    The header is row 1 of a text file, unless `columns` are numbers.
     """
     kind = ending(path)
     try:
@@ -48,13 +46,12 @@ def read_rows(
 
 
 def looks_like_data(cells: Sequence[str], path: int) -> str:
-    """Return what to do if the first row of a table is not a header; `path` is the
-    index of a value that names a file.
-    """
+    """Return advice for a table whose first row holds data instead of column names."""
     roles, rest = {path: "path"}, [n for n in range(len(cells)) if n != path]
     roles |= {n: "split" for n in rest[:-1] if split_of(cells[n])}
     others = [n for n in rest if n not in roles]
-    roles |= {n: "label" for n in others[:1] if len(others) == 1}
+    if len(others) == 1:
+        roles[others[0]] = "label"
     options = ",".join(f"{roles[n]}:{n + 1}" for n in sorted(roles))
     if others[1:]:
         options += ",label:N, where N is the number of the column of labels"
@@ -65,7 +62,7 @@ def looks_like_data(cells: Sequence[str], path: int) -> str:
 
 
 def _text(path):
-    """Return the text of a file in UTF-8, or in UTF-16 if it begins with its mark."""
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark."""
     with reading.open_file(path) as file:
         content = file.read()
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -86,7 +83,7 @@ def _text_rows(text, kind, columns):
     first = lines.readline()
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
     lines.seek(0)
-    if kind == ".txt" and delimiter not in first:  # of a path and a label
+    if kind == ".txt" and delimiter not in first:  # path and label
         rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
     else:
         rows = _csv_rows(
@@ -104,7 +101,7 @@ def _text_rows(text, kind, columns):
         raise ValueError(looks_like_data(cells, images[0]))
     else:
         yield cells
-        row = None  # is the header
+        row = []  # it was the header
     rows = itertools.chain([(number, row)], rows)
     yield from ((number, row) for number, row in rows if row)
 
@@ -118,7 +115,7 @@ def _csv_rows(reader):
 
 
 def _json_rows(text):
-    """Yield the rows of a list of objects, or of objects one after the other."""
+    """Yield the rows of a list of objects, or of concatenated objects."""
     objects, end, text = [], 0, text.strip()
     while end < len(text):
         value, end = json.JSONDecoder().raw_decode(text, end)
@@ -128,11 +125,12 @@ def _json_rows(text):
         if not isinstance(value, dict):
             raise ValueError(f"row {number}: is not an object {{...}}")
     names = dict.fromkeys(itertools.chain(*objects))
-    found = [text for key, text in _OTHER_JSON.items() if key in names]
-    found += ["names of images as keys" for _ in filter(is_image_name, names)]
-    for text in found[:1]:
+    found = next((text for key, text in _OTHER_JSON.items() if key in names), "")
+    if any(map(is_image_name, names)):
+        found = "names of images as keys"
+    if found:
         raise ValueError(
-            f"holds {text}, and not a table, which is a list of objects such as "
+            f"holds {found}, and not a table, which is a list of objects such as "
             '[{"image": "1.jpg", "label": "cat"}], or a CSV with a row path,label for '
             "each image"
         )

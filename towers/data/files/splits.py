@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from towers.data.files.cached import (
     sampled_moments,
     settle_size,
 )
-from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageFiles, ImageOptions
+from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageOptions
 from towers.data.inventory import Inventory
 from towers.data.sources import (
     TEST_FRACTION,
@@ -29,11 +30,9 @@ from towers.messages import shown
 
 CHANNELS = 3
 
-
-# Takes classes, or None, and a text about their origin, and gives files with
-# `class_names`, in the order of these, and `labels`, int32 [n] or of label sets uint8
-# [n, classes], where they are known.
-OpenSplit = Callable[[tuple[str, ...] | None, str], ImageFiles]
+# (classes or None, where they come from) -> ImageFiles with `class_names`, in the order
+# of the classes, and `labels` if they are known.
+OpenSplit = Callable[[tuple[str, ...] | None, str], Any]
 
 
 def data_set(
@@ -47,30 +46,28 @@ def data_set(
     channels: int = CHANNELS,
     inventory: Inventory | None = None,
 ) -> DataSet:
-    """A data set of image files.
+    """Return the data set of image files in splits.
 
-    Without a split for validation or testing a tenth of each class is held out for
-    testing, drawn at random, the same in every run; one alone is used for both. With
-    `trained`, a network to be evaluated, its classes, image shape and moments are used
-    and only the split for testing is opened; without one all images are for testing,
-    unless the network was trained on these.
-
-    `names` are those of the splits in messages; `inventory` is completed. Sources are
-    uint8 [n, height, width, channels]; moments are of a sample, see `cached.SAMPLE`.
-    DataError where a split cannot be opened, has no images or other classes than those
-    for training, or an image of the sample cannot be read.
+    Without a validation or test split, a tenth of each class is held out for testing;
+    if only one exists, it is used for both. `trained`, a network to evaluate,
+    determines classes, image shape and moments; then only the test split is opened, or
+    all images if there is none and the network was not trained on them. `names` are
+    those of the splits in messages.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     cache = ImageCache(options.image_cache_mb)
     inventory = inventory or Inventory()
-    if not testing and "train" in splits and trained:
-        if not _was_trained_on(trained, splits, options, location):
-            console.warn(
-                f"{shown(location)} is not the data that the run was trained on, so "
-                "all images in it are for testing"
-            )
-            testing = "train"
-    train = validation = None
+    is_alone = trained is not None and not testing and "train" in splits
+    if is_alone and not _was_trained_on(trained, splits, options, location):
+        console.warn(
+            f"{shown(location)} is not the data that the run was trained on, so all "
+            "images in it are for testing"
+        )
+        testing = "train"
+    files: Any = None
+    train: Any = None
+    test: Any = None
+    validation: Any = None
     if trained is not None and testing:
         classes, where = trained.class_names, "the run"
         options, shape = _trained_size(options, trained)
@@ -123,9 +120,7 @@ def data_set(
 
 
 def _was_trained_on(trained, splits, options, location):
-    """True if a network was trained on the images of a data set without images for
-    testing; True with bad_images=skip, as the images left out are not known.
-    """
+    """Return whether the held-out images are those of the training."""
     if options.bad_images == "skip":
         return True
     try:
@@ -140,7 +135,6 @@ def _was_trained_on(trained, splits, options, location):
 
 
 def _trained_size(options, trained):
-    """The options and the image shape of the training."""
     size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
         return options, (*height_and_width(size), CHANNELS)

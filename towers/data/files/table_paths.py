@@ -13,45 +13,32 @@ from towers.data.inventory import Inventory
 from towers.errors import DataError
 from towers.messages import shown
 
-# Paths that are tried in the folders below, and bounds of these folders.
+# Size of the sample that is looked for in folders below, and limits for these folders.
 SAMPLE = 100
 MAX_FOLDERS = 1000
 MAX_DEPTH = 3
 
 
 class PathFinder:
-    """Finds the files of a table's paths, which may lack the ending of their names.
+    """Resolver of the image paths of a table, which may lack the extension.
 
-    Paths start from `image_dir`, or from the folder of the table. If no file is found,
-    the paths are from another machine, or the images are in a folder below: the same
-    number of first folders is removed from all paths, and the rest is looked for in
-    `image_dir` and the folders below it. Without `image_dir` the error names the folder
-    to use.
+    If no file is found, the same number of leading folders is dropped from all paths,
+    and the rest is looked for in `image_dir` and below.
     """
 
     def __init__(
-        self,
-        table: str,
-        image_dir: str,
-        inventory: Inventory,
-        has_others: bool = False,
+        self, table: str, image_dir: str, inventory: Inventory, has_others: bool = False
     ):
-        """Read the paths of a table; `has_others` if there are tables of other
-        splits.
-        """
-        self._table, self._image_dir = table, os.path.expanduser(image_dir)
+        self._image_dir = os.path.expanduser(image_dir)
         self._folder = self._image_dir or os.path.dirname(table)
         self._inventory, self._listing = inventory, functools.cache(_listing)
         self._real = functools.cache(os.path.realpath)
-        self._split = split_of(os.path.basename(table))
-        self._has_others = has_others
+        self._split, self._has_others = _split_of_name(table), has_others
 
     def __call__(
         self, names: Sequence[str], error: Callable[[int, str], DataError]
     ) -> list[str | None]:
-        """Return the file of each path, or None. Raises an `error` about one of them,
-        by its number, if it may be two files, or none is found.
-        """
+        """Return the file of each path, or None; raises `error(row, message)`."""
         folder = os.path.basename(self._image_dir.rstrip("/"))
         of_folder = split_of(folder) if is_split(folder) else None
         if names and None not in (self._split, of_folder) and of_folder != self._split:
@@ -68,14 +55,13 @@ class PathFinder:
                 raise error(0, self.missing(names[0], names, places))
             else:
                 files = self._find(names, *places[0])
-                row = next(row for row, found in enumerate(files) if found)
-                name, file = shown(names[row], 60), shown(files[row][0], 80)
-                text = f"matched by their ends: {name} is {file}"
-                self._inventory.infer("paths", text)
+                name, found = next(x for x in zip(names, files, strict=True) if x[1])
+                text = f"matched by their ends: {shown(name, 60)} is "
+                self._inventory.infer("paths", text + shown(found[0], 80))
         for row, found in enumerate(files):
             if found[1:]:
                 both = " or ".join(sorted(found)[:2])
-                raise error(row, f"is {shown(names[row], 60)} the file {both}?")
+                raise error(row, f"{shown(names[row], 60)} is ambiguous: {both}")
         return [found[0] if found else None for found in files]
 
     def present(self, names: Sequence[str]) -> list[int]:
@@ -88,7 +74,7 @@ class PathFinder:
         ]
 
     def key(self, file: str) -> str:
-        """Return one text for all spellings of the path of a file."""
+        """Return a canonical form of the path of a file."""
         folder, name = os.path.split(file)
         return file if reading.is_url(file) else os.path.join(self._real(folder), name)
 
@@ -98,30 +84,27 @@ class PathFinder:
         names: Sequence[str] = (),
         places: Sequence[tuple[str, int]] = (),
     ) -> str:
-        """Return the message about a path without a file, with the places of `names`
-        if none of them is found.
-        """
-        text = f"there is no file {shown(os.path.join(self._folder, name))}; "
+        """Return the message about a missing file, with places of all `names`."""
+        text = f"no file {shown(os.path.join(self._folder, name))}; "
         if places:
             folder, num_first = places[0]
-            place, of_folder = folder, split_of(os.path.basename(folder))
-            if self._has_others and of_folder and of_folder == self._split:
-                place = os.path.dirname(folder)  # for the other tables, too
+            is_of_split = self._split and self._split == _split_of_name(folder)
+            place = folder
+            if self._has_others and is_of_split:  # for the other tables, too
+                place = os.path.dirname(folder)
             count = sum(map(bool, self._find(names, folder, num_first)))
             text += f"--image_dir={shlex.quote(place)} has {count:,} of {len(names):,}"
             text += ", by the ends of their paths" if num_first else ""
             others = " and ".join(shown(other) for other, _ in places[1:3])
             return f"{text}; {others} has files of these names too" if others else text
-        if other := self._in_other_case(name):
-            text += f"{shown(other)} differs in the case of its letters: write the "
-            return f"{text}path so, or rename the file"
+        above, base = os.path.split(os.path.join(self._folder, _slashes(name)))
+        if same := [x for x in self._listing(above) if x.lower() == base.lower()]:
+            other = shown(os.path.join(above, same[0]))
+            return f"{text}{other} differs in upper and lower case; rename one"
         return f"{text}--image_dir names the folder that the paths start from"
 
     def _places(self, names, root, depth=MAX_DEPTH):
-        """Return the places below a root with the most files, over half of them:
-        (folder, number of first folders of the paths to omit). Folders named like
-        another split than the table's, or than the omitted folders', are excluded.
-        """
+        """Return the best (folder, number of leading folders to drop) for the paths."""
         folders = _folders_below(root, depth)
         sample = list(map(_slashes, names[:: -(-len(names) // SAMPLE)]))
         counts = {}
@@ -129,8 +112,7 @@ class PathFinder:
             first = map(split_of, sample[0].split("/")[:num_first])
             splits = {self._split, *first} - {None}
             for folder in folders:
-                split = split_of(os.path.basename(folder))
-                if split is None or not splits or split in splits:
+                if not splits or _split_of_name(folder) in (None, *splits):
                     found = self._find(sample, folder, num_first)
                     counts[folder, num_first] = len(set(map(tuple, found)) - {()})
         most = max(counts.values(), default=0)
@@ -140,16 +122,14 @@ class PathFinder:
         places = [place for place in places if place[1] == places[0][1]]
         if places[0][0] == root:
             return places[:1]
-        return sorted(places, key=lambda x: split_of(os.path.basename(x[0])) != "train")
+        return sorted(places, key=lambda x: _split_of_name(x[0]) != "train")
 
     def _in_several_folders(self, names):
-        """Return the file of each path by its name in all folders below that are not of
-        another split; none if a name is missing or in two of them.
-        """
+        """Return the files found by name in several folders, if each name is unique."""
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
-            split = split_of(os.path.basename(folder))
-            if folder == self._folder or split in (None, self._split):
+            is_used = _split_of_name(folder) in (None, self._split)
+            if folder == self._folder or is_used:
                 for name, files in self._listing(folder).items():
                     paths = (os.path.join(folder, file) for file in files)
                     by_name.setdefault(name, []).extend(paths)
@@ -157,14 +137,13 @@ class PathFinder:
         folders = {os.path.dirname(path) for found in files for path in found}
         if len(folders) < 2 or any(len(found) != 1 for found in files):
             return []
-        text = f"found by their names in {len(folders):,} folders"
-        self._inventory.infer("paths", text)
+        self._inventory.infer("paths", f"found by names in {len(folders):,} folders")
         return files
 
     def _find(self, names, folder, num_first=0):
-        """Return the files that each path from a folder may mean."""
-        ends = [_end(name, num_first) if num_first else name for name in names]
-        return [self._files_of(end, folder) for end in ends]
+        if num_first:
+            names = ["/".join(_slashes(x).split("/")[num_first:]) for x in names]
+        return [self._files_of(name, folder) for name in names]
 
     def _files_of(self, name, folder):
         path = name if reading.is_url(name) else os.path.join(folder, name)
@@ -176,27 +155,22 @@ class PathFinder:
             return self._files_of(_slashes(name), folder)
         return [os.path.join(above, x) for x in names]
 
-    def _in_other_case(self, name):
-        """Return the file whose path differs only in case, or None."""
-        path = self._folder
-        for part in filter(None, _slashes(name).split("/")):
-            same = [x for x in _names_in(path) if x.lower() == part.lower()]
-            if not same:
-                return None
-            path = os.path.join(path, part if part in same else same[0])
-        return path
-
 
 def _listing(folder):
-    """Map names of files, and of images without their ending, to names of files."""
-    listing, names = {}, _names_in(folder)
+    """Map file names, and image names without extension, to file names."""
+    listing: dict[str, list[str]] = {}
+    try:
+        names = os.listdir(folder or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:  # the files may be there
+        raise DataError(f"{shown(folder)}: {reason(error)}") from error
     for name in filter(is_image_name, names):
         listing.setdefault(os.path.splitext(name)[0], []).append(name)
     return listing | {name: [name] for name in names}
 
 
 def _folders_below(root, depth):
-    """Return a folder and those below it that can be read."""
     folders = level = [root]
     for _ in range(depth):
         level = [x.path for folder in level for x in folders_in(folder)]
@@ -204,20 +178,10 @@ def _folders_below(root, depth):
     return [folder for folder in folders if os.access(folder, os.R_OK)]
 
 
-def _names_in(folder):
-    try:
-        return os.listdir(folder or ".")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:  # the files may be there
-        raise DataError(f"{shown(folder)}: {reason(error)}") from error
-
-
 def _slashes(name):
     """Convert a Windows path to a Unix path without a drive letter."""
     return re.sub(r"^[A-Za-z]:(?=/)", "", name.replace("\\", "/"))
 
 
-def _end(name, num_first):
-    """Return a path without some of its first folders."""
-    return "/".join(_slashes(name).split("/")[num_first:])
+def _split_of_name(path):
+    return split_of(os.path.basename(path))

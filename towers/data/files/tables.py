@@ -2,12 +2,11 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,13 @@ from towers.data.files import cells, containers
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     Index,
+    ambiguous_column,
     find_column,
     index_of,
-    settle_classes,
-    settle_label_sets,
+    missing_column,
     sorted_classes,
 )
-from towers.data.files.paths import is_image_name
+from towers.data.files.paths import class_name, is_image_name
 from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
@@ -30,8 +29,7 @@ from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
 from towers.messages import shown
 
-# Regular expressions for names of columns, in order of precedence; names are compared
-# in lower case, with underscores for spaces.
+# Regular expressions for column names, in order of precedence, see `find_column`.
 _ROLES = {
     "path": (
         r"(image|img|file|photo)?_?(path|file_?name|url)|(image|img)_(file|name)"
@@ -47,7 +45,7 @@ _ROLES = {
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-# Columns of row numbers, which pandas writes without a name.
+# Row numbers of pandas.
 _ROW_NUMBERS = r"|Unnamed: \d+"
 
 
@@ -60,9 +58,7 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load the images of tables; arguments and errors as of `data.load` and
-    `TableReader`.
-    """
+    """Load the images of tables; arguments and errors as of `data.load`."""
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     named = containers.parse_columns(columns, "table", _ROLES)
     location, paths = containers.find_files(data_dir, "table", inventory)
@@ -79,9 +75,7 @@ def load(
 
 
 class Table(NamedTuple):
-    """A table: the split in its name, role -> name of a column, and the names of the
-    columns of classes.
-    """
+    """Path, split, role -> column name, and class columns of a table."""
 
     path: str
     split: str
@@ -91,13 +85,13 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """A row of a table; values are None if they are empty."""
+    """A row of a table; empty cells are None."""
 
     table: Table
     number: int
     split: str
-    path: str | None = None
-    label: str | tuple[str, ...] | None = None
+    path: Any = None
+    label: Any = None
     fold: int | None = None
     weight: float | None = None
 
@@ -105,30 +99,25 @@ class Row:
         return f"{shown(self.table.path)}: row {self.number}"
 
     def require(self, role: str) -> None:
-        """Raise DataError if a value is empty."""
+        """Raise DataError if a value is missing."""
         if getattr(self, role) is None:
             raise DataError(f"{self}: has no {role}")
 
 
 @dataclasses.dataclass
 class TableReader:
-    """Reads the rows of tables, then finds their files.
-
-    DataError names the file and the row: a file is missing, or has two rows; a column
-    is missing, or may be one of two; tables of a split have different columns; a value
-    is invalid.
+    """Reader of the rows of tables and of the files that they name.
 
     Attributes:
-        columns: role -> name; others go by their usual names.
+        columns: role -> name; other columns are found by their usual names.
         image_dir: folder that paths start from, by default the folder of each table.
-        fold: training rows of this number in the column `fold` are for testing.
-        separator: text between the labels of an image; "" if none has several.
-        options: their survey takes the rows without a file.
-        inventory: is filled.
-        first: the first table; others use its columns.
-        rows: those of all tables.
+        fold: training rows with this value in the column `fold` are for testing.
+        separator: text between several labels of an image; "" for none.
+        options: their survey takes rows without a file.
+        inventory: filled with what was used and inferred.
+        rows: rows of all tables.
         unused: names of columns without a role.
-        names: split -> the table, and the column, that it is in.
+        names: split -> table and column that it comes from.
     """
 
     columns: Mapping[str, str]
@@ -143,25 +132,19 @@ class TableReader:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, path: str, split: str) -> int:
-        """Read a table of a split, and return its number of rows; a column may divide
-        them into other splits.
-        """
+        """Read a table of a split and return its number of rows."""
         lines = read_rows(path, self.columns.values(), self.inventory)
         header = [str(name).strip() for name in next(lines, ())]
-        first_row = next(lines, None)
-        lines = itertools.chain([first_row] if first_row else [], lines)
-        images = [
-            i
-            for i, value in enumerate(first_row[1][: len(header)] if first_row else ())
-            if is_image_name(str(value).strip())
-        ]
+        start = list(itertools.islice(lines, 1))
+        first_row = start[0][1][: len(header)] if start else ()
+        images = [i for i, x in enumerate(first_row) if is_image_name(str(x).strip())]
         try:
             used, classes = self._columns(header, path, split, images)
         except ValueError as error:
             raise DataError(f"{shown(path)}: {error}") from None
         roles = {role: header[i] for role, i in used.items()}
         table = Table(path, split, roles, tuple(header[i] for i in classes))
-        parsers = {
+        parsers: dict[str, Callable[[Any], Any]] = {
             "path": lambda x: str(x).strip() or None,
             "label": lambda x: cells.label(x, self.separator),
             "split": str,
@@ -169,13 +152,13 @@ class TableReader:
             "weight": cells.weight,
         }
         rows = []
-        for number, values in lines:
+        for number, values in itertools.chain(start, lines):
             row = Row(table, number, split)
             rows.append(row)
-            if len(values) != len(header):
-                text = f"has {len(values)} values, and the first row {len(header)}"
-                raise DataError(f"{row}: {text}")
             try:
+                if len(values) != len(header):
+                    text = f"has {len(values)} values, and the first row {len(header)}"
+                    raise ValueError(text)
                 for role, i in used.items():
                     is_empty = cells.is_empty(values[i])
                     setattr(row, role, None if is_empty else parsers[role](values[i]))
@@ -196,15 +179,13 @@ class TableReader:
     def indexes(self, needs_sets: bool) -> dict[str, Index]:
         """Return split -> Index of its images.
 
-        Labels are -1 in a split for evaluation without any; its files are not looked
-        for. Labels are sets if one has several names, `cat;outdoor`, or is a list, and
-        if each class has a column of 0 and 1, unless each row has exactly one 1;
-        `needs_sets` makes sets of all.
+        Labels are sets if a cell holds several, or if classes are columns of 0 and 1
+        (unless each row has exactly one 1); `needs_sets` makes all labels sets.
         """
         self._move_fold()
-        classes, indexes = self.first.classes, {}
+        first, indexes = self.rows[0].table, {}
         labeled = {row.split for row in self.rows if row.label is not None}
-        if classes or "label" in self.first.roles:
+        if first.classes or "label" in first.roles:
             labeled.add("train")
         used = [row for row in self.rows if row.split in labeled]
         are_sets = any(isinstance(row.label, tuple) for row in used)
@@ -215,19 +196,19 @@ class TableReader:
             row.require("path")
             if row.split == "train" and "weight" in row.table.roles:
                 row.require("weight")
-        first_rows = {}
-        for table, rows in itertools.groupby(used, lambda row: row.table):
-            self._find_files(table, list(rows), first_rows)
-        is_single = bool(classes) and not needs_sets
+        first_rows: dict[str, Row] = {}
+        for table, group in itertools.groupby(used, lambda row: row.table):
+            self._find_files(table, list(group), first_rows)
+        is_single = bool(first.classes) and not needs_sets
         is_single = is_single and all(len(row.label) == 1 for row in used)
         for split in sorted({row.split for row in self.rows}):
             rows = [x for x in self.rows if x.split == split and x.path is not None]
             if not rows:
                 continue
-            table, settle = rows[0].table, settle_classes
-            column = table.roles.get("split")
+            table, classes = rows[0].table, first.classes
             self.names[split] = shown(os.path.basename(table.path), 60)
-            self.names[split] += f", column {column}" if column else ""
+            if "split" in table.roles:
+                self.names[split] += f", column {table.roles['split']}"
             if any(row.table.split != table.split for row in rows):
                 raise DataError(
                     f"{shown(rows[-1].table.path)}: images of the split {split} are in "
@@ -235,19 +216,21 @@ class TableReader:
                 )
             if are_sets and split in labeled:
                 alike = [row for row in used if row.table.split == table.split]
-                names = sorted_classes({x for row in alike for x in row.label})
-                settle = functools.partial(
-                    settle_label_sets, class_names=classes or names
-                )
+                names = {class_name(x) for row in alike for x in row.label}
+                classes = classes or sorted_classes(names)
             weights = None
             if "weight" in table.roles:
                 weights = [1 if row.weight is None else row.weight for row in rows]
                 if split == "train" and not any(weights):
                     path = shown(table.path)
                     raise DataError(f"{path}: all weights for training are 0")
-            files, labels = [row.path for row in rows], [row.label for row in rows]
-            pixels = self.options.max_image_pixels
-            index = index_of(files, labels, weights, pixels, settle)
+            index = index_of(
+                [row.path for row in rows],
+                [row.label for row in rows],
+                weights,
+                self.options.max_image_pixels,
+                classes,
+            )
             if is_single and split in labeled:
                 numbers = index.labels.argmax(1).astype(np.int32)
                 index = dataclasses.replace(index, labels=numbers)
@@ -262,15 +245,14 @@ class TableReader:
         return indexes
 
     def _columns(self, header, path, split, images):
-        """Return role -> index of its column, and the indices of class columns;
-        `images` are indices of columns with names of images in the first row.
-        """
+        """Return role -> column index, and the indices of the class columns."""
         if not header:
             raise ValueError("the file is empty")
         for name, count in collections.Counter(filter(None, header)).items():
             if count > 1:
                 raise ValueError(f"two columns are called {name!r}; rename one")
-        used, first = {}, self.first
+        used: dict[str, int] = {}
+        first = self.first
         is_alike = first is not None and first.split == split
         for role in sorted(_ROLES, key=lambda role: role not in self.columns):
             name = (first.roles if first else self.columns).get(role)
@@ -278,11 +260,7 @@ class TableReader:
             index = find_column(role, header, name, _ROLES[role], used.values())
             if role == "path" and not name and images and index not in images:
                 if images[1:]:
-                    names = " or ".join(header[i] for i in images[:2])
-                    raise ValueError(
-                        f"is the path in column {names}? --columns=path:"
-                        f"{header[images[0]]} names it"
-                    )
+                    raise ambiguous_column(role, [header[i] for i in images])
                 [index] = images
             if is_alike and name is None and index is not None:
                 if header[index] not in self.unused:
@@ -302,23 +280,17 @@ class TableReader:
         has_folds = self.fold >= 0 and split == "train"
         if not has_folds:
             used.pop("fold", None)
-        for role in ("path", *["fold"] * has_folds):
-            if role not in used:
+        for role in ("path", "fold"):
+            if role not in used and (role == "path" or has_folds):
                 finder = PathFinder(path, self.image_dir, self.inventory)
                 if role == "path" and (files := finder.present(header)):
                     raise ValueError(looks_like_data(header, files[0]))
-                raise ValueError(
-                    f"no column is named like a {role}, only "
-                    f"{shown(', '.join(header), 100)}; --columns={role}:NAME names it"
-                )
+                raise missing_column(role, header)
         unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
         return used, classes
 
     def _set_splits(self, table, rows):
-        """Set the splits that a column names; one with a usual name, but no name of a
-        split in it, is not used.
-        """
         name = table.roles.get("split")
         if name is None:
             return
@@ -331,9 +303,8 @@ class TableReader:
             not name.lower().startswith("is")
         ):
             raise DataError(
-                f"{shown(table.path)}: column {name}: is 0 or 1 for training? "
-                "Write train and test in their place, or call the column is_test or "
-                "is_train"
+                f"{shown(table.path)}: column {name}: is 0 or 1 for training? Write "
+                "train and test instead, or call the column is_test or is_train"
             )
         elif any(text != split for text, split in splits.items()):
             about = ", ".join(f"{text} is {split}" for text, split in splits.items())
@@ -345,7 +316,6 @@ class TableReader:
             row.split = splits[row.split]
 
     def _move_fold(self):
-        """Move the rows of the fold from training to testing."""
         rows = [row for row in self.rows if row.split == "train"]
         if self.fold < 0 or not rows:
             return
@@ -360,9 +330,7 @@ class TableReader:
             )
 
     def _find_files(self, table, rows, first_rows):
-        """Set the file of each row, None if it is missing and the survey takes it;
-        `first_rows` are file -> the row that names it.
-        """
+        """Set the file of each row; `first_rows` are file -> row that names it."""
         has_others = any(row.table.split != table.split for row in self.rows)
         finder = PathFinder(table.path, self.image_dir, self.inventory, has_others)
         names = [row.path for row in rows]
@@ -373,7 +341,7 @@ class TableReader:
                 if before is not row:
                     raise DataError(f"{row}: {shown(row.path)} is also in {before}")
             elif self.options.survey is not None:
-                text = f"there is no file {shown(name)}"
+                text = f"no file {shown(name)}"
                 self.options.survey.misplaced[str(row)] = text
             else:
                 raise DataError(
@@ -383,7 +351,6 @@ class TableReader:
 
 
 def _warn_of_joined_labels(names: Sequence[str]) -> None:
-    """Warn if names of classes have a usual separator, and share their parts."""
     for mark in "|, ":
         joined = [name for name in names if mark in name]
         parts = {part.strip() for name in names for part in name.split(mark)}

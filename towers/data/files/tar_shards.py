@@ -13,22 +13,19 @@ import numpy as np
 
 from towers.data.files import containers, reading
 from towers.data.files.class_folders import is_split, split_of
-from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
 from towers.data.files.paths import is_image_name
-from towers.data.sources import DataSet, Trained
 from towers.messages import one_line, shown
 
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")
 _BLOCK = 512
 _REGULAR, _LINKS = {b"0", b"\0", b"7"}, {b"1", b"2"}
-# Kinds of members without content: links, devices, folders and FIFOs.
+# Members without content: links, devices, folders and FIFOs.
 _EMPTY = {*_LINKS, b"3", b"4", b"5", b"6"}
-# How files begin that gzip, bzip2, xz and zstd wrote.
+# First bytes of gzip, bzip2, xz and zstd files.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-# What names of one example share: up to a dot, with the folder or without; and what
-# the inventory says about it.
+# The stem of an example's names: its end, whether it has the folder, a note for users.
 _RULES = (
     (str.partition, True, ""),
     (str.rpartition, True, "are paired up to their last dot"),
@@ -45,13 +42,12 @@ def _read_files(paths, columns, inventory):
 
 
 def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Shard:
-    """Return the index of the images in a tar file; headers and labels are read.
+    """Return the index of the images in a tar file.
 
-    An example is an image, and its label in `.cls`, `.txt` or the key `label` of
-    `.json`, by the first of `_RULES` that gives each image a label. If no member has
-    labels, folders are the classes. `columns` are "image" and "label" -> other endings,
-    or "json:KEY". ValueError if the file breaks off, is not a tar file, has two members
-    of one name, or some of its images have no label.
+    An example is an image and its label in `.cls`, `.txt` or the key `label` of
+    `.json`, paired by the first of `_RULES` that labels every image. Without label
+    members, folders are classes. `columns` are "image" and "label" -> other endings, or
+    "json:KEY".
     """
     label = columns.get("label", "")
     kind, _, key = label.partition(":")
@@ -78,16 +74,7 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     return Shard(spans[:, 0], spans[:, 1], labels, images, inferred, unused)
 
 
-def load(
-    data_dir: str = "",
-    columns: str = "",
-    image_options: ImageOptions | None = None,
-    trained: Trained | None = None,
-) -> DataSet:
-    """Load tar files with images; arguments and errors as of `containers.load`."""
-    return containers.load(
-        "webdataset", ROLES, _read_files, data_dir, columns, image_options, trained
-    )
+load = functools.partial(containers.load, "webdataset", ROLES, _read_files)
 
 
 @contextlib.contextmanager
@@ -109,11 +96,10 @@ def _reader(path, version) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
 
 
 def _members(read_at, size):
-    """Yield (name, first byte, number of bytes, None) of each regular file, and (name,
-    0, 0, target) of each link: of the formats of V7, POSIX (ustar, pax) and GNU tar.
+    """Yield (name, offset, length, None) of files and (name, 0, 0, target) of links.
 
-    Python's `tarfile` takes five times as long, ends in silence at a damaged header,
-    and never ends at a negative size.
+    `tarfile` is five times slower, ends silently at a damaged header, and loops forever
+    on a negative size.
     """
     offset, extended = 0, {}
     while offset < size:
@@ -143,9 +129,9 @@ def _members(read_at, size):
             raise ValueError(f"breaks off in {shown(text, 60)}")
         if kind in b"LKxg":
             content = read_at(begin, length)
-            if kind == b"x":  # long names and others, of pax
+            if kind == b"x":  # pax
                 extended |= _pax_records(content)
-            elif kind != b"g":  # long names, of GNU tar
+            elif kind != b"g":  # GNU tar
                 key = b"path" if kind == b"L" else b"linkpath"
                 extended[key] = content.partition(b"\0")[0]
             continue
@@ -156,10 +142,8 @@ def _members(read_at, size):
             yield text, 0, 0, os.fsdecode(target)
         elif kind not in _EMPTY and not name.endswith(b"/"):
             if kind not in _REGULAR or b"sparse" in extended:
-                raise ValueError(
-                    f"{shown(text, 60)} is sparse, or of another kind that is not "
-                    "read; pack the files without --sparse"
-                )
+                problem = f"{shown(text, 60)} is sparse, or of a kind that is not read"
+                raise ValueError(f"{problem}; pack the files without --sparse")
             yield text, begin, length, None
         extended = {}
     raise ValueError("breaks off: the end of the archive is missing")
@@ -167,9 +151,7 @@ def _members(read_at, size):
 
 @functools.lru_cache
 def _adler_32(field):
-    """Return the lower half of Adler-32, one more than the sum of bytes modulo 65521,
-    of a header with this checksum; it was computed with spaces in its place.
-    """
+    """Return the low half of Adler-32 of a header, from its field with a plain sum."""
     try:
         return (1 + int(field.strip(b"\0 "), 8) + sum(field) - 8 * ord(" ")) % 65521
     except ValueError:
@@ -184,7 +166,6 @@ def _number(field):
 
 
 def _pax_records(content):
-    """Return the records of a pax header; "sparse" if one of them tells of holes."""
     records = {}
     while content.strip(b"\0"):
         size = int(content.split(b" ", 1)[0])
@@ -197,18 +178,13 @@ def _pax_records(content):
 
 
 def _resolved(members):
-    """Return name -> (first byte, number of bytes), of links those of their target, in
-    the order of the archive. ValueError if a name stands for two files, or a link is to
-    nothing in the archive.
-    """
+    """Return name -> (offset, length), with links resolved."""
     spans, targets = {}, {}
-    for name, begin, length, target in members:
-        name = name.removeprefix("./")
+    for full_name, begin, length, target in members:
+        name = full_name.removeprefix("./")
         if name in spans:
-            raise ValueError(
-                f"has two members called {shown(name, 60)}; tar would overwrite one: "
-                "unpack the archive and pack it anew"
-            )
+            text = f"has two members called {shown(name, 60)}; tar would overwrite one"
+            raise ValueError(f"{text}: unpack the archive and pack it anew")
         spans[name] = begin, length
         if target is not None:
             targets[name] = target
@@ -226,7 +202,6 @@ def _resolved(members):
 
 
 def _require_one_split(members):
-    """Raise ValueError if the members are in folders of several splits."""
     folders = sorted({name.rpartition("/")[0] for name in members})
     splits = {split_of(folder): folder for folder in folders}
     if None in splits:  # names such as steam_train are not those of splits
@@ -241,22 +216,13 @@ def _require_one_split(members):
 
 
 def _paired(names, wanted, label_endings):
-    """Return names of images and of their labels, None without one; the endings that
-    are used and not used; and what the inventory says: by the first rule that gives
-    each image one label, by the first of all if none does.
-    """
-    first = None
+    """Return image names, label names, used and unused endings, and a note."""
     for cut, with_folder, text in _RULES:
-        try:
+        with contextlib.suppress(ValueError):
             pairs = _pairs(names, wanted, label_endings, cut, with_folder)
             if pairs[0] and None not in pairs[1]:
                 return *pairs, [("names", text)] if text else []
-        except ValueError as error:
-            pairs = error
-        first = first or pairs
-    if isinstance(first, ValueError):
-        raise first
-    return *first, []
+    return *_pairs(names, wanted, label_endings, *_RULES[0][:2]), []
 
 
 def _pairs(names, wanted, label_endings, cut, with_folder):
@@ -284,9 +250,7 @@ def _pairs(names, wanted, label_endings, cut, with_folder):
 
 
 def _folders(names):
-    """Return the folder that each image is in, as its class; None if some are in no
-    folder. ValueError if one has two readings.
-    """
+    """Return the class folder of each image, or Nones if there are no class folders."""
     folders = sorted({name.rpartition("/")[0] for name in names})
     by_class = {folder.rpartition("/")[2]: folder for folder in folders}
     if "" in by_class or any(map(is_split, by_class)):
@@ -303,7 +267,6 @@ def _folders(names):
 
 
 def _label(name, key, content):
-    """Return the text of a label; None for an empty one."""
     try:
         if not name.lower().endswith(".json"):
             return _text(content)

@@ -1,8 +1,4 @@
-"""Images of any size for a trained network, in files or in memory.
-
-Of a million files only the batch that is computed and the images that are read ahead,
-the next batch or a few dozen, are in memory.
-"""
+"""Images of any size for a trained network, from files or memory."""
 
 import collections
 import contextlib
@@ -26,17 +22,14 @@ from towers.data.files.reading import read_image_file
 from towers.errors import ConfigError, DataError, UnavailableDataError, cause
 from towers.messages import one_line
 
-# Fractions whose maximum is lower than this do not range from 0 to 255.
+# Fractions up to this maximum are taken as standardized, not as values of 0..255.
 MAX_FRACTIONS = 4
-
-# Images that are read ahead, for each reader.
+# Number of images that each reader reads ahead.
 AHEAD = 4
 
 
 class ImageFile(NamedTuple):
-    """An image, uint8 [height, width, channels], from a path or with a number in
-    memory; None with a fault where it cannot be used.
-    """
+    """An image, uint8 [height, width, channels]; None with a fault if unusable."""
 
     path: str
     image: np.ndarray | None
@@ -51,18 +44,11 @@ def read_files(
     interpolation: str = "auto",
     ahead: int = 0,
 ) -> Iterator[ImageFile]:
-    """Reads image files in threads, ahead of their use, and gives them in their order.
+    """Read images in threads, ahead of their use, and yield them in order.
 
-    Files are paths, or number and image, an array or one of Pillow. `image_shape` is
-    what a network was trained on, see `image.read_image` for it and other options;
-    `ahead` images are read ahead, at least AHEAD for each reader. ConfigError where the
-    network takes images of other than 1 or 3 channels.
+    Files are paths, or pairs of a number and an array or Pillow image. `image_shape` is
+    that of the network; options as of `image.read_image`.
     """
-    options = {
-        "max_pixels": max_pixels,
-        "center_crop": center_crop,
-        "interpolation": interpolation,
-    }
 
     def read(file):
         path, image = (file, None) if isinstance(file, str) else file
@@ -73,12 +59,19 @@ def read_files(
                 return ImageFile(str(path), image)
             else:
                 content = _encoded(image, image_shape[-1])
-            image = read_image(content, image_shape, **options)
+            image = read_image(
+                content,
+                image_shape,
+                max_pixels=max_pixels,
+                center_crop=center_crop,
+                interpolation=interpolation,
+            )
         except (OSError, ValueError, MemoryError, UnavailableDataError) as error:
             return ImageFile(str(path), None, reason(error))
         return ImageFile(str(path), image)
 
-    pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
+    pool = ThreadPoolExecutor(streams.NUM_READERS)
+    pending: collections.deque = collections.deque()
     try:
         for file in files:
             if isinstance(file, str) and image_shape[-1] not in (1, 3):
@@ -96,9 +89,7 @@ def read_files(
 
 
 def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
-    """uint8 images [n, height, width, channels] as `read_files` fits them; DataError
-    where one does not fit.
-    """
+    """Yield uint8 images resized as by `read_files`; DataError if one is unusable."""
     for file in read_files(enumerate(images), **options):
         if file.image is None:
             raise DataError(f"data: image {file.path}: {file.fault}")
@@ -106,7 +97,6 @@ def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
 
 
 def _encoded(image, channels):
-    """The content of a file with an image of Pillow, or an array."""
     if isinstance(image, np.ndarray):
         if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4):
             raise DataError(
@@ -129,10 +119,9 @@ else:  # other values are a DataError
 def paths_or_images(
     images: Any,
 ) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
-    """Paths or images in memory; the other is empty. Images are an array, one of
-    Pillow, a list of them, or a `tf.data.Dataset` with or without labels.
+    """Return (paths, images); one of them is empty.
 
-    DataError where there is nothing at a path, or they are no images, see `pixels`.
+    Images are an array, a Pillow image, a list of them, or a `tf.data.Dataset`.
     """
     if isinstance(images, tf.data.Dataset):
         return [], _elements(images)
@@ -157,15 +146,13 @@ def _elements(dataset):
 
 
 def _batch(images):
-    """The images of an array of one or several, or one of Pillow."""
-    if isinstance(images, Image.Image):
-        return [images]
-    return pixels(images, "images", may_be_one=True)
+    is_image = isinstance(images, Image.Image)
+    return [images] if is_image else pixels(images, "images", may_be_one=True)
 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Errors of a `tf.data.Dataset` as a DataError; `what` begins its message."""
+    """Convert errors of a `tf.data.Dataset` to DataErrors that begin with `what`."""
     try:
         yield
     except (ValueError, tf.errors.OpError) as error:
@@ -176,11 +163,9 @@ def reading(what: str) -> Iterator[None]:
 
 
 def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
-    """Images in memory as uint8 [n, height, width, channels], from numbers from 0 to
-    255, [n, height, width, channels] or [n, height, width]; with `may_be_one` [height,
-    width] and [height, width, 1 to 4] are one image.
+    """Return images as uint8 [n, height, width, channels] from numbers from 0 to 255.
 
-    DataError, which begins with `what`, where they have another shape or other values.
+    Accepts [n, height, width(, channels)]; with `may_be_one` also a single image.
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
@@ -212,7 +197,6 @@ def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
 
 
 def _in_bytes(images, what):
-    """Images as uint8, or a DataError where their values are not from 0 to 255."""
     if not images.size:
         return images.astype(np.uint8)
     low, high = float(images.min()), float(images.max())
@@ -243,10 +227,9 @@ def _in_bytes(images, what):
 
 
 class Labels:
-    """The label of a file in a folder, or `animals/cats`, that has the name of a class.
+    """Function from the path of a file to the label of its class folder.
 
-    It is the first such folder below the given path, as a folder inside the folder of a
-    class may have the name of another class; else the given folder or its parent.
+    The first class folder below the given path counts, or else that path or its parent.
     """
 
     def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
@@ -255,7 +238,7 @@ class Labels:
         self._given = set(map(pathlib.PurePath, paths))
 
     def __call__(self, path: str) -> int:
-        """-1 where no folder has the name of a class."""
+        """Return the label, or -1 if no folder has the name of a class."""
         folder, *above = pathlib.PurePath(path).parents
         given = next((x for x in (folder, *above) if x in self._given), folder)
         below, names = folder.relative_to(given).parts, []
