@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 )
 
 from towers.callbacks import Callback
-from towers.reporting.board import Board, batch_picture, captioned_images
+from towers.reporting.board import Board
+from towers.reporting.pictures import batch_picture, captioned_images
 from towers.training.train import train
 
 

@@ -208,7 +208,7 @@ def changed(place, *entries, drop=1):
         ),
         (
             changed(1, MODEL[2], MODEL[1], drop=2),
-            "params/conv2/kernel of the model stands where .* has params/conv3/kernel",
+            "params/conv2/kernel of the model is at the place of params/conv3/kernel",
         ),
     ],
     ids=["added", "removed", "widened", "swapped"],

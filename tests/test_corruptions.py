@@ -19,8 +19,9 @@ from towers.errors import MAX_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.reports import MetricsFile, read_metrics
-from towers.run.restore import checkpointer_of, validate_changes
+from towers.run.restore import checkpointer_of
 from towers.run.stored_config import stored_config, stored_dataset_info
+from towers.training.restore import validate_changes
 from towers.training.train import train
 
 STEPS = (2, 4, 6)

@@ -25,7 +25,8 @@ from towers.errors import ConfigError
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.reports import MetricsFile
-from towers.run.restore import checkpointer_of, validate_changes
+from towers.run.restore import checkpointer_of
+from towers.training.restore import validate_changes
 from towers.training.train import train
 
 WORKDIR = "runs/mine"  # neither of the folders exists before

@@ -97,7 +97,7 @@ def empty_state(num_classes=NUM_CLASSES):
 
 def fill(path, state):
     with open_weights(str(path)) as weights:
-        return initial._fill(state, weights)
+        return _filled(state, weights)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -224,8 +224,8 @@ def saved_later(path, offset, **options):
 
 def fill_of_keras(path, automatic):
     model, state = automatic.config.model, automatic.state
-    with initial._source(str(path), model, state, None) as weights:
-        return initial._fill(automatic.state, weights)
+    with initial.open_source(str(path), model, state, None) as weights:
+        return _filled(automatic.state, weights)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from towers.run.outputs import NoOutputs, Outputs
 from towers.run.peers import LOCK_SECS, cluster_of, join
 from towers.run.profile import Profile
 from towers.run.progress import Progress
-from towers.run.restore import checkpointer_of, load_trainer, validate_changes
+from towers.run.restore import checkpointer_of
 from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner
 from towers.training.callback_list import CallbackError
@@ -45,6 +45,7 @@ from towers.training.ending import (
     saved_at_the_end,
 )
 from towers.training.linear_probe import fit_head
+from towers.training.restore import load_trainer, validate_changes
 from towers.training.run import Run
 from towers.training.setup import build_run, with_given
 
