@@ -16,10 +16,11 @@ import tensorflow as tf
 from towers import quiet_imports
 from towers.config import choices
 from towers.data.files.image import FILTERS
-from towers.errors import ConfigError, printable
+from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
 from towers.exporting.tflite_metadata import LABELS, with_metadata
+from towers.messages import printable
 from towers.models import torch_names
 
 PREPROCESSING_JSON = "preprocessing.json"  # options that turn a photo into an input

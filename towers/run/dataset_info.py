@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
+from towers.messages import shown
 
 # Moments of the same images differ by less between versions.
 _TOLERANCE = 1e-4
