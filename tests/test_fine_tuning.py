@@ -23,50 +23,43 @@ from towers.training.setup import build_run
 from towers.training.train import train
 
 
+def scikit_learn(features, labels):
+    """Return the probabilities of a logistic regression of scikit-learn."""
+    centered = features.astype(np.float64) - features.mean(0)
+    scaled = centered / np.sqrt(np.square(centered).sum(1).mean())
+    options = {"C": 1 / linear_probe.L2_PENALTY, "max_iter": 5000, "tol": 1e-8}
+    return LogisticRegression(**options).fit(scaled, labels).predict_proba(scaled)
+
+
 @pytest.mark.parametrize(
-    "num_images,num_features,scales",
-    [(300, 20, "equal"), (30, 50, "equal"), (2000, 200, "equal"), (2000, 200, "wide")],
+    "num_images,num_features,is_wide",
+    [(300, 20, False), (30, 50, False), (2000, 200, True)],
 )
 def test_a_probe_is_the_logistic_regression_of_scikit_learn(
-    num_images, num_features, scales
+    num_images, num_features, is_wide
 ):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, num_images)
     features = rng.normal(3, 7, (num_images, num_features)).astype(np.float32)
     features[:, :4] += 9 * np.eye(4, dtype=np.float32)[labels]
-    if scales == "wide":
+    if is_wide:
         features *= np.exp(rng.normal(0, 3, num_features)).astype(np.float32)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 4)
-    centered = features.astype(np.float64) - features.mean(0)
-    scale = np.sqrt(np.square(centered).sum(1).mean())
-    expected = LogisticRegression(
-        C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
-    ).fit(centered / scale, labels)
-    probabilities = expected.predict_proba(centered / scale)
     logits = features @ kernel + bias
     ours = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, probabilities, atol=0.001)
+    np.testing.assert_allclose(ours, scikit_learn(features, labels), atol=0.001)
     assert correct == np.mean(logits.argmax(1) == labels)
 
 
 def test_a_probe_of_label_sets_is_a_logistic_regression_for_each_class():
-    generator = np.random.default_rng(0)
-    features = generator.normal(2.0, 3.0, [200, 10]).astype(np.float32)
-    noise = generator.normal(0.0, 2.0, [200, 3])
+    rng = np.random.default_rng(0)
+    features = rng.normal(2.0, 3.0, [200, 10]).astype(np.float32)
+    noise = rng.normal(0.0, 2.0, [200, 3])
     labels = (features[:, :3] - 2.0 + noise > 1.0).astype(np.int64)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 3)
-    centered = features.astype(np.float64) - features.mean(0)
-    scale = np.sqrt(np.square(centered).sum(1).mean())
     logits = features @ kernel + bias
-    for index in range(3):
-        expected = LogisticRegression(
-            C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
-        ).fit(centered / scale, labels[:, index])
-        np.testing.assert_allclose(
-            1 / (1 + np.exp(-logits[:, index])),
-            expected.predict_proba(centered / scale)[:, 1],
-            atol=0.01,
-        )
+    expected = [scikit_learn(features, x)[:, 1] for x in labels.T]
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)).T, expected, atol=0.01)
     assert correct == np.mean((logits > 0) == labels)
 
 
@@ -140,8 +133,10 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         np.testing.assert_allclose(bias, expected[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["run", "keras"])
-@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize(
+    "kind,probe",
+    [("run", False), ("keras", True), slow("run", True), slow("keras", False)],
+)
 @pytest.mark.row(61)
 def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
     kind, probe, tmp_path, monkeypatch, capfd

@@ -61,7 +61,7 @@ def test_row_34_a_command_without_a_recipe_stands_on_the_config_of_the_checkpoin
     shutil.rmtree(half_way / "checkpoints")
     assert config_to_continue(half_way) is None
     (half_way / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="config.json: not a config.json"):
+    with pytest.raises(ConfigError, match=r"config.json: not a config.json"):
         config_to_continue(half_way)
     assert config_to_continue(half_way, overwrite=True) is None
 

@@ -97,7 +97,9 @@ def empty_state(num_classes=NUM_CLASSES):
 
 def fill(path, state):
     with open_weights(str(path)) as weights:
-        return _filled(state, weights)
+        match = initial.match_variables(state, weights)
+        initial.fill(state, match.taken)
+        return match
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -118,7 +120,7 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     state = empty_state(num_classes=3)
     taken, missing, drawn = fill(written / name, state)
     assert len(taken) == 8 and not missing
-    shapes = {key: stored.shape for key, stored in drawn}
+    shapes = {key: stored.shape for key, stored in drawn.items()}
     assert shapes == {"params/logits/kernel": (4, 5), "params/logits/bias": (5,)}
     assert not np.any(state["params/logits/kernel"])
 
@@ -225,7 +227,9 @@ def saved_later(path, offset, **options):
 def fill_of_keras(path, automatic):
     model, state = automatic.config.model, automatic.state
     with initial.open_source(str(path), model, state, None) as weights:
-        return _filled(automatic.state, weights)
+        match = initial.match_variables(state, weights)
+        initial.fill(state, match.taken)
+        return match
 
 
 @pytest.mark.parametrize(

@@ -161,15 +161,13 @@ def images_of(
         images = _read_files(run, paths)
         compared = images[_evenly_spaced(len(images), count)]
         return compared, None, images, "of the given images"
-    data_dir_of_run = data_dir or run.config.data_dir
-    config = dataclasses.replace(
-        run.config, image_cache_mb=0.0, data_dir=data_dir_of_run
-    )
+    place = data_dir or run.config.data_dir
+    config = dataclasses.replace(run.config, image_cache_mb=0.0, data_dir=place)
     calibrates, calibration = precision == "int8", None
     try:
         data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
         images, labels = _some(data_set.test, count)
-        if calibrates:
+        if calibrates and data_set.train is not None:
             calibration, _ = _some(data_set.train, NUM_CALIBRATION)
         return images, labels, calibration, "test images"
     except (ConfigError, DataError) as error:
@@ -182,8 +180,7 @@ def images_of(
         return images, None, None, origin
 
 
-def _some(source: Source | None, count: int) -> list[np.ndarray]:
-    assert source is not None  # noqa: S101  (the data set was loaded with it)
+def _some(source: Source, count: int) -> list[np.ndarray]:
     indices = _evenly_spaced(source.num_examples, count)
     with data_errors_of_tensorflow():
         return [x.numpy() for x in source.read(tf.constant(indices))]

@@ -33,6 +33,8 @@ from towers.run.checkpoint import (
 
 T = TypeVar("T")
 
+_NAME = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})")
+
 # Pause before the second attempt after an error of the disk.
 RETRY_SECS = 2.0
 
@@ -94,7 +96,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, valid or not, in increasing order."""
-        return sorted(step for step in self._listing().values() if step >= 0)
+        return sorted(self._listing().values())
 
     def read(self, step: int | str = "last") -> Checkpoint | None:
         """Return the verified checkpoint of a step, the "best" or the "last" valid one.
@@ -214,17 +216,14 @@ class Checkpointer:
         return self._folder / folder_name(step)
 
     def _listing(self, without: Container[str] = ()) -> dict[str, int]:
-        """Return name -> step of everything named `step-*`; -1 for other forms."""
+        """Return name -> step of the checkpoints, valid or not."""
         try:
-            names = [name for name in os.listdir(self._folder) if name[:5] == "step-"]
+            names = set(filter(_NAME.fullmatch, os.listdir(self._folder)))
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise CheckpointError(f"cannot list {self._folder}: {error}") from error
-        steps = {n: int(n[5:]) if re.fullmatch("[0-9]+", n[5:]) else -1 for n in names}
-        # With more zeros it would be a second name of the same step.
-        steps = {n: s if n == self._path(s).name else -1 for n, s in steps.items()}
-        return {n: s for n, s in steps.items() if n not in without}
+        return {name: int(name[5:]) for name in names if name not in without}
 
 
 def folder_name(step: int) -> str:
