@@ -150,12 +150,8 @@ def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list
 def images_of(
     run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
-    """Return images to compare, their labels, images to calibrate int8, and the origin.
-
-    They are evenly spaced image files, or images of the run's data set. If that cannot
-    be read, noise is drawn, and there are none for calibration. Raises DataError if the
-    data set is not in `data_dir`, or a file is not an image.
-    """
+    """Return images to compare, their labels, images to calibrate, and the origin."""
+    # Images are evenly spaced; noise if the data set cannot be read.
     count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)

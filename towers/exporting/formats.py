@@ -6,26 +6,16 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A row of FORMATS.
+    """A row of FORMATS."""
 
-    Attributes:
-        writer: Function of `writers` that writes it.
-        checker: Function of `load_in_new_process` that loads it; empty if it has only
-            parameters, which are checked in a new network.
-        suffix: Ending of the file; empty for a folder.
-        marks: Texts in the file, or in the folder's `saved_model.pb`, by which an
-            earlier export is recognized.
-        precisions: Valid values of `precision`.
-        packages: Packages that it needs; the extra of towers with its name has them.
-        has_probabilities: Whether its outputs have probabilities.
-    """
-
-    writer: str
+    writer: str  # a function of `writers`
+    # A function of `load_in_new_process`; empty for parameters without a network.
     checker: str
-    suffix: str
+    suffix: str  # empty for a folder
+    # Texts in the file, or in `saved_model.pb`, that identify an earlier export.
     marks: tuple[bytes, ...]
     precisions: tuple[str, ...] = ("float32",)
-    packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()  # which the extra of the format's name installs
     has_probabilities: bool = True
 
 

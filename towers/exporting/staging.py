@@ -55,11 +55,7 @@ def _is_export(output, format):
 def staged(
     output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
-    """Yield a temporary path that gets the output's name at the end.
-
-    Other files in an existing folder stay. After a DoubtfulExport it gets a new name
-    in the folder `doubtful`, next to its figures. ExportError if the disk fails.
-    """
+    """Yield a temporary path that gets the output's name at the end."""
     try:
         store.make_folders(output.parent)
     except OSError as error:

@@ -25,11 +25,7 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
-    """Return a `RestoredRun.network` with stock Keras layers in place of towers' own.
-
-    They keep names, regularizers, values and `trainable`, in float32. Dropout draws its
-    own noise. Layers of the user do not change.
-    """
+    """Return a network of stock Keras layers with the same names and values."""
 
     @functools.cache  # a layer may be called several times
     def replacement(layer):

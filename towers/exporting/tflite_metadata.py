@@ -17,14 +17,7 @@ RGB, GRAYSCALE = 1, 2
 
 
 def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
-    """Return a .tflite file with metadata, whose first output is "probabilities".
-
-    Args:
-        content: A model with one signature, which takes uint8 images of 1 or 3 channels
-            and standardizes them itself.
-        channels: Number of channels of the images.
-        files: Names of attached files besides LABELS.
-    """
+    """Return a .tflite file with metadata; its first output becomes "probabilities"."""
     model = tflite_files().read_model_from_bytearray(bytearray(content))
     [graph, *_], [signature, *_] = model.subgraphs, model.signatureDefs
     names = {x.tensorIndex: x.name.decode() for x in signature.outputs}

@@ -32,10 +32,7 @@ ONNX_OPSET = 18
 def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
 ) -> Any:
-    """Return the function from uint8 "images" to "logits" and "probabilities".
-
-    Label sets also have "present": the classes that reach their thresholds.
-    """
+    """Return the function from uint8 images to "logits" and "probabilities"."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -65,11 +62,7 @@ def preprocessing_json(run: RestoredRun) -> str:
 def write_saved_model(
     path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
 ):
-    """Write a SavedModel with three signatures and PREPROCESSING_JSON.
-
-    "serving_default" is `predict_fn`; "encoded_images" takes the contents of image
-    files, strings [n], and adds the "class"; "class_names" takes nothing.
-    """
+    """Write a SavedModel with signatures for images, encoded images and class names."""
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
@@ -102,11 +95,7 @@ def decode_image(
     center_crop: float = 0.0,
     interpolation: str = "auto",
 ) -> tf.Tensor:
-    """Return the center of an image, resized as by `towers.data.files.image`.
-
-    `content` is a PNG or JPEG file, or BMP or GIF for three channels. TensorFlow's
-    decoder ignores EXIF.
-    """
+    """Return the center of an encoded image, resized as by Pillow; EXIF is ignored."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -142,12 +131,7 @@ def write_tflite(
     precision: str = "float32",
     calibration: np.ndarray | None = None,
 ):
-    """Write a .tflite file for LiteRT with the function of `predict_fn`.
-
-    "int8" quantizes activations by their ranges on calibration images, uint8
-    [n, *run.image_shape]. LABELS and PREPROCESSING_JSON are in a zip archive at the
-    end, as in TFLite Metadata.
-    """
+    """Write a .tflite file for LiteRT, with TFLite Metadata and attached files."""
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # The converter keeps only the signatures of a SavedModel.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:

@@ -31,10 +31,7 @@ def batch_picture(
 def captioned_images(
     images: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> np.ndarray:
-    """Return images over their captions, uint8 [height, width, 3].
-
-    Floats are stretched to the whole range; the first three channels are colors.
-    """
+    """Return images over their captions, uint8 [height, width, 3]."""
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:
         images = _stretched(images)

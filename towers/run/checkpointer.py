@@ -43,14 +43,10 @@ _WITH_HINT = PermissionError, OtherVersionError
 
 
 class Checkpointer:
-    """Saves and restores the checkpoints of a run.
+    """The checkpoints of a run: the `keep` newest ones and the best one.
 
-    Args:
-        folder: Folder of the checkpoints; the first save creates it.
-        log: Takes a line for the user.
-        validate: Raises CheckpointError for a checkpoint that the run cannot use.
-        keep: Number of newest checkpoints to keep, besides the best one.
-        assert_same_folder: Called before each commit and removal, see `Lock`.
+    `validate` raises CheckpointError for a checkpoint that the run cannot use;
+    `assert_same_folder` is called before each commit and removal, see `Lock`.
     """
 
     def __init__(
@@ -99,12 +95,7 @@ class Checkpointer:
         return sorted(self._listing().values())
 
     def read(self, step: int | str = "last") -> Checkpoint | None:
-        """Return the verified checkpoint of a step, the "best" or the "last" valid one.
-
-        Without evaluations on held-out images the best is the last. Rejected
-        checkpoints are logged with the reason. Returns None if there are none at all;
-        raises CheckpointError if none is valid, or there is none of this step.
-        """
+        """Return the valid checkpoint of a step, the "best" or the "last"."""
         is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
         if step not in ("best", "last") and not (is_number and int(step) >= 0):
             raise ConfigError(f"step={step!r}: should be a number, 'best' or 'last'")
@@ -162,11 +153,7 @@ class Checkpointer:
     def stored(
         self, key: str, parse: Callable[[Any], T], step: int | str = "last"
     ) -> T | None:
-        """Return a parsed value of the newest valid run state, or None.
-
-        The checkpoint of `step` is tried first. `parse` raises ConfigError for a value
-        that it rejects. The tensors are not read.
-        """
+        """Return a value of the run state of `step`, or of the newest valid one."""
         first = self.best_step() if step == "best" else step
         for candidate in sorted(self.steps(), key=lambda x: (x != first, -x)):
             try:

@@ -245,12 +245,7 @@ def _is_folder(path):
 
 
 class Lock:
-    """A context manager that holds the lock of a folder; the kernel frees it at exit.
-
-    If another process holds it: ConfigError, or WorkerLostError after a wait, because a
-    file system may keep the lock of a lost machine. A new folder that stays empty is
-    removed.
-    """
+    """A context manager that holds the lock of a folder until the process ends."""
 
     def __init__(self, folder: pathlib.Path, wait_secs: float, is_new: bool):
         self._path, self._is_new = folder / _LOCK, is_new
@@ -279,6 +274,7 @@ class Lock:
             line = busy(self._path.parent, about)
             if not wait_secs:
                 raise ConfigError(f"{line}; {HINT}")
+            # A file system may keep the lock of a lost machine.
             if time.monotonic() - begun >= wait_secs:
                 raise WorkerLostError(
                     f"{line}, and has not ended within {wait_secs:g} s; {HINT}"

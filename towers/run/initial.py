@@ -110,17 +110,13 @@ def start_from(
 
 
 def _by_class(stored, value, theirs, ours):
-    """Return a variable of the head with the outputs of our classes.
-
-    Classes that the source lacks keep the outputs of `value`. Without a common class
-    the result has no shape, so that it fits no variable.
-    """
+    """Return a variable of the head in the order of our classes."""
     shape = *value.shape[:-1], len(theirs)
     is_by_class = theirs and stored.shape == shape and value.shape[-1] == len(ours)
     if not is_by_class or theirs == ours:
         return stored
     if not {*theirs} & {*ours}:
-        return stored._replace(shape=())
+        return stored._replace(shape=())  # it fits no variable
 
     def read():
         array, values = np.asarray(stored.read()), value.copy()
@@ -210,11 +206,7 @@ def _nearest_networks(weights, model):
 def read_variables(
     path: str, model: str, network: keras.Model
 ) -> dict[str, np.ndarray]:
-    """Return the variables of a network in a file of PyTorch or safetensors, by path.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Return the variables of a network in a PyTorch or safetensors file, by path."""
     state = {f"params/{x.path}": x.numpy() for x in network.variables}
     with open_weights(path) as weights:
         if weights is None:
@@ -277,10 +269,7 @@ def set_initial(state: dict[str, np.ndarray], name: str, values: np.ndarray) -> 
 
 
 def _shape_as_depthwise(shape):
-    """Return the shape of a variable as a depthwise kernel of Keras, or None.
-
-    Exports have one for a grouped convolution and for a scale of channels.
-    """
+    """Return the shape that an export gives a grouped kernel or a scale, or None."""
     match shape:
         case (height, width, 1, channels):
             return height, width, channels, 1

@@ -32,15 +32,12 @@ class _Total:
 
 @dataclasses.dataclass
 class Stopwatch:
-    """Time of the training steps over all starts of a run.
-
-    The first call of a start or phase compiles the step; it counts as `start_secs`.
-    """
+    """Time of the training steps over all starts of a run."""
 
     train_secs: float = 0.0
     timed_steps: int = 0
     timed_secs: float = 0.0
-    start_secs: float = 0.0
+    start_secs: float = 0.0  # of first calls, which compile the step
 
     def __post_init__(self) -> None:
         self._is_warm = False
@@ -137,29 +134,18 @@ class RunningMean:
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of a run.
-
-    Attributes:
-        step: Number of steps taken.
-        best: "step", "accuracy", "loss", "score" and "best_by" of the best evaluation
-            on held-out images, see `add_evaluation`.
-        improved_score: Score of the last improvement by more than `min_delta`.
-        num_worse: Number of evaluations since then.
-        num_plateaus: Number of times that the plateau schedule has lowered the rate.
-        open_record: Metrics of the last step until it is evaluated and written. A run
-            that was stopped before that begins with the evaluation.
-        accuracy: Accuracy of the last evaluation; None before the first one.
-        means: Mean loss and accuracy of the epoch.
-        stopwatch: Time of the training steps.
-    """
+    """The progress of a run."""
 
     step: int = 0
+    # Step, accuracy, loss, score and best_by of the best evaluation on held-out images.
     best: dict[str, Any] | None = None
-    improved_score: float | None = None
-    num_worse: int = 0
-    num_plateaus: int = 0
+    improved_score: float | None = None  # of the last improvement beyond `min_delta`
+    num_worse: int = 0  # evaluations since then
+    num_plateaus: int = 0  # how often the plateau schedule has lowered the rate
+    # Metrics of the last step until it is evaluated and written. A run that was stopped
+    # before that begins with the evaluation.
     open_record: dict[str, Any] | None = None
-    accuracy: float | None = None
+    accuracy: float | None = None  # of the last evaluation
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
@@ -171,11 +157,7 @@ class Progress:
         best_by: str = "accuracy",
         min_delta: float = 0.0,
     ) -> bool:
-        """Add an evaluation on held-out images; return whether it is the best so far.
-
-        After a change of `best_by` only accuracy and loss compare with the former best.
-        An improvement by more than `min_delta` resets `num_worse`.
-        """
+        """Add an evaluation on held-out images; return whether it is the best."""
         evaluation: dict[str, Any] = {
             "step": self.step,
             "accuracy": accuracy,
@@ -183,6 +165,7 @@ class Progress:
             "score": score if abs(score) < 2**63 else None,
             "best_by": best_by,
         }
+        # After a change of `best_by` only accuracy and loss are comparable.
         if self.best is not None and self.best["best_by"] != best_by:
             lowest = self.best["loss"]
             scores = {"accuracy": self.best["accuracy"], "loss": lowest and -lowest}

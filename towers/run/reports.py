@@ -29,11 +29,7 @@ _BOARD, _METRICS = "TensorBoard", "metrics.jsonl"
 class Reports:
     """The reports of a run; a context manager.
 
-    Args:
-        folder: The folder of the run.
-        writer: Default writer of curves on the board, "train" or "eval".
-        check: Called before each report. If it raises a RunFolderError, another folder
-            has taken the place of the run's, and nothing is written there.
+    `check` raises RunFolderError if another folder has taken the place of the run's.
     """
 
     metrics: "MetricsFile"
@@ -148,10 +144,7 @@ class NoReports(Reports):
 
 
 class MetricsFile:
-    """`metrics.jsonl` of a training, without steps after `resume_step`; thread-safe.
-
-    Records that cannot be written wait in a queue for the next ones.
-    """
+    """`metrics.jsonl`, with a queue of records that could not be written."""
 
     def __init__(self, path: pathlib.Path, resume_step: int):
         self._path, self._lock = path, threading.RLock()

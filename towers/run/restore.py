@@ -60,11 +60,7 @@ def validate_architecture(model: Tensors, saved: Tensors) -> None:
 
 
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
-    """Return the tensors of a checkpoint as a trainer's state.
-
-    The loss scale and counts of skipped steps may be missing. Raises CheckpointError if
-    they are of another model.
-    """
+    """Return the tensors of a checkpoint as a trainer's state."""
     optional = "loss_scale/", "skipped/"
     validate_architecture(
         *(

@@ -61,11 +61,7 @@ def standardize(
     model: keras.Model,
     continued: DatasetInfo | None = None,
 ) -> DataSet:
-    """Return the data set with the moments that the option standardize selects.
-
-    Moments that are not those of its training images are logged. `continued` replaces
-    the weights that a continued run started from, which may be gone.
-    """
+    """Return the data set with the moments that standardize selects."""
     moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
     if moments is None:
         return data_set

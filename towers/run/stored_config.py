@@ -93,11 +93,7 @@ def config_to_continue(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Config | None:
-    """Return the Config of the run in a folder, for a command without --config.
-
-    Returns None if the folder has no run, or with `overwrite` if it cannot be read.
-    `say` takes a line before TensorFlow is imported to read a checkpoint.
-    """
+    """Return the Config of the run in a folder; None if there is no run to continue."""
     folder = RunFolder(workdir)
     if os.path.isdir(folder.checkpoints):
         say(f"reading the run in {folder.path}")

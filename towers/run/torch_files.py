@@ -141,11 +141,8 @@ def open_pickled(path: str) -> Iterator[Any]:
 
 
 def _load_older(file):
-    """Return the content of a file of PyTorch before 1.6.
-
-    It has pickles of a number, the versions, the object and the keys of its storages;
-    the sizes and elements of the storages follow.
-    """
+    """Return the content of a file of PyTorch before 1.6."""
+    # Pickles of a number, the versions, the object and the keys; then the storages.
     places = {}
 
     def read(name):
@@ -173,11 +170,7 @@ def _load_older(file):
 
 
 class _Unpickler:
-    """An interpreter of the pickle opcodes that `torch.save` writes for a state dict.
-
-    `read` returns the bytes of a storage by its name, data/KEY; `storages` has those
-    that the pickle refers to, by KEY.
-    """
+    """An interpreter of the pickle opcodes that `torch.save` writes."""
 
     def __init__(self, read: Callable[[str], bytes]):
         self._read = functools.lru_cache(1)(read)  # all tensors may share one storage

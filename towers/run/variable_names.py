@@ -90,11 +90,9 @@ def _in_our_layout(stored, place, variable, shape, grid):
 def with_automatic_names(
     weights: StoredWeights, state: Mapping[str, np.ndarray]
 ) -> StoredWeights:
-    """Return weights for a network whose layers have automatic names of Keras.
-
-    Keras numbers such names, as in conv2d_3, by class and process, so they are matched
-    in order. If the file has another number of layers of a class, they are unknown.
-    """
+    """Return weights for layers with automatic names, in their order."""
+    # Keras numbers such names, as in conv2d_3, by class and process. If the file has
+    # another number of layers of a class, they are unknown.
     ours = _by_stem(owner.rpartition("/")[2] for owner in shapes_by_layer(state))
     theirs, pairs = _by_stem(weights.layer_names()), dict[str, str | None]()
     for stem in ours.keys() & theirs.keys():

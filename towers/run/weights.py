@@ -42,33 +42,22 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoredWeights:
-    """The arrays of a file.
-
-    Attributes:
-        path: The file, for messages.
-        named: Arrays by name.
-        ordered: Unnamed arrays by layer, in the layer's order. Layers that share a name
-            have their place in the file, "/...", as key.
-        layers: Layer of the network -> its name in the file if that differs, or None if
-            that is unknown.
-        of_torch: Arrays in PyTorch's names and layouts; empty for other files.
-        class_names: In the order of the outputs; empty if the file lacks them.
-    """
+    """The arrays of a file."""
 
     path: str
     named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    # Unnamed arrays by layer, or by place in the file, "/...", if layers share a name.
     ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
+    # Layer of the network -> its other name in the file; None if that is unknown.
     layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    # Arrays in PyTorch's names and layouts.
     of_torch: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored | None:
-        """Return the array of a variable, such as conv1/kernel, or None.
-
-        `shapes` has the variables of its layer in Keras' order: trainable ones first.
-        """
+        """Return the array of a variable; `shapes` has its layer's, in Keras' order."""
         path, _, own_name = variable.rpartition("/")
         outer, slash, our_layer = path.rpartition("/")
         layer = self.layers.get(our_layer, our_layer)
@@ -120,11 +109,7 @@ def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> StoredWeig
 
 @contextlib.contextmanager
 def open_weights(path: str) -> Iterator[StoredWeights | None]:
-    """Open the weights of a file or folder; yield None for an unknown format.
-
-    Formats are `.keras`, HDF5, `.safetensors`, PyTorch, SavedModel, and TensorFlow
-    checkpoints by prefix, `.index` file or folder. CheckpointError if unreadable.
-    """
+    """Open the weights of a file or folder; yield None for an unknown format."""
     try:
         if prefix := _checkpoint_prefix(path):
             yield _read_checkpoint(path, prefix)
