@@ -214,8 +214,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, read_names):
 @pytest.mark.parametrize("most", [1, slow(100)])
 @pytest.mark.row(2)
 def test_where_a_whole_checkpoint_is_replaced_one_of_both_is_there(tmp_path, most):
-    """After each kill and power cut; after a kill the save succeeds when repeated.
-    As after an evaluation that was made up for: there is no other checkpoint."""
+    """After each kill and power cut; after a kill the save succeeds when repeated."""
 
     def act(folder):
         checkpointer = Checkpointer(folder, log=list)

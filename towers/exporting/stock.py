@@ -162,7 +162,7 @@ def _layer_scale(layer):
 
 
 _REPLACEMENTS = {
-    Attention: lambda layer: lambda inputs: attention(*inputs[:3], layer.heads),
+    Attention: lambda layer: lambda inputs: attention(*inputs, heads=layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,

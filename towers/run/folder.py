@@ -316,7 +316,7 @@ class Lock:
             is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
-                f"{self._path.parent} is no longer the folder that this run locked; "
+                f"{self._path.parent} is not the folder that this run locked any more; "
                 "put it back, and the same command continues"
             )
 

@@ -314,7 +314,7 @@ def _weights_of_run(path):
         checkpoint = Checkpointer(folder.checkpoints).read("best")
     if checkpoint is None:
         if not os.path.lexists(path):
-            raise CheckpointError(f"init_from={path}: there is no such file or folder")
+            raise CheckpointError(f"init_from={path}: no such file or folder")
         place = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
             f"init_from={path}: {place} holds no checkpoint; give the folder of a "

@@ -81,7 +81,7 @@ def _config_of_file(folder):
         raise ConfigError(f"{folder.config}: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
-            f"{folder.path} holds no run: there is no {folder.config.name} in it; give "
+            f"{folder.path} holds no run: {folder.config.name} is missing; give "
             "the folder of a run as --workdir"
         ) from None
     except OSError as error:
@@ -93,7 +93,7 @@ def config_to_continue(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Config | None:
-    """Return the Config of the run in a folder; None if there is no run to continue."""
+    """Return the Config of the run in a folder; None if it has none to continue."""
     folder = RunFolder(workdir)
     if os.path.isdir(folder.checkpoints):
         say(f"reading the run in {folder.path}")
