@@ -73,28 +73,23 @@ def create_network(*, image_shape, num_classes, width, regularizer, norm="norm")
 
 def fewer_classes():
     """The small data with three other classes in place of five."""
-    data_set = small_data()
-    images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
-    train_source = ArraySource(images.numpy(), labels.numpy() % 3)
-    images, labels = data_set.test.read(np.arange(data_set.test.num_examples))
-    return dataclasses.replace(
-        data_set,
-        train=train_source,
-        test=ArraySource(images.numpy(), labels.numpy() % 3),
-        class_names=("x", "y", "z"),
-    )
+    data = small_data()
+
+    def changed(source):
+        images, labels = source.read(np.arange(source.num_examples))
+        return ArraySource(images.numpy(), labels.numpy() % 3)
+
+    sources = {"train": changed(data.train), "test": changed(data.test)}
+    return dataclasses.replace(data, class_names=tuple("xyz"), **sources)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param({}, id="towers"),
-        slow(
-            {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
-            id="model_parallel",
-        ),
-    ],
-)
+STILL = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
+
+
+SHARDED = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
+
+
+@pytest.mark.parametrize("strategy", [{}, slow(SHARDED)], ids=["towers", "sharded"])
 def test_a_new_head_starts_as_the_probe_of_the_trained_network(
     tmp_path, monkeypatch, strategy
 ):
@@ -106,9 +101,7 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         init_from=str(tmp_path / "first"),
         linear_probe=True,
         batch_norm="frozen",
-        learning_rate=1e-9,
-        weight_decay=0.0,
-        max_steps=1,
+        **STILL,
         **strategy,
     )
     result = train(tmp_path / "second", config)
@@ -150,8 +143,7 @@ def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
         first.model.save(source)
         with zipfile.ZipFile(source, "a") as archive:
             archive.writestr("class_names.json", json.dumps(CLASS_NAMES))
-    still = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
-    still |= {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
+    still = STILL | {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
     for names in ("edcba", "exca"):
         labels = np.arange(NUM_TRAIN) % len(names)
         data = small_data()
@@ -182,13 +174,8 @@ def test_a_head_with_trained_values_stays(tmp_path, monkeypatch, capfd):
     use(monkeypatch, create_network)
     first = train(tmp_path / "first", small_config(max_steps=5)).state
     use(monkeypatch, functools.partial(create_network, norm="another"))
-    config = small_config(
-        init_from=str(tmp_path / "first"),
-        linear_probe=True,
-        learning_rate=1e-9,
-        weight_decay=0.0,
-        max_steps=1,
-    )
+    source = str(tmp_path / "first")
+    config = small_config(init_from=source, linear_probe=True, **STILL)
     second = train(tmp_path / "second", config).state
     name = "params/logits/kernel"
     np.testing.assert_allclose(second[name], first[name], atol=1e-6)
