@@ -25,7 +25,11 @@ _FEWER, _ONNX = ("float32", "float16", "int8"), ("tf2onnx", "onnxruntime")
 FORMATS = {
     "saved_model": Format("write_saved_model", "saved_model", "", (_NAMES, _OUTPUTS)),
     "keras": Format(
-        "write_keras", "keras", ".keras", (_NAMES,), has_probabilities=False
+        "write_keras",
+        "keras",
+        ".keras",
+        (b"class_names.json",),
+        has_probabilities=False,
     ),
     "tflite": Format("write_tflite", "tflite", ".tflite", (b"labels.txt",), _FEWER),
     "onnx": Format("write_onnx", "onnx", ".onnx", (_NAMES, _OUTPUTS), packages=_ONNX),
