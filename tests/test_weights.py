@@ -1,7 +1,6 @@
 """--init_from: weights in files that Keras and TensorFlow have written."""
 
 import shutil
-import types
 import zipfile
 
 import h5py
@@ -12,7 +11,6 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 
-from towers.config import Config
 from towers.errors import CheckpointError
 from towers.models.create import create_model
 from towers.run import initial
@@ -81,10 +79,13 @@ def written(tmp_path_factory, theirs):
     return folder
 
 
-def empty_state(num_classes=NUM_CLASSES):
-    model = create_network(image_shape=IMAGE_SHAPE, num_classes=num_classes)
+def zeros(model):
     kinds = {True: "params", False: "state"}
-    state = {f"{kinds[v.trainable]}/{v.path}": np.zeros(v.shape) for v in model.weights}
+    return {f"{kinds[v.trainable]}/{v.path}": np.zeros(v.shape) for v in model.weights}
+
+
+def empty_state(num_classes=NUM_CLASSES):
+    state = zeros(create_network(image_shape=IMAGE_SHAPE, num_classes=num_classes))
     return state | {"averages/conv1/kernel": np.zeros((3, 3, 3, 4)), "step": np.int64()}
 
 
@@ -156,19 +157,17 @@ def test_half_a_file_is_refused(written, tmp_path):
             fill(tmp_path / name, empty_state())
 
 
-# Those of Keras.
+# Layers with automatic names.
 
 
 def OfAutomaticNames(  # noqa: N802, as in keras.applications
-    weights=None, input_shape=IMAGE_SHAPE, classes=NUM_CLASSES, num_convolutions=3, **_
+    weights=None, input_shape=IMAGE_SHAPE, classes=NUM_CLASSES, **_
 ):
-    """A network as those of `keras.applications`, whose layers but one Keras names; not
-    called in the order in which they are made."""
-    images = keras.Input(input_shape)
-    convolutions = [layers.Conv2D(3, 3) for _ in range(num_convolutions)]
-    norms = [layers.BatchNormalization() for _ in range(num_convolutions)]
-    x = images
-    for conv, norm in zip(reversed(convolutions), reversed(norms), strict=True):
+    """A network whose layers are not called in the order in which they are made."""
+    images = x = keras.Input(input_shape)
+    convolutions = [layers.Conv2D(3, 3) for _ in range(3)]
+    norms = [layers.BatchNormalization() for _ in range(3)]
+    for conv, norm in zip(convolutions[::-1], norms[::-1], strict=True):
         x = norm(conv(x))
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(images, layers.Dense(classes, name="predictions")(x))
@@ -178,48 +177,25 @@ def preprocess_input(x):
     return x / 255.0
 
 
-@pytest.fixture
-def automatic(monkeypatch):
-    """The state of `OfAutomaticNames` in a run, all zero."""
-    cls = OfAutomaticNames
-    monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
-    name = f"keras:{cls.__name__}"
-    model = create_model(name, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
-    variables = [("params", v) for v in model.trainable_variables]
-    variables += [("state", v) for v in model.non_trainable_variables]
-    state = {f"{kind}/{v.path}": np.zeros(v.shape) for kind, v in variables}
-    config = Config(model=name, augment="pad_crop_flip")
-    return types.SimpleNamespace(config=config, state=state)
+def saved_later(path, offset):
+    """Save the network with random values after other layers were named.
 
-
-def saved_later(path, offset, **options):
-    """Saves the network with random values, in a process that has named other layers
-    before; returns the values in the order of the layers."""
+    Returns name -> value as if none had been.
+    """
     keras.backend.clear_session()
     for _ in range(offset):
         layers.Conv2D(3, 3), layers.BatchNormalization()
-    model = OfAutomaticNames(**options)
-    rng = np.random.default_rng(0)
+    model, rng, expected = OfAutomaticNames(), np.random.default_rng(0), {}
     for variable in model.variables:
         variable.assign(rng.uniform(size=variable.shape))
     WRITERS[path.name](model, path)
-    # By the numbers of the names: 9 comes before 10.
-    kept = sorted(model.layers, key=lambda x: (len(x.name), x.name))
-    return [
-        np.array(v)
-        for kind in (layers.Conv2D, layers.BatchNormalization, layers.Dense)
-        for layer in kept
-        if isinstance(layer, kind)
-        for v in layer.variables
-    ]
-
-
-def fill_of_keras(path, automatic):
-    model, state = automatic.config.model, automatic.state
-    with initial.open_source(str(path), model, state, None) as weights:
-        match = initial.match_variables(state, weights)
-        initial.fill(state, match.taken)
-        return match
+    for stem in ("conv2d", "batch_normalization", "predictions"):
+        own = [x for x in model.layers if x.name.startswith(stem)]
+        own.sort(key=lambda x: (len(x.name), x.name))  # 9 before 10
+        for place, layer in enumerate(own):
+            name = f"{stem}_{place}" if place else stem
+            expected |= {f"{name}/{v.name}": np.array(v) for v in layer.variables}
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -228,22 +204,17 @@ def fill_of_keras(path, automatic):
     + [slow(name, 8) for name in WRITERS if name != "by_name"],
 )
 def test_automatic_names_of_any_numbers_are_those_of_the_network(
-    name, offset, automatic, tmp_path
+    name, offset, tmp_path, monkeypatch
 ):
+    cls = OfAutomaticNames
+    monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
+    choice = f"keras:{cls.__name__}"
+    model = create_model(choice, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
+    state = zeros(model)
     expected = saved_later(tmp_path / name, offset)
-    taken, missing, drawn = fill_of_keras(tmp_path / name, automatic)
+    with initial.open_source(str(tmp_path / name), choice, state, None) as weights:
+        taken, missing, drawn = initial.match_variables(state, weights)
+        initial.fill(state, taken)
     assert len(taken) == len(expected) == 20 and not missing and not drawn
-    stems = ("conv2d", "batch_normalization", "predictions")
-    names = [
-        f"{stem}_{place}" if place else stem for stem in stems for place in range(3)
-    ]
-    parts = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
-    values = [
-        automatic.state[f"{kind}/{name}/{part}"]
-        for name in names
-        for part in parts
-        for kind in ("params", "state")
-        if f"{kind}/{name}/{part}" in automatic.state
-    ]
-    for ours, theirs in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for key, value in state.items():
+        np.testing.assert_array_equal(value, expected[key.partition("/")[2]])
