@@ -162,7 +162,7 @@ def _layer_scale(layer):
 
 
 _REPLACEMENTS = {
-    Attention: lambda layer: lambda inputs: attention(*inputs, heads=layer.heads),
+    Attention: lambda layer: lambda x: attention(x[0], x[1], x[2], layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,

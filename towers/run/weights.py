@@ -206,27 +206,23 @@ def _read_hdf5(path, content):
         return _read_older_hdf5(path, root)
     groups = []
 
-    def visit(group):
-        for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                continue
-            child = group[name]
-            if name == "vars" and isinstance(child, h5py.Group):
-                layer = child.attrs.get("name")
-                if layer is None and len(child):
-                    raise ValueError(
-                        "it lacks the names of layers; load and save it with Keras 3.7 "
-                        "or later"
-                    )
-                places = sorted(child, key=lambda x: (len(x), x))
-                if places:
-                    stored = [_stored(child, x, f"{layer}/{x}") for x in places]
-                    groups.append((str(layer), group.name, stored))
-            elif isinstance(child, h5py.Group) and name != "optimizer":
-                visit(child)
+    def visit(path, child):
+        *outer, name = path.split("/")
+        if name != "vars" or "optimizer" in outer or not isinstance(child, h5py.Group):
+            return
+        layer, places = (
+            child.attrs.get("name"),
+            sorted(child, key=lambda x: (len(x), x)),
+        )
+        if places and layer is None:
+            raise ValueError(
+                "it lacks the names of layers; load and save it with Keras 3.7 or later"
+            )
+        if places:
+            stored = [_stored(child, x, f"{layer}/{x}") for x in places]
+            groups.append((str(layer), child.name, stored))
 
-    visit(root)
+    root.visititems(visit)  # without links
     names = [name for name, *_ in groups]
     # Nested layers have only the last part of their name, which others may share.
     ordered = {
