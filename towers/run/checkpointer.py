@@ -10,7 +10,7 @@ import numbers
 import os
 import re
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,7 +92,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, valid or not, in increasing order."""
-        return sorted(self._listing().values())
+        return sorted(step for step in self._listing().values() if step >= 0)
 
     def read(self, step: int | str = "last") -> Checkpoint | None:
         """Return the valid checkpoint of a step, the "best" or the "last"."""
@@ -202,15 +202,18 @@ class Checkpointer:
     def _path(self, step):
         return self._folder / folder_name(step)
 
-    def _listing(self, without: Container[str] = ()) -> dict[str, int]:
-        """Return name -> step of the checkpoints, valid or not."""
+    def _listing(self, without: Iterable[str] = ()) -> dict[str, int]:
+        """Return name -> step of everything named `step-*`; -1 for other forms."""
         try:
-            names = set(filter(_NAME.fullmatch, os.listdir(self._folder)))
+            names = {x for x in os.listdir(self._folder) if x.startswith("step-")}
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise CheckpointError(f"cannot list {self._folder}: {error}") from error
-        return {name: int(name[5:]) for name in names if name not in without}
+        return {
+            name: int(name[5:]) if _NAME.fullmatch(name) else -1
+            for name in names.difference(without)
+        }
 
 
 def folder_name(step: int) -> str:
