@@ -40,18 +40,14 @@ def whole_layers(model):
 
 
 def give_random_values(stock, model):
-    """The same to both. Keras numbers automatic names from network to network, and does
-    not name the variable of LayerScale: where names differ, kinds follow in order."""
-    rng, ours = np.random.default_rng(0), {}
-    for layer in model.layers:
-        ours.setdefault(type(layer).__name__, []).append(layer)
+    """Give the same values to both."""
+    rng = np.random.default_rng(0)
     by_name = {layer.name: layer for layer in model.layers}
     for layer in whole_layers(stock):
         variables = [v for v in layer.variables if "seed_generator" not in v.path]
         if not variables:
             continue
-        own = by_name.pop(layer.name, None)
-        assert own is not None, layer.name
+        own = by_name.pop(layer.name)
         assert [v.shape for v in own.variables] == [v.shape for v in variables]
         for variable, other in zip(variables, own.variables, strict=True):
             values = variable.numpy()

@@ -23,50 +23,43 @@ from towers.training.setup import build_run
 from towers.training.train import train
 
 
+def scikit_learn(features, labels):
+    """Return the probabilities of a logistic regression of scikit-learn."""
+    centered = features.astype(np.float64) - features.mean(0)
+    scaled = centered / np.sqrt(np.square(centered).sum(1).mean())
+    options = {"C": 1 / linear_probe.L2_PENALTY, "max_iter": 5000, "tol": 1e-8}
+    return LogisticRegression(**options).fit(scaled, labels).predict_proba(scaled)
+
+
 @pytest.mark.parametrize(
-    "num_images,num_features,scales",
-    [(300, 20, "equal"), (30, 50, "equal"), (2000, 200, "equal"), (2000, 200, "wide")],
+    "num_images,num_features,is_wide",
+    [(300, 20, False), (30, 50, False), (2000, 200, True)],
 )
 def test_a_probe_is_the_logistic_regression_of_scikit_learn(
-    num_images, num_features, scales
+    num_images, num_features, is_wide
 ):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, num_images)
     features = rng.normal(3, 7, (num_images, num_features)).astype(np.float32)
     features[:, :4] += 9 * np.eye(4, dtype=np.float32)[labels]
-    if scales == "wide":
+    if is_wide:
         features *= np.exp(rng.normal(0, 3, num_features)).astype(np.float32)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 4)
-    centered = features.astype(np.float64) - features.mean(0)
-    scale = np.sqrt(np.square(centered).sum(1).mean())
-    expected = LogisticRegression(
-        C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
-    ).fit(centered / scale, labels)
-    probabilities = expected.predict_proba(centered / scale)
     logits = features @ kernel + bias
     ours = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, probabilities, atol=0.001)
+    np.testing.assert_allclose(ours, scikit_learn(features, labels), atol=0.001)
     assert correct == np.mean(logits.argmax(1) == labels)
 
 
 def test_a_probe_of_label_sets_is_a_logistic_regression_for_each_class():
-    generator = np.random.default_rng(0)
-    features = generator.normal(2.0, 3.0, [200, 10]).astype(np.float32)
-    noise = generator.normal(0.0, 2.0, [200, 3])
+    rng = np.random.default_rng(0)
+    features = rng.normal(2.0, 3.0, [200, 10]).astype(np.float32)
+    noise = rng.normal(0.0, 2.0, [200, 3])
     labels = (features[:, :3] - 2.0 + noise > 1.0).astype(np.int64)
     kernel, bias, correct = linear_probe.logistic_regression(features, labels, 3)
-    centered = features.astype(np.float64) - features.mean(0)
-    scale = np.sqrt(np.square(centered).sum(1).mean())
     logits = features @ kernel + bias
-    for index in range(3):
-        expected = LogisticRegression(
-            C=1 / linear_probe.L2_PENALTY, max_iter=5000, tol=1e-8
-        ).fit(centered / scale, labels[:, index])
-        np.testing.assert_allclose(
-            1 / (1 + np.exp(-logits[:, index])),
-            expected.predict_proba(centered / scale)[:, 1],
-            atol=0.01,
-        )
+    expected = [scikit_learn(features, x)[:, 1] for x in labels.T]
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)).T, expected, atol=0.01)
     assert correct == np.mean((logits > 0) == labels)
 
 
@@ -80,28 +73,23 @@ def create_network(*, image_shape, num_classes, width, regularizer, norm="norm")
 
 def fewer_classes():
     """The small data with three other classes in place of five."""
-    data_set = small_data()
-    images, labels = data_set.train.read(np.arange(data_set.train.num_examples))
-    train_source = ArraySource(images.numpy(), labels.numpy() % 3)
-    images, labels = data_set.test.read(np.arange(data_set.test.num_examples))
-    return dataclasses.replace(
-        data_set,
-        train=train_source,
-        test=ArraySource(images.numpy(), labels.numpy() % 3),
-        class_names=("x", "y", "z"),
-    )
+    data = small_data()
+
+    def changed(source):
+        images, labels = source.read(np.arange(source.num_examples))
+        return ArraySource(images.numpy(), labels.numpy() % 3)
+
+    sources = {"train": changed(data.train), "test": changed(data.test)}
+    return dataclasses.replace(data, class_names=tuple("xyz"), **sources)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param({}, id="towers"),
-        slow(
-            {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
-            id="model_parallel",
-        ),
-    ],
-)
+STILL = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
+
+
+SHARDED = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
+
+
+@pytest.mark.parametrize("strategy", [{}, slow(SHARDED)], ids=["towers", "sharded"])
 def test_a_new_head_starts_as_the_probe_of_the_trained_network(
     tmp_path, monkeypatch, strategy
 ):
@@ -113,9 +101,7 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         init_from=str(tmp_path / "first"),
         linear_probe=True,
         batch_norm="frozen",
-        learning_rate=1e-9,
-        weight_decay=0.0,
-        max_steps=1,
+        **STILL,
         **strategy,
     )
     result = train(tmp_path / "second", config)
@@ -140,8 +126,10 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         np.testing.assert_allclose(bias, expected[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["run", "keras"])
-@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize(
+    "kind,probe",
+    [("run", False), ("keras", True), slow("run", True), slow("keras", False)],
+)
 @pytest.mark.row(61)
 def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
     kind, probe, tmp_path, monkeypatch, capfd
@@ -155,8 +143,7 @@ def test_row_61_the_outputs_of_a_head_follow_the_names_of_classes(
         first.model.save(source)
         with zipfile.ZipFile(source, "a") as archive:
             archive.writestr("class_names.json", json.dumps(CLASS_NAMES))
-    still = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
-    still |= {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
+    still = STILL | {"ema_decay": 0.0, "linear_probe": probe, "standardize": "data"}
     for names in ("edcba", "exca"):
         labels = np.arange(NUM_TRAIN) % len(names)
         data = small_data()
@@ -187,13 +174,8 @@ def test_a_head_with_trained_values_stays(tmp_path, monkeypatch, capfd):
     use(monkeypatch, create_network)
     first = train(tmp_path / "first", small_config(max_steps=5)).state
     use(monkeypatch, functools.partial(create_network, norm="another"))
-    config = small_config(
-        init_from=str(tmp_path / "first"),
-        linear_probe=True,
-        learning_rate=1e-9,
-        weight_decay=0.0,
-        max_steps=1,
-    )
+    source = str(tmp_path / "first")
+    config = small_config(init_from=source, linear_probe=True, **STILL)
     second = train(tmp_path / "second", config).state
     name = "params/logits/kernel"
     np.testing.assert_allclose(second[name], first[name], atol=1e-6)

@@ -101,7 +101,7 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is the run itself"):
         RunFolder(tmp_path / "run").validate_apart("~/run", "shapes", "")
     for workdir in ("/", "//", "/usr/..", ""):
-        with pytest.raises(ConfigError, match="^workdir"):
+        with pytest.raises(ConfigError, match=r"^workdir"):
             RunFolder(workdir)
 
 
@@ -113,7 +113,7 @@ def test_a_regular_file_in_the_way_is_refused(tmp_path, place):
         path = tmp_path
         file = path / place
     file.write_text("mine")
-    with pytest.raises(ConfigError, match="cannot be written.*--workdir"):
+    with pytest.raises(ConfigError, match=r"cannot be written.*--workdir"):
         RunFolder(path / "run" if place == "run" else path).create()
     assert file.read_text() == "mine"
 
@@ -153,50 +153,31 @@ def test_urls_and_homes_of_nobody_are_refused_before_anything(
     assert not list(tmp_path.iterdir())
 
 
-def test_clear_removes_what_runs_write_and_nothing_else(folder):
+@pytest.mark.row(53)
+def test_clear_removes_what_runs_write_and_names_the_rest(folder, monkeypatch):
+    """Also an event file of a machine that is named by its address."""
+    board, events = folder.boards[0], "events.out.tfevents.1700000000.a.host"
     written = [folder.config, folder.dataset_info, folder.metrics, folder.result]
-    written += [folder.path / ".mlflow-run", folder.path / ".wandb-run"]
+    written += [folder.path / ".mlflow-run", folder.report / "index.html"]
     written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
-    written += [folder.tensorboard / "train" / "events.out.tfevents.1.host.17"]
+    written += [board / f"{events}.17"]
+    named = [folder.report / "notes.md", board / f"{events}.17.0.v2"]
+    named += [board / f"{events}.17.3"]
+    inside = [folder.best / "a.keras", folder.tensorboard / "baseline" / f"{events}.17"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
-    for path in written + notes:
+    for path in (*written, *named, *inside, *notes):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
+    monkeypatch.setattr(platform, "node", lambda: "192.168.1.34")
+    Board(folder.tensorboard, "test").scalars(1, {"loss": 1.0})
     with folder.lock():
-        folder.clear()
+        assert {*folder.clear()} == {*named, *(path.parent for path in inside)}
         with pytest.raises(ConfigError), folder.lock():
             pass  # the lock is in the folder too, and is still held
     assert not any(path.exists() for path in written)
-    assert not folder.checkpoints.exists() and not folder.tensorboard.exists()
-    assert all(path.read_text() == "{}" for path in notes)
+    assert not folder.checkpoints.exists() and not folder.boards[1].exists()
+    assert all(path.read_text() == "{}" for path in (*named, *inside, *notes))
     folder.clear()
-
-
-@pytest.mark.row(53)
-def test_clear_names_what_users_put_between_the_files_of_a_run(folder):
-    events = "events.out.tfevents.1700000000.a.host"
-    mine = [
-        *(folder.report / "notes.md", folder.best / "model.keras"),
-        *(folder.boards[0] / f"{events}.17.0.v2", folder.boards[0] / f"{events}.17.3"),
-        folder.tensorboard / "baseline" / f"{events}.17",
-    ]
-    written = [folder.report / "index.html", folder.boards[0] / f"{events}.17"]
-    for path in (*mine, *written):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    named = {*mine[:1], *mine[2:4], folder.best, folder.tensorboard / "baseline"}
-    assert {*folder.clear()} == named
-    assert all(path.exists() for path in mine)
-    assert not any(path.exists() for path in written)
-
-
-def test_event_files_of_a_machine_named_by_its_address_are_removed(folder, monkeypatch):
-    monkeypatch.setattr(platform, "node", lambda: "192.168.1.34")
-    folder.create()
-    Board(folder.tensorboard, "train").scalars(1, {"loss": 1.0})
-    assert [*folder.tensorboard.glob("train/*")]
-    assert folder.clear() == []
-    assert not folder.tensorboard.exists()
 
 
 # Small files.

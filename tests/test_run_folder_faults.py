@@ -1,4 +1,4 @@
-"""A run's folder that changes, fills up or is no run's."""
+"""A run's folder that changes, fills up or is not a run's."""
 
 import contextlib
 import dataclasses
@@ -61,7 +61,7 @@ def test_row_34_a_command_without_a_recipe_stands_on_the_config_of_the_checkpoin
     shutil.rmtree(half_way / "checkpoints")
     assert config_to_continue(half_way) is None
     (half_way / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="config.json: not a config.json"):
+    with pytest.raises(ConfigError, match=r"config.json: not a config.json"):
         config_to_continue(half_way)
     assert config_to_continue(half_way, overwrite=True) is None
 
@@ -176,7 +176,7 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, when, change):
             small_runs.halt_at(patch, "saving", change_once)
         else:
             callback.on_log = change_once
-        message = "run is no longer the folder .* put it back"
+        message = "run is not the folder .* put it back"
         with pytest.raises(RunFolderError, match=message):
             train(workdir, config, callbacks=[callback])
     assert small_runs.snapshot(workdir) == before, "the other folder was touched"
@@ -198,7 +198,7 @@ def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeyp
         return print_banner(*args, **kwargs)
 
     monkeypatch.setattr(target, replace_first)
-    with pytest.raises(RunFolderError, match="is no longer the folder"):
+    with pytest.raises(RunFolderError, match="is not the folder"):
         train(workdir, small_config(), overwrite=True)
     assert before and small_runs.snapshot(workdir) == before
 

@@ -98,10 +98,9 @@ def test_a_run_that_starts_from_a_run_has_its_standardization(tmp_path):
     np.testing.assert_allclose(inputs, standardized(*IMAGENET), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("source", ["weights.safetensors", "imagenet"])
 @pytest.mark.parametrize("name", [k for k, row in MODELS.items() if row.pretrained])
-def test_published_weights_bring_their_preprocessing(name, source):
-    config = small_config(model=name, init_from=source)
+def test_published_weights_bring_their_preprocessing(name):
+    config = small_config(model=name, init_from="weights.safetensors")
     data = standardize(config, small_data(), model=None)
     moments = np.array([data.mean, data.std]) / 255
     row = MODELS[name].pretrained
@@ -116,13 +115,18 @@ def test_published_weights_bring_their_preprocessing(name, source):
     assert with_resize_of_weights(given, None) == given
 
 
-def test_a_run_keeps_the_resize_of_its_weights(tmp_path):
-    for place in itertools.product(("cat", "dog"), range(6)):
-        path = tmp_path / "photos/{}/{}.png".format(*place)
+@pytest.fixture
+def files(tmp_path):
+    """Options of a data set of photos of different sizes."""
+    for name, number in itertools.product(("cat", "dog"), range(6)):
+        path = tmp_path / "photos" / name / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(random_pixels(place[1], 40 + place[1], 30)))
+        path.write_bytes(png(random_pixels(number, 40 + number, 30)))
+    return {"dataset": "image_folder", "data_dir": str(tmp_path / "photos")}
+
+
+def test_a_run_keeps_the_resize_of_its_weights(tmp_path, files):
     first, second = tmp_path / "first", tmp_path / "second"
-    files = {"dataset": "image_folder", "data_dir": str(tmp_path / "photos")}
     options = {"image_size": 16, "interpolation": "bicubic", "center_crop": 0.75}
     train(first, small_config(**files, **options, max_steps=1))
     config = small_config(**files, image_size=16, init_from=str(first))
@@ -136,16 +140,9 @@ def test_a_run_keeps_the_resize_of_its_weights(tmp_path):
         train(second, other)
 
 
-def test_files_of_different_sizes_get_the_size_of_the_weights(tmp_path):
-    for name, number in itertools.product(("cat", "dog"), range(6)):
-        path = tmp_path / name / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(png(random_pixels(number, 40 + number, 30)))
-    files = {"dataset": "image_folder", "data_dir": str(tmp_path)}
-    for config, size in (
-        (small_config(**files, model="deit_tiny", init_from="imagenet"), 224),
-        (small_config(**files, model="deit_tiny"), 64),
-    ):
+def test_files_of_different_sizes_get_the_size_of_the_weights(files):
+    for init_from, size in (("imagenet", 224), ("", 64)):
+        config = small_config(**files, model="deit_tiny", init_from=init_from)
         data = build.load_data_set(config)
         assert data.image_shape == (size, size, 3)
         again = build.load_data_set(config, DatasetInfo.of(data), test_only=True)
@@ -155,14 +152,11 @@ def test_files_of_different_sizes_get_the_size_of_the_weights(tmp_path):
 
 
 def test_a_network_that_rescales_gets_the_pixels(tmp_path):
-    def create():
+    with keras_settings():
         images = keras.Input((8, 8, 3))
         x = layers.Rescaling(1 / 127.5, -1.0)(images)
-        x = layers.Conv2D(4, 3, activation="relu")(x)
-        return keras.Model(images, layers.Dense(5)(layers.GlobalMaxPooling2D()(x)))
-
-    with keras_settings():
-        model = create()
+        x = layers.GlobalMaxPooling2D()(layers.Conv2D(4, 3, activation="relu")(x))
+        model = keras.Model(images, layers.Dense(5)(x))
     config = small_config(learning_rate=1e-30, weight_decay=0.0, max_steps=1)
     train(tmp_path, config, model=model)
     run = load_run(tmp_path)

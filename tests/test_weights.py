@@ -1,8 +1,6 @@
 """--init_from: weights in files that Keras and TensorFlow have written."""
 
-import functools
 import shutil
-import types
 import zipfile
 
 import h5py
@@ -13,7 +11,6 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 
-from towers.config import Config
 from towers.errors import CheckpointError
 from towers.models.create import create_model
 from towers.run import initial
@@ -33,8 +30,7 @@ def create_network(*, image_shape, num_classes, width=1.0, regularizer=None):
 
 
 def create_theirs(num_classes=NUM_CLASSES):
-    """The same as somebody may have written it: a model in it, an operation that is no
-    layer, Python code in a layer, an optimizer; with random values."""
+    """The same with a nested model, an operator, a Lambda, an optimizer, and values."""
     images = keras.Input(IMAGE_SHAPE)
     x = layers.Conv2D(4, 3, name="conv1")(images)
     x = layers.BatchNormalization(name="norm1")(x) + 1.0
@@ -69,11 +65,6 @@ WRITERS = {
 }
 
 
-@functools.cache
-def values_of(model):
-    return {v.path.rpartition("block/")[2]: v.numpy() for v in model.variables}
-
-
 @pytest.fixture(scope="module")
 def theirs():
     return create_theirs()
@@ -81,50 +72,52 @@ def theirs():
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, theirs):
-    """The folder of all files."""
+    """A folder with a file of each kind."""
     folder = tmp_path_factory.mktemp("written")
     for name, write in WRITERS.items():
         write(theirs, folder / name)
     return folder
 
 
-def empty_state(num_classes=NUM_CLASSES):
-    model = create_network(image_shape=IMAGE_SHAPE, num_classes=num_classes)
+def zeros(model):
     kinds = {True: "params", False: "state"}
-    state = {f"{kinds[v.trainable]}/{v.path}": np.zeros(v.shape) for v in model.weights}
+    return {f"{kinds[v.trainable]}/{v.path}": np.zeros(v.shape) for v in model.weights}
+
+
+def empty_state(num_classes=NUM_CLASSES):
+    state = zeros(create_network(image_shape=IMAGE_SHAPE, num_classes=num_classes))
     return state | {"averages/conv1/kernel": np.zeros((3, 3, 3, 4)), "step": np.int64()}
 
 
 def fill(path, state):
     with open_weights(str(path)) as weights:
-        return initial._fill(state, weights)
+        match = initial.match_variables(state, weights)
+        initial.fill(state, match.taken)
+        return match
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_variable_is_found_by_its_name(name, written, theirs):
+def test_variables_are_found_and_a_head_of_other_classes_is_drawn(
+    name, written, theirs
+):
     state = empty_state()
     taken, missing, drawn = fill(written / name, state)
     assert not missing and not drawn and len(taken) == 10
-    for key, value in values_of(theirs).items():
+    for variable in theirs.variables:
+        key = variable.path.rpartition("block/")[2]
         kind = "state" if "moving" in key else "params"
         if "seed" not in key:
-            np.testing.assert_array_equal(state[f"{kind}/{key}"], value, err_msg=key)
+            np.testing.assert_array_equal(state[f"{kind}/{key}"], variable)
     average = state["averages/conv1/kernel"]
     np.testing.assert_array_equal(average, state["params/conv1/kernel"])
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_head_of_other_classes_is_drawn(name, written):
     state = empty_state(num_classes=3)
     taken, missing, drawn = fill(written / name, state)
-    assert len(taken) == 8 and not missing
-    shapes = {key: stored.shape for key, stored in drawn}
+    shapes = {key: stored.shape for key, stored in drawn.items()}
     assert shapes == {"params/logits/kernel": (4, 5), "params/logits/bias": (5,)}
-    assert not np.any(state["params/logits/kernel"])
+    assert len(taken) == 8 and not missing
 
 
 # Files that are damaged or lead elsewhere.
-
 
 PLACES = {
     "model.h5": "model_weights/conv1/conv1/kernel",
@@ -164,19 +157,17 @@ def test_half_a_file_is_refused(written, tmp_path):
             fill(tmp_path / name, empty_state())
 
 
-# Those of Keras.
+# Layers with automatic names.
 
 
 def OfAutomaticNames(  # noqa: N802, as in keras.applications
-    weights=None, input_shape=IMAGE_SHAPE, classes=NUM_CLASSES, num_convolutions=3, **_
+    weights=None, input_shape=IMAGE_SHAPE, classes=NUM_CLASSES, **_
 ):
-    """A network as those of `keras.applications`, whose layers but one Keras names; not
-    called in the order in which they are made."""
-    images = keras.Input(input_shape)
-    convolutions = [layers.Conv2D(3, 3) for _ in range(num_convolutions)]
-    norms = [layers.BatchNormalization() for _ in range(num_convolutions)]
-    x = images
-    for conv, norm in zip(reversed(convolutions), reversed(norms), strict=True):
+    """A network whose layers are not called in the order in which they are made."""
+    images = x = keras.Input(input_shape)
+    convolutions = [layers.Conv2D(3, 3) for _ in range(3)]
+    norms = [layers.BatchNormalization() for _ in range(3)]
+    for conv, norm in zip(convolutions[::-1], norms[::-1], strict=True):
         x = norm(conv(x))
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(images, layers.Dense(classes, name="predictions")(x))
@@ -186,46 +177,25 @@ def preprocess_input(x):
     return x / 255.0
 
 
-@pytest.fixture
-def automatic(monkeypatch):
-    """The state of `OfAutomaticNames` in a run, all zero."""
-    cls = OfAutomaticNames
-    monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
-    name = f"keras:{cls.__name__}"
-    model = create_model(name, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
-    variables = [("params", v) for v in model.trainable_variables]
-    variables += [("state", v) for v in model.non_trainable_variables]
-    state = {f"{kind}/{v.path}": np.zeros(v.shape) for kind, v in variables}
-    config = Config(model=name, augment="pad_crop_flip")
-    return types.SimpleNamespace(config=config, state=state)
+def saved_later(path, offset):
+    """Save the network with random values after other layers were named.
 
-
-def saved_later(path, offset, **options):
-    """Saves the network with random values, in a process that has named other layers
-    before; returns the values in the order of the layers."""
+    Returns name -> value as if none had been.
+    """
     keras.backend.clear_session()
     for _ in range(offset):
         layers.Conv2D(3, 3), layers.BatchNormalization()
-    model = OfAutomaticNames(**options)
-    rng = np.random.default_rng(0)
+    model, rng, expected = OfAutomaticNames(), np.random.default_rng(0), {}
     for variable in model.variables:
         variable.assign(rng.uniform(size=variable.shape))
     WRITERS[path.name](model, path)
-    # By the numbers of the names: 9 comes before 10.
-    kept = sorted(model.layers, key=lambda x: (len(x.name), x.name))
-    return [
-        np.array(v)
-        for kind in (layers.Conv2D, layers.BatchNormalization, layers.Dense)
-        for layer in kept
-        if isinstance(layer, kind)
-        for v in layer.variables
-    ]
-
-
-def fill_of_keras(path, automatic):
-    model, state = automatic.config.model, automatic.state
-    with initial._source(str(path), model, state, None) as weights:
-        return initial._fill(automatic.state, weights)
+    for stem in ("conv2d", "batch_normalization", "predictions"):
+        own = [x for x in model.layers if x.name.startswith(stem)]
+        own.sort(key=lambda x: (len(x.name), x.name))  # 9 before 10
+        for place, layer in enumerate(own):
+            name = f"{stem}_{place}" if place else stem
+            expected |= {f"{name}/{v.name}": np.array(v) for v in layer.variables}
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -234,22 +204,17 @@ def fill_of_keras(path, automatic):
     + [slow(name, 8) for name in WRITERS if name != "by_name"],
 )
 def test_automatic_names_of_any_numbers_are_those_of_the_network(
-    name, offset, automatic, tmp_path
+    name, offset, tmp_path, monkeypatch
 ):
+    cls = OfAutomaticNames
+    monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
+    choice = f"keras:{cls.__name__}"
+    model = create_model(choice, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
+    state = zeros(model)
     expected = saved_later(tmp_path / name, offset)
-    taken, missing, drawn = fill_of_keras(tmp_path / name, automatic)
+    with initial.open_source(str(tmp_path / name), choice, state, None) as weights:
+        taken, missing, drawn = initial.match_variables(state, weights)
+        initial.fill(state, taken)
     assert len(taken) == len(expected) == 20 and not missing and not drawn
-    stems = ("conv2d", "batch_normalization", "predictions")
-    names = [
-        f"{stem}_{place}" if place else stem for stem in stems for place in range(3)
-    ]
-    parts = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
-    values = [
-        automatic.state[f"{kind}/{name}/{part}"]
-        for name in names
-        for part in parts
-        for kind in ("params", "state")
-        if f"{kind}/{name}/{part}" in automatic.state
-    ]
-    for ours, theirs in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for key, value in state.items():
+        np.testing.assert_array_equal(value, expected[key.partition("/")[2]])

@@ -1,6 +1,7 @@
 """Files as `torch.save` writes them, made without torch."""
 
 import io
+import math
 import pickle
 import struct
 import zipfile
@@ -19,26 +20,21 @@ STORAGES = {
 
 
 class Tensor:
-    """To be pickled as a tensor: a view of an array, its storage."""
+    """A view of an array, pickled as a tensor."""
 
-    def __init__(self, storage, offset=0, shape=None, strides=None, kind=None):
+    def __init__(self, storage, offset=0, shape=None, strides=None):
         self.storage = np.ravel(storage)
         self.offset = offset
         self.shape = tuple(np.shape(storage) if shape is None else shape)
-        if strides is None:
-            strides = [
-                int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape))
-            ]
-        self.strides = tuple(strides)
-        self.kind = kind or f"torch {STORAGES[self.storage.dtype]}"
+        places = range(1, len(self.shape) + 1)
+        contiguous = [math.prod(self.shape[i:]) for i in places]
+        self.strides = tuple(contiguous if strides is None else strides)
+        self.kind = f"torch {STORAGES[self.storage.dtype]}"
 
     def __reduce__(self):
         arguments = Storage(self), self.offset, self.shape, self.strides
-        return Name("torch._utils _rebuild_tensor_v2"), (
-            *arguments,
-            False,
-            OrderedDict(),
-        )
+        rest = False, OrderedDict()
+        return Name("torch._utils _rebuild_tensor_v2"), (*arguments, *rest)
 
 
 class Storage:
@@ -47,14 +43,14 @@ class Storage:
 
 
 class Name(str):
-    """To be pickled as a global, "module name"."""
+    """A text "module name", pickled as a global."""
 
-    def __call__(self):  # as pickle wants a function to be reduced to
+    def __call__(self):  # pickle requires a callable
         raise NotImplementedError
 
 
 class _Pickler(pickle._Pickler):
-    """That of Python code, which writes names of what is not there."""
+    """Python's own pickler, which also writes names that do not exist."""
 
     def __init__(self, file, is_older=False):
         super().__init__(file, 2)
@@ -81,29 +77,21 @@ class _Pickler(pickle._Pickler):
         return "storage", Name(value.tensor.kind), key, "cpu", size, *view
 
 
-def save(content, path, byte_order="little", compression=zipfile.ZIP_STORED):
-    """Writes what consists of dicts, lists, numbers, texts and `Tensor`s."""
+def save(content, path, compression=zipfile.ZIP_STORED):
+    """Write dicts, lists, numbers, texts and `Tensor`s."""
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     pickler.dump(content)
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", pickled.getvalue())
-        archive.writestr("archive/byteorder", byte_order)
+        archive.writestr("archive/byteorder", "little")
         for key, storage in enumerate(pickler.storages):
-            if byte_order == "big":
-                bits = storage.view(f"u{storage.itemsize}")
-                storage = bits.astype(f">u{storage.itemsize}")
             archive.writestr(f"archive/data/{key}", storage.tobytes())
         archive.writestr("archive/version", "3\n")
 
 
 def save_older(content, path, keys=None, sizes=None):
-    """The same as PyTorch wrote it before 1.6, in order of the storages' keys.
-
-    Args:
-        keys: list of keys in the file, if not those of the storages.
-        sizes: numbers of elements in the file, if not those of the storages.
-    """
+    """Write as PyTorch before 1.6; `keys` and `sizes` may contradict the storages."""
     with open(path, "wb") as file:
         sizes_of_types = {"short": 2, "int": 4, "long": 4}
         head = {"little_endian": True, "type_sizes": sizes_of_types}

@@ -28,7 +28,8 @@ class File:
     def options(self, rng: random.Random) -> list[bytes]:
         """The contents after a power cut; a sample, where it may be cut anywhere."""
         old, new = self.versions[0], self.versions[-1]
-        same = len(os.path.commonprefix([old, new]))
+        pairs = enumerate(zip(old, new, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
         half, anywhere = (same + len(new)) // 2, rng.randint(same, len(new))
         options = [
             *(new, old),
@@ -124,9 +125,10 @@ class Disk:
             return
         kept = {node: choices[0] for node, choices in options.items()}
         lost = {node: choices[1] for node, choices in options.items()}
-        states = [kept, lost]
-        for kind in (File, Folder):
-            states.append({n: (lost if type(n) is kind else kept)[n] for n in options})
+        states = [kept, lost] + [
+            {n: (lost if type(n) is kind else kept)[n] for n in options}
+            for kind in (File, Folder)
+        ]
         zero = {n: c[4 % len(c)] for n, c in options.items() if isinstance(n, File)}
         states.append(kept | zero)
         ones = [

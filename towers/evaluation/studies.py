@@ -20,7 +20,11 @@ from towers.evaluation.predictions import (
     to_probabilities,
 )
 from towers.evaluation.report import spreadsheet_csv, table
-from towers.evaluation.restored import RunEvaluator, read_checkpoint, reported_weights
+from towers.evaluation.restored import (
+    RunEvaluator,
+    read_checkpoint,
+    reported_weights,
+)
 from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation

@@ -1,4 +1,4 @@
-"""How the logits of an export differ from those of the network, and on which images."""
+"""Comparison of an export with the trained network."""
 
 import dataclasses
 import json
@@ -59,16 +59,17 @@ def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.
 def predict_in_new_process(
     format: str, path: pathlib.Path, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return logits and class names of an export in a process without towers."""
+    """Return logits and class names of an export, from a process without towers."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(source, images)
-        # Without the folder of the program on its path, whose modules are named alike.
+        # -P: the program's folder has modules with the names of packages.
         done = subprocess.run(
             [sys.executable, "-P", PROGRAM, format, path, source, result],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+            check=False,
         )
         if not done.returncode:
             with np.load(result) as values:
@@ -84,7 +85,7 @@ def predict_in_new_process(
 def predict_with_variables(
     path: pathlib.Path, run: RestoredRun, images: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return logits and names of classes of a new network with a file's values."""
+    """Return logits and class names of a new network with the values of a file."""
     from safetensors import safe_open
 
     network = trained_network(run)
@@ -107,10 +108,10 @@ def figures_of(
 ) -> dict[str, float]:
     """Return how an export differs from the network.
 
-    "largest_difference" of a logit is a fraction of the largest expected one, or of
-    SMALLEST_SCALE if that is larger; "changed" is the fraction of images whose class
-    changes. With labels there are also "accuracy" and "accuracy_lost". For label sets,
-    F1 over all images and classes takes the place of accuracy, and 1 - F1 of "changed".
+    "largest_difference" of logits is relative to the largest expected one, at least
+    SMALLEST_SCALE; "changed" is the fraction of images whose class changes. With labels
+    there are also "accuracy" and "accuracy_lost". For label sets, F1 over all images
+    and classes replaces accuracy, and 1 - F1 replaces "changed".
     """
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
     found, wanted = _classes(run, logits), _classes(run, expected)
@@ -125,7 +126,7 @@ def figures_of(
 
 
 def _classes(run, logits):
-    """Bool [n, classes]: the classes that are predicted for each image."""
+    """Return the classes that are predicted for each image, bool [n, classes]."""
     if run.thresholds is not None:
         return run.to_probabilities(logits) >= run.thresholds
     return np.arange(logits.shape[1]) == logits.argmax(1)[:, np.newaxis]
@@ -137,7 +138,7 @@ def _f1(a, b):
 
 
 def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list[str]:
-    """Return the limits that figures exceed, each with its figure."""
+    """Return the exceeded limits, each with its figure."""
     one = 0.0 if precision == "float32" else 1.001 / num_images
     return [
         f"{name} {figures[name]:.3g} (at most {limit:g})"
@@ -149,47 +150,44 @@ def exceeded(figures: dict[str, float], precision: str, num_images: int) -> list
 def images_of(
     run: RestoredRun, precision: str, *, data_dir: str = "", paths: Paths = ()
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, str]:
-    """Return images to compare with, their labels, images to calibrate int8 with, and a
-    description: of image files, or else of the run's data set, evenly spaced. If that
-    cannot be read images are drawn, and there are none to calibrate with. DataError if
-    it is not in the `data_dir` that is named, or a file is not an image.
-    """
+    """Return images to compare, their labels, images to calibrate, and the origin."""
+    # Images are evenly spaced; noise if the data set cannot be read.
     count = NUM_COMPARED if precision == "float32" else NUM_JUDGED
     if paths:
         images = _read_files(run, paths)
-        compared = images[_equally_spaced(len(images), count)]
+        compared = images[_evenly_spaced(len(images), count)]
         return compared, None, images, "of the given images"
-    options = {"image_cache_mb": 0.0, "data_dir": data_dir or run.config.data_dir}
-    config, calibrates = dataclasses.replace(run.config, **options), precision == "int8"
+    place = data_dir or run.config.data_dir
+    config = dataclasses.replace(run.config, image_cache_mb=0.0, data_dir=place)
+    calibrates, calibration = precision == "int8", None
     try:
         data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
         images, labels = _some(data_set.test, count)
-        calibration = _some(data_set.train, NUM_CALIBRATION)[0] if calibrates else None
+        if calibrates and data_set.train is not None:
+            calibration, _ = _some(data_set.train, NUM_CALIBRATION)
         return images, labels, calibration, "test images"
-    except (ConfigError, DataError) as error:  # such as a file that is not here
+    except (ConfigError, DataError) as error:
         if data_dir:
             raise DataError(str(error)) from None
-        origin = (
-            f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
-        )
+        reason = one_line(error, 120)
+        origin = f"random images, because the data set cannot be read ({reason})"
         size = count, *run.image_shape
         images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
         return images, None, None, origin
 
 
-def _some(source: Source, most: int) -> list[np.ndarray]:
-    indices = _equally_spaced(source.num_examples, most)
+def _some(source: Source, count: int) -> list[np.ndarray]:
+    indices = _evenly_spaced(source.num_examples, count)
     with data_errors_of_tensorflow():
         return [x.numpy() for x in source.read(tf.constant(indices))]
 
 
-def _equally_spaced(length: int, most: int) -> np.ndarray:
-    """int64: indices at equal distances, from the first to the last; all of few."""
-    return np.linspace(0, length - 1, min(most, length)).astype(np.int64)
+def _evenly_spaced(length: int, count: int) -> np.ndarray:
+    return np.linspace(0, length - 1, min(count, length)).astype(np.int64)
 
 
 def _read_files(run, paths):
-    """At most NUM_CALIBRATION of the image files, at equal distances, resized."""
+    """Return at most NUM_CALIBRATION evenly spaced image files, resized."""
 
     def fail(path, reason):
         raise DataError(f"images: {shown(path)}: {reason}")
@@ -197,9 +195,11 @@ def _read_files(run, paths):
     paths = check_paths(paths)
     names = list(walk(paths, fail))
     if not names:
-        way = f"of a folder the {FORMATS_TEXT} files are taken"
-        raise DataError(f"images={shown(','.join(paths))}: no image; {way}")
-    spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
+        raise DataError(
+            f"images={shown(','.join(paths))}: no image; of a folder the "
+            f"{FORMATS_TEXT} files are taken"
+        )
+    spaced = [names[i] for i in _evenly_spaced(len(names), NUM_CALIBRATION)]
     config, images = run.config, []
     options = config.max_image_pixels, config.center_crop, config.interpolation
     for path, image, fault in read_files(spaced, run.image_shape, *options):

@@ -1,8 +1,9 @@
-"""Export of a run's network to formats of others; TensorFlow is imported late."""
+"""Export of a run's network for other programs; TensorFlow is imported late."""
 
 import importlib.util
 import os
 import pathlib
+from typing import Any
 
 from towers import console, quiet_imports, store
 from towers.config.options import check_path
@@ -25,39 +26,37 @@ def export(
     calibrated: bool = False,
     overwrite: bool = False,
 ) -> pathlib.Path:
-    """Writes the network of a run, with its preprocessing and its class names, in the
-    format of another program.
+    """Write the network of a run, with preprocessing and class names, for others.
 
-    The EMA weights are taken where the run keeps them. What is
-    written is loaded in a new process and compared with the trained network in float32
-    before it gets its name. It uses no GPU, and where TensorFlow has made no devices in
-    this process, it gets none.
+    The EMA weights are taken if the run keeps them. The export is loaded in a new
+    process and compared with the trained network in float32 before it gets its name.
+    GPUs are not used, and hidden if TensorFlow has not initialized its devices yet.
 
     Args:
-        workdir: the run's folder.
+        workdir: The run's folder.
         format: "saved_model", "keras", "tflite", "onnx" or "safetensors".
-        output: by default `export/saved_model`, `export/model.keras` and so on in the
+        output: By default `export/saved_model`, `export/model.keras` and so on in the
             run's folder.
         precision: "float32"; with "tflite" also "float16" or "int8".
-        step: of the checkpoint, "best" or "last", see `load_run`.
-        data_dir: where the run's data set is, whose test images are compared.
-        images: image files, and folders of them, in place of these.
-        calibrated: divide the logits that become probabilities by the temperature that
-            `towers.calibrate` has fitted; of formats with probabilities.
-        overwrite: replace an earlier export.
+        step: Step of the checkpoint, "best" or "last", see `load_run`.
+        data_dir: The folder of the run's data set, whose test images are compared.
+        images: Image files and folders of them to compare instead.
+        calibrated: Divide the logits by the temperature of `towers.calibrate` before
+            the probabilities; for formats with probabilities.
+        overwrite: Replace an earlier export.
 
     Returns:
         The path of the export.
 
     Raises:
-        TowersError: such as a ConfigError if something stands at the path, an
-            ExportError if it cannot be written, or a DoubtfulExport if it differs from
-            the network: it is kept in the folder `doubtful` with its figures.
+        TowersError: Such as a ConfigError if the path is taken, an ExportError if it
+            cannot be written, or a DoubtfulExport if it differs from the network; that
+            is kept in the folder `doubtful` with its figures.
     """
     validate_format(format, precision)
-    if calibrated and format in ("keras", "safetensors"):
-        raise ConfigError(f"calibrated with format={format}: it has no probabilities")
     row = FORMATS[format]
+    if calibrated and not row.has_probabilities:
+        raise ConfigError(f"calibrated with format={format}: it has no probabilities")
     if output is None:
         name = "model" if precision == "float32" else f"model-{precision}"
         name = name + row.suffix if row.suffix else format
@@ -71,7 +70,7 @@ def export(
     staging.recover(output)
     staging.validate_output(output, row, overwrite)
 
-    show_gpus()  # none: they may be training
+    show_gpus()  # hides all: a run may be training on them
     run = read_run(workdir, step=step, calibrated=calibrated)
     weights = "EMA" if run.config.ema_decay else "raw"
     console.line(f"exporting the {weights} weights of step {run.step} of {run.path}")
@@ -80,35 +79,40 @@ def export(
         run, precision, data_dir=data_dir, paths=images
     )
     if precision == "int8" and calibration is None:
-        why = "precision=int8 needs images, and the run's data set cannot be read"
-        raise ConfigError(f"{why}; name it with --data_dir, or files with --images")
+        raise ConfigError(
+            "precision=int8 needs images, and the run's data set cannot be read; name "
+            "it with --data_dir, or files with --images"
+        )
     expected = comparison.logits_of(run, trained, compared)
 
-    write = getattr(writers, f"write_{format}")
-    figures = {"precision": precision, "step": run.step, "images": origin}
+    write = getattr(writers, row.writer)
+    figures: dict[str, Any] = {"precision": precision, "step": run.step}
+    figures["images"] = origin
     with staging.staged(output, row, overwrite, figures) as path:
-        if row.has_network:
-            network, where = stock.stock_network(trained), "Loaded in a new process"
-            if not row.is_trainable:
-                network = stock.fold_normalizations(network)
+        if row.checker:
+            network, how = stock.stock_network(trained), "Loaded in a new process"
             write(path, network, run, precision, calibration)
-            results = comparison.predict_in_new_process(format, path, compared)
+            results = comparison.predict_in_new_process(row.checker, path, compared)
         else:
-            where = "Read into a new network"
+            how = "Read into a new network"
             write(path, trained, run)
             results = comparison.predict_with_variables(path, run, compared)
         num_bytes, (logits, class_names) = store.num_bytes(path), results
         numbers = comparison.figures_of(run, logits, expected, labels)
-        figures |= {"num_images": len(logits)} | numbers
+        figures |= {"num_images": len(logits), **numbers}
         faults = comparison.exceeded(numbers, precision, len(logits))
         if class_names != tuple(map(printable, run.class_names)):
             faults = ["class names differ from the run's"]
         if faults:
-            why = f"{', '.join(faults)}, on {len(logits)} {origin}"
-            raise DoubtfulExport(f"the {format} export is doubtful: {why}")
+            raise DoubtfulExport(
+                f"the {format} export is doubtful: {', '.join(faults)}, on "
+                f"{len(logits)} {origin}"
+            )
     text = ", ".join(f"{k.replace('_', ' ')} {x:.3g}" for k, x in numbers.items())
-    on = f"compared with the run on {len(logits)} {origin}"
-    console.line(f"{output}: {num_bytes:,} bytes. {where}, {on}: {text}")
+    console.line(
+        f"{output}: {num_bytes:,} bytes. {how}, compared with the run on {len(logits)} "
+        f"{origin}: {text}"
+    )
     return output
 
 
@@ -118,12 +122,14 @@ def validate_format(format: str, precision: str) -> None:
         raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
     row = FORMATS[format]
     if precision not in row.precisions:
-        why = f"which has {', '.join(row.precisions)} only; --format=tflite has all"
-        raise ConfigError(f"precision={precision} with format={format}, {why}")
+        raise ConfigError(
+            f"precision={precision} with format={format}, which has only "
+            f"{', '.join(row.precisions)}; --format=tflite has all"
+        )
     missing = [name for name in row.packages if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(
-            f"format={format} needs {' and '.join(missing)}, not installed here; in an "
-            "environment of its own (docs/export.md), as they may change other "
-            f"packages: python -m pip install '.[{format}]'"
+            f"format={format} needs {' and '.join(missing)}; they may change other "
+            "packages, so install them in a separate environment (docs/export.md): "
+            f"python -m pip install '.[{format}]'"
         )

@@ -1,4 +1,4 @@
-"""The formats of exports, a row of a table each."""
+"""The formats of exports."""
 
 import dataclasses
 import math
@@ -6,36 +6,36 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A row of FORMATS. `writers` has a function write_NAME of each format, and
-    `load_in_new_process` a function NAME of each that has the network.
+    """A row of FORMATS."""
 
-    Attributes:
-        suffix: of the file's name; empty for a folder.
-        marks: texts in the file, in a folder in `saved_model.pb`, by which an earlier
-            export is recognized.
-        precisions: choices of `precision`.
-        packages: needed to write it; installed by the extra of towers with its name.
-        has_network: whether it has the network, not its parameters alone.
-        is_trainable: whether it can be trained further; otherwise normalizations are
-            folded.
-    """
-
-    suffix: str
+    writer: str  # a function of `writers`
+    # A function of `load_in_new_process`; empty for parameters without a network.
+    checker: str
+    suffix: str  # empty for a folder
+    # Texts in the file, or in `saved_model.pb`, that identify an earlier export.
     marks: tuple[bytes, ...]
     precisions: tuple[str, ...] = ("float32",)
-    packages: tuple[str, ...] = ()
-    has_network: bool = True
-    is_trainable: bool = False
+    packages: tuple[str, ...] = ()  # which the extra of the format's name installs
+    has_probabilities: bool = True
 
+
+_NAMES, _OUTPUTS = b"class_names", b"probabilities"
+_FEWER, _ONNX = ("float32", "float16", "int8"), ("tf2onnx", "onnxruntime")
 
 FORMATS = {
-    "saved_model": Format("", (b"class_names", b"probabilities")),
-    "keras": Format(".keras", (b"class_names.json",), is_trainable=True),
-    "tflite": Format(".tflite", (b"labels.txt",), ("float32", "float16", "int8")),
-    "onnx": Format(
-        ".onnx", (b"class_names", b"probabilities"), packages=("tf2onnx", "onnxruntime")
+    "saved_model": Format("write_saved_model", "saved_model", "", (_NAMES, _OUTPUTS)),
+    "keras": Format(
+        "write_keras",
+        "keras",
+        ".keras",
+        (b"class_names.json",),
+        has_probabilities=False,
     ),
-    "safetensors": Format(".safetensors", (b"class_names",), has_network=False),
+    "tflite": Format("write_tflite", "tflite", ".tflite", (b"labels.txt",), _FEWER),
+    "onnx": Format("write_onnx", "onnx", ".onnx", (_NAMES, _OUTPUTS), packages=_ONNX),
+    "safetensors": Format(
+        "write_safetensors", "", ".safetensors", (_NAMES,), has_probabilities=False
+    ),
 }
 
 # Precision -> limits of the figures of `comparison.figures_of`; an export that exceeds

@@ -1,10 +1,10 @@
-"""A program that loads an export as others do, and predicts; it imports no towers.
+"""A program without towers that loads an export and predicts.
 
     python -P load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
 
-IMAGES holds uint8 [n, height, width, channels]. RESULT gets "logits" [n, classes] and
-"class_names" [classes]. The first image is a batch of its own, to show that any
-batch size is accepted.
+IMAGES has uint8 [n, height, width, channels]; RESULT gets "logits" [n, classes] and
+"class_names" [classes]. The first image is a separate batch, to test other batch sizes.
+The function of a format returns the class names and a function from images to logits.
 """
 
 import json
@@ -17,6 +17,7 @@ BATCH_SIZE = 100
 
 
 def saved_model(path):
+    """Load a SavedModel."""
     import tensorflow as tf
 
     signatures = tf.saved_model.load(path).signatures
@@ -26,6 +27,7 @@ def saved_model(path):
 
 
 def keras(path):
+    """Load a .keras file."""
     import keras
 
     with zipfile.ZipFile(path) as archive:
@@ -34,20 +36,20 @@ def keras(path):
 
 
 def tflite(path):
+    """Load a .tflite file."""
     try:
-        from ai_edge_litert.interpreter import Interpreter
+        from ai_edge_litert import interpreter as lite
     except ImportError:
-        import tensorflow as tf
+        from tensorflow import lite
 
-        Interpreter = tf.lite.Interpreter
-
-    predict = Interpreter(path).get_signature_runner()
+    predict = lite.Interpreter(path).get_signature_runner()
     with zipfile.ZipFile(path) as archive:
         names = archive.read("labels.txt").decode().splitlines()
     return names, lambda images: predict(images=images)["logits"]
 
 
 def onnx(path):
+    """Load an .onnx file."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -56,6 +58,7 @@ def onnx(path):
 
 
 def main(format, export, images, result):
+    """Write logits and class names of an export."""
     names, predict = globals()[format](export)
     images = np.load(images)
     batches = np.split(images, range(1, len(images), BATCH_SIZE))

@@ -1,4 +1,4 @@
-"""An output that gets its name when it is whole: a file, or a folder."""
+"""A file or folder that gets its name when it is complete."""
 
 import contextlib
 import glob
@@ -18,8 +18,8 @@ from towers.messages import one_line
 
 
 def recover(output: pathlib.Path) -> None:
-    """Give an export that was being replaced its name again; remove leftovers."""
-    with contextlib.suppress(OSError):  # of a folder that cannot be written
+    """Restore an export that was being replaced, and remove leftovers."""
+    with contextlib.suppress(OSError):
         store.recover(output.parent, glob.escape(output.name))
         store.remove_leftovers(store.leftovers(output), "export", console.line)
 
@@ -31,14 +31,14 @@ def validate_output(output: pathlib.Path, format: Format, overwrite: bool) -> No
     if suffix and output.suffix != suffix:
         fault = f"its name must end with {suffix}"
     elif suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
-        fault = "TensorFlow reads no SavedModel whose path has a bracket or a backslash"
-        fault += "; choose another --output"
+        fault = "TensorFlow cannot read a SavedModel in a path with a bracket or a "
+        fault += "backslash; choose another --output"
     elif os.path.isfile(output.parent):
         fault = f"{output.parent} is a file; choose another --output"
     elif is_export and not overwrite:
         fault = "it exists; --overwrite replaces it, --output names another"
     elif os.path.lexists(output) and not is_export:
-        fault = "it is no such export; move it away or choose another --output"
+        fault = "it is not such an export; move it away or choose another --output"
     if fault:
         raise ConfigError(f"output={output}: {fault}")
 
@@ -55,25 +55,22 @@ def _is_export(output, format):
 def staged(
     output: pathlib.Path, format: Format, overwrite: bool, figures: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
-    """Yield a temporary path that gets the output's name at the end; what no export
-    wrote in a folder stays. After a DoubtfulExport it gets a new name in the folder
-    `doubtful`, next to its figures. ExportError if the disk fails.
-    """
+    """Yield a temporary path that gets the output's name at the end."""
     try:
         store.make_folders(output.parent)
     except OSError as error:
-        why = f"{error.strerror}; choose another --output"
-        raise ConfigError(f"{output} cannot be written: {why}") from None
+        reason = f"{error.strerror}; choose another --output"
+        raise ConfigError(f"{output} cannot be written: {reason}") from None
     try:
         with store.aside(output) as path:
             try:
                 yield path
             except DoubtfulExport as error:
-                kept = _keep(path, output, figures | {"fault": str(error)})
+                kept = _keep(path, output, {**figures, "fault": str(error)})
                 raise DoubtfulExport(f"{error}; kept as {kept}") from None
-            validate_output(output, format, overwrite)  # minutes later
-            kept = store.keep_others(output, path) if output.is_dir() else []
-        for part in kept:
+            validate_output(output, format, overwrite)  # again, minutes later
+            others = store.keep_others(output, path) if output.is_dir() else []
+        for part in others:
             console.line(f"{part} stays: no export wrote it")
     except (OSError, tf.errors.OpError) as error:
         if out_of_memory(error):
@@ -84,7 +81,7 @@ def staged(
 
 
 def _keep(path, output, figures):
-    """Move a doubtful export to a path of its own; return it."""
+    """Move a doubtful export to a new path; return it."""
     folder = output.parent / "doubtful"
     kept = store.free_name(folder / output.stem, output.suffix)
     store.make_folders(folder)

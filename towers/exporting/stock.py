@@ -1,6 +1,5 @@
-"""Networks of stock Keras layers that compute what the layers of towers do."""
+"""Networks of stock Keras layers that compute the same as towers' own layers."""
 
-import collections
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from towers.config import choices
 from towers.data.augment.augmentation import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
-from towers.keras_internals import calls_of, layers_of, run_through_graph
+from towers.keras_internals import layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES
 from towers.models.keras.noise import WithNoise
@@ -26,11 +25,7 @@ from towers.models.zoo.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
-    """Return a `RestoredRun.network` in float32 whose layers of towers are stock ones
-    with their names, regularizers, values and `trainable`. Dropout draws its own noise;
-    whitening and sums of a local response normalization are convolutions; layers of the
-    user do not change.
-    """
+    """Return a network of stock Keras layers with the same names and values."""
 
     @functools.cache  # a layer may be called several times
     def replacement(layer):
@@ -49,72 +44,11 @@ def stock_network(model: keras.Model) -> keras.Model:
         return keras.Model(images, logits, name=model.name)
 
 
-def fold_normalizations(network: keras.Model) -> keras.Model:
-    """Return a `stock_network` for inference: a batch normalization becomes part of the
-    layer before it, if nothing else reads that (Jacob et al. 2018,
-    arXiv:1712.05877).
-    """
-    calls = calls_of(network)
-    num_calls = collections.Counter(id(call.operation) for call in calls)
-    read = [x for call in calls for x in call.input_tensors] + network.outputs
-    num_readers = collections.Counter(map(id, read))
-    layer_of = {id(x): call.operation for call in calls for x in call.outputs}
-    replaced = {}  # id of a layer -> what is called in its place
-    for call in calls:
-        x, norm = call.input_tensors[0], call.operation
-        layer = layer_of.get(id(x))
-        is_one_path = num_readers[id(x)] == num_calls[id(layer)] == 1
-        if is_one_path and _is_linear(layer) and _uses_moving_moments(call):
-            replaced[id(layer)] = _folded(layer, norm)
-            replaced[id(norm)] = lambda x, **_: x
-
-    def replace(operation):
-        return replaced.get(id(operation), operation)
-
-    with keras_settings():
-        logits = run_through_graph(network, network.input, replace)
-        return keras.Model(network.input, logits, name=network.name)
-
-
-def _is_linear(layer):
-    kinds = layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D, layers.Dense
-    return type(layer) in kinds and layer.activation is keras.activations.linear
-
-
-def _uses_moving_moments(call):
-    """Return whether a call normalizes channels by their moving moments."""
-    if type(norm := call.operation) is not layers.BatchNormalization:
-        return False
-    arguments = *call.arguments.args[1:], *call.arguments.kwargs.values()
-    is_of_channels = norm.axis in (-1, len(call.input_tensors[0].shape) - 1)
-    return is_of_channels and not any(x is True for x in arguments)
-
-
-def _folded(layer, norm):
-    """A layer that computes the normalized outputs of another one."""
-    *kernels, kernel = layer.get_weights()
-    bias = 0.0
-    if layer.use_bias:
-        *kernels, kernel, bias = layer.get_weights()
-    mean, variance = norm.moving_mean.numpy(), norm.moving_variance.numpy()
-    factor = 1 / np.sqrt(variance.astype(np.float64) + norm.epsilon)
-    if norm.scale:
-        factor *= norm.gamma.numpy()
-    bias = (bias - mean) * factor + (norm.beta.numpy() if norm.center else 0)
-    if isinstance(layer, layers.DepthwiseConv2D):  # [..., channels, multiplier]
-        kernel = kernel * factor.reshape(kernel.shape[2:])
-    else:
-        kernel = kernel * factor
-    settings = layer.get_config() | {"use_bias": True}
-    return _with_values(type(layer).from_config(settings), [*kernels, kernel, bias])
-
-
 def _replacement(layer: layers.Layer) -> Callable:
-    """The layer to call in place of one: by _REPLACEMENTS, or of its Keras class."""
     if type(layer) in _REPLACEMENTS:
         return _REPLACEMENTS[type(layer)](layer)
     if _package(type(layer)) not in ("keras", "towers"):
-        return layer  # the user's
+        return layer
     if type(layer).__name__ == "LayerScale":  # Keras' LayerScale is not public
         return _layer_scale(layer)
     return _of_keras(layer)
@@ -130,7 +64,7 @@ def _of_keras(layer):
 
 
 def _class_and_settings(layer):
-    """The Keras class of a layer, and its settings in float32 without initializers."""
+    """Return the Keras class of a layer and its float32 settings."""
     stock = next(cls for cls in type(layer).__mro__ if _package(cls) == "keras")
     settings = stock.get_config(layer)
     settings = {k: v for k, v in settings.items() if "towers>" not in str(v)}
@@ -138,7 +72,7 @@ def _class_and_settings(layer):
 
 
 def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
-    """A layer that gets its values when its first call has made its variables."""
+    """Return a function that calls a layer, and sets its values at the first call."""
 
     def call(*args, **kwargs):
         is_built = layer.built
@@ -146,7 +80,7 @@ def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
         if not is_built:
             layer.set_weights(values)
             if isinstance(layer, layers.Normalization):
-                layer.finalize_state()  # computes with copies of them
+                layer.finalize_state()  # it computes with copies
         return outputs
 
     return call
@@ -160,7 +94,7 @@ def _dropout(layer):
 
 
 def _grouped_convolution(layer):
-    """Return convolutions side by side: Keras' own needs XLA on a CPU."""
+    """Return parallel convolutions: Keras' grouped one needs XLA on a CPU."""
     if layer.groups == 1:
         return _of_keras(layer)
     stock, settings = _class_and_settings(layer)
@@ -190,7 +124,7 @@ def _whitening(layer):
 
 
 def _local_response_normalization(layer):
-    """The sums over neighboring channels are a 1x1 convolution."""
+    """Return a normalization whose sums over channels are a 1x1 convolution."""
     channels, settings = layer.output.shape[-1], {"name": f"{layer.name}_sums"}
     [band] = channel_bands([channels], 0, layer.depth_radius, layer.groups, "float32")
     values = [layer.alpha * band.numpy()[None, None], np.full(channels, layer.bias)]
@@ -199,7 +133,7 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Return a dense layer: its biases are positions, its kernel the class token."""
+    """Return a dense layer with positions as biases and the class token as kernel."""
     table, has_token = np.array(layer.table), layer.has_class_token
     channels, is_trained = table.shape[-1], layer.trainable and has_token
     settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
@@ -220,7 +154,7 @@ def _tokens(layer):
 
 
 def _layer_scale(layer):
-    """A factor for every channel is a depthwise convolution of one pixel."""
+    """Return a depthwise 1x1 convolution that scales each channel."""
     [gamma] = layer.get_weights()
     settings = {"name": layer.name, "trainable": layer.trainable, "use_bias": False}
     values = [gamma.reshape(1, 1, -1, 1)]
@@ -228,7 +162,7 @@ def _layer_scale(layer):
 
 
 _REPLACEMENTS = {
-    Attention: lambda layer: lambda inputs: attention(*inputs, layer.heads),
+    Attention: lambda layer: lambda x: attention(x[0], x[1], x[2], layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,
@@ -243,7 +177,7 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """Return stock layers from uint8 images to logits, or raise a ConfigError."""
+    """Return stock layers from uint8 images to logits, or raise ConfigError."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"
@@ -253,8 +187,10 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     if choices.find("augment", augment).is_in_a_file:
         foreign = [f"the preprocessing is augment={augment}"]
     if foreign:
-        why = f"format=keras: {foreign[0]}, no stock layer of Keras, which others lack"
-        raise ConfigError(f"{why}; --format=saved_model, tflite and onnx can hold it")
+        raise ConfigError(
+            f"format=keras: {foreign[0]}, which is not a layer of Keras; "
+            "--format=saved_model, tflite and onnx can hold it"
+        )
     with keras_settings():
         images = keras.Input(run.image_shape, dtype="uint8", name=IMAGES)
         if augment == "tutorial":
@@ -266,7 +202,7 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
 
 
 def _standardized_by_itself(images):
-    """`tf.image.per_image_standardization` of the middle of each image."""
+    """Return `tf.image.per_image_standardization` of the center of each image."""
     edges = [length - TUTORIAL_SIZE for length in images.shape[1:3]]
     edges = [(edge // 2, edge - edge // 2) for edge in edges]
     x = layers.Cropping2D(edges, name="crop")(images)

@@ -1,7 +1,7 @@
-"""TFLite Metadata: what MediaPipe, ML Kit and Android Studio read of a .tflite file.
+"""TFLite Metadata, which MediaPipe, ML Kit and Android Studio read.
 
-The numbers are those of the schema, `metadata_schema.fbs` in MediaPipe and in
-TensorFlow's tflite-support: a table is a dict from a field's number to its value.
+The numbers are from the schema, `metadata_schema.fbs` in MediaPipe and in TensorFlow's
+tflite-support: a table is a dict from the number of a field to its value.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,7 @@ RGB, GRAYSCALE = 1, 2
 
 
 def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
-    """Return a .tflite file with metadata, whose first output is "probabilities".
-
-    Args:
-        content: a model with one signature, which takes uint8 images of 1 or 3 channels
-            and standardizes them by itself.
-        channels: of the images.
-        files: names of further files, besides LABELS, that will be attached.
-    """
+    """Return a .tflite file with metadata; its first output becomes "probabilities"."""
     model = tflite_files().read_model_from_bytearray(bytearray(content))
     [graph, *_], [signature, *_] = model.subgraphs, model.signatureDefs
     names = {x.tensorIndex: x.name.decode() for x in signature.outputs}

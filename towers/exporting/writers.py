@@ -1,4 +1,4 @@
-"""Writers of the formats; all but safetensors write a network of stock layers."""
+"""Writers of the formats."""
 
 import json
 import logging
@@ -6,7 +6,8 @@ import pathlib
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,19 +23,16 @@ from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.messages import printable
 from towers.models import torch_names
 
-# Attached to an export: how the pixels of an image file become the input, in JSON.
-PREPROCESSING_JSON = "preprocessing.json"
-SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
-PREPROCESSING = "preprocessing"  # in the names of the operations before the network
+PREPROCESSING_JSON = "preprocessing.json"  # options that turn a photo into an input
+SERVING = "serving_default"  # TensorFlow Serving's default signature
+PREPROCESSING = "preprocessing"  # scope of the operations before the network
 ONNX_OPSET = 18
 
 
 def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
-) -> Callable:
-    """Return the function from uint8 "images" to "logits" and "probabilities", and of
-    label sets "present": those that reach their thresholds.
-    """
+) -> Any:
+    """Return the function from uint8 images to "logits" and "probabilities"."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
     images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
 
@@ -54,7 +52,7 @@ def predict_fn(
 
 
 def preprocessing_json(run: RestoredRun) -> str:
-    """Return the options of the function `pixels` in docs/export.md, in JSON."""
+    """Return the options of the function `pixels` in docs/export.md as JSON."""
     keys = "height", "width", "channels", "center_crop", "interpolation"
     interpolation = FILTERS[run.config.interpolation].name.lower()
     values = *run.image_shape, run.config.center_crop or 1.0, interpolation
@@ -64,11 +62,7 @@ def preprocessing_json(run: RestoredRun) -> str:
 def write_saved_model(
     path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
 ):
-    """Write a SavedModel with three signatures and PREPROCESSING_JSON:
-    "serving_default" takes images as `predict_fn`; "encoded_images" contents of image
-    files, strings [n], and also gives the likeliest "class"; "class_names" takes
-    nothing.
-    """
+    """Write a SavedModel with signatures for images, encoded images and class names."""
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
@@ -79,7 +73,7 @@ def write_saved_model(
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
         )
         results = predict(images)
-        # By HTTP TensorFlow Serving calls no signature without inputs.
+        # TensorFlow Serving's HTTP cannot call a signature without inputs.
         names = tf.gather(tf.constant(run.class_names), tf.argmax(results["logits"], 1))
         return results | {"class": names}
 
@@ -101,16 +95,13 @@ def decode_image(
     center_crop: float = 0.0,
     interpolation: str = "auto",
 ) -> tf.Tensor:
-    """Return the middle of an image, resized as by `towers.data.files.image`, from the
-    content of a PNG or JPEG file (of three channels also BMP and GIF); TensorFlow's
-    decoder ignores EXIF.
-    """
+    """Return the center of an encoded image, resized as by Pillow; EXIF is ignored."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
     scale = tf.reduce_max(size / stored) / (center_crop or 1)
     begins = (size - scale * stored) / 2
-    for axis in (1, 0):  # as Pillow: the rows are resized and rounded, then the columns
+    for axis in (1, 0):  # Pillow resizes and rounds the rows, then the columns
         is_axis = tf.one_hot(axis, 2)
         resized = tf.raw_ops.ScaleAndTranslate(
             images=image[tf.newaxis],
@@ -120,13 +111,13 @@ def decode_image(
             kernel_type="keyscubic" if interpolation == "bicubic" else "triangle",
             antialias=True,
         )
-        # Halves are rounded up, also where float32 has them a little too small.
+        # Halves are rounded up, also if float32 makes them slightly too small.
         image = tf.saturate_cast(tf.floor(resized[0] + 0.5001), tf.uint8)
     return tf.ensure_shape(image, image_shape)
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Write a .keras file from uint8 images to logits, with two more files."""
+    """Write a .keras file from uint8 images to logits, with two JSON files."""
     with_preprocessing(network, run).save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
@@ -140,19 +131,15 @@ def write_tflite(
     precision: str = "float32",
     calibration: np.ndarray | None = None,
 ):
-    """Write a .tflite file for LiteRT with the function of `predict_fn`. "float16"
-    stores parameters in 16 bits; "int8" quantizes activations by their ranges for
-    calibration images, uint8 [n, *run.image_shape]. LABELS and PREPROCESSING_JSON are
-    in a zip archive at the end, as TFLite Metadata has it.
-    """
+    """Write a .tflite file for LiteRT, with TFLite Metadata and attached files."""
     create_converter = tf.lite.TFLiteConverter.from_saved_model
-    # Only a SavedModel has signatures that the converter keeps.
+    # The converter keeps only the signatures of a SavedModel.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
-        # MediaPipe takes all outputs in one type.
+        # MediaPipe needs all outputs in one type.
         options = {"present_dtype": tf.float32}
         write_saved_model(pathlib.Path(source), network, run, **options)
         with quiet_imports(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own former parts
+            warnings.simplefilter("ignore")  # about its own deprecated parts
             converter = create_converter(source, [SERVING])
             if precision == "float16":
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -169,14 +156,14 @@ def write_tflite(
 
 
 def _quantized(converter, in_float32, calibration):
-    """Return int8 content; the preprocessing stays float32, for low contrast."""
+    """Return int8 content; the preprocessing stays float32 for low contrast."""
     tensors = tf.lite.Interpreter(model_content=in_float32).get_tensor_details()
     names = [tensor["name"] for tensor in tensors if PREPROCESSING in tensor["name"]]
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: (
         {"images": image[None]} for image in calibration
     )
-    # Nothing else in the converter's interface leaves operations unchanged.
+    # The converter has no other option that excludes operations.
     options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=names)
     debugger = tf.lite.experimental.QuantizationDebugger(
         converter=converter, debug_dataset=lambda: (), debug_options=options
@@ -189,7 +176,7 @@ def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     import onnx
     import tf2onnx
 
-    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # the comparison tells
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # the comparison suffices
     predict = predict_fn(network, run)
     model, _ = tf2onnx.convert.from_function(
         predict,
@@ -203,7 +190,7 @@ def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
 
 
 def _erfc(graph, node, name, args):
-    """1 - erf, which tf2onnx 1.17 lacks; TensorFlow's GELU is made of it."""
+    """Replace Erfc of TensorFlow's GELU, which tf2onnx 1.17 lacks, by 1 - Erf."""
     node.type = "Erf"
     one = graph.make_const(f"{name}_one", np.float32(1)).output[0]
     graph.insert_new_node_on_output(
@@ -212,18 +199,18 @@ def _erfc(graph, node, name, args):
 
 
 def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun):
-    """Write a `comparison.trained_network` under timm's names, in float32, with class
-    names and preprocessing in JSON. ConfigError if timm has no such network.
-    """
+    """Write parameters in timm's names, with class names and preprocessing in JSON."""
     model = run.config.model
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}
     if not tables or torch_names.missing_variables(tables[0], ours):
-        why = f"format=safetensors: timm has no network like model={model}"
-        raise ConfigError(f"{why}; choose another --format, such as keras")
+        raise ConfigError(
+            f"format=safetensors: timm has no network like model={model}; choose "
+            "another --format, such as keras"
+        )
     from safetensors.numpy import save_file
 
-    metadata = {
+    metadata: dict[str, object] = {
         "class_names": run.class_names,
         "input_size": run.input_shape,
         "mean": [value / 255 for value in run.mean],
@@ -231,8 +218,7 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     }
     augment = choices.find("augment", run.config.augment)
     if run.config.augment == "tutorial" or augment.is_in_a_file:
-        del metadata["mean"], metadata["std"]  # it standardizes otherwise
-    metadata = {name: json.dumps(x) for name, x in metadata.items()}
-    metadata["preprocessing"] = preprocessing_json(run)
-    tensors = torch_names.state_dict(trained, tables[0])
-    save_file(tensors, path, {"format": "pt"} | metadata)
+        del metadata["mean"], metadata["std"]  # images are standardized differently
+    texts = {name: json.dumps(x) for name, x in metadata.items()}
+    texts |= {"format": "pt", "preprocessing": preprocessing_json(run)}
+    save_file(torch_names.state_dict(trained, tables[0]), path, texts)

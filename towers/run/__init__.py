@@ -1,1 +1,1 @@
-"""A run: its folder, checkpoints, reports, periods and watchdog."""
+"""The folder of a run on disk: its checkpoints, progress, records and lock."""

@@ -1,10 +1,10 @@
 """One checkpoint: a folder of files, written, read and verified.
 
-tensors.index, tensors.data-*   the tensors of `Trainer.state`, by canonical name, each
-                                with a checksum, as TensorFlow's SaveV2 writes them
-trainer_state.json              `Progress`, config, dataset_info and teacher of the run,
-                                the step, the architecture (ordered name, shape, dtype
-                                of the tensors) and the versions that wrote it
+tensors.index, tensors.data-*   the tensors of `Trainer.state`, by canonical name, as
+                                TensorFlow's SaveV2 writes them, each with a checksum
+trainer_state.json              the run state: `Progress`, config, dataset_info, step,
+                                architecture (name, shape and dtype of the tensors, in
+                                order) and the versions that wrote it
 MANIFEST.json                   name, size and sha256 of each of the above
 """
 
@@ -26,14 +26,14 @@ import tensorflow as tf
 
 import towers
 from towers.config import parse_json
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, TowersError
 from towers.messages import one_line
 
 Tensors = Mapping[str, np.ndarray]
 
 
 class OtherVersionError(ValueError):
-    """Another version of towers wrote a checkpoint, which can read it."""
+    """A checkpoint in the format of another version of towers."""
 
 
 FORMAT = 3
@@ -42,17 +42,11 @@ _PREFIX = "tensors"
 _TENSOR_FILES = (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")
 _STATE = "trainer_state.json"
 _MANIFEST = "MANIFEST.json"
-# What reading a damaged checkpoint raises: TensorFlow an OpError (bare for a bad
-# index) or, for truncated data, an IndexError; JSON of another form the rest.
-_READ_ERRORS = (
-    *(tf.errors.OpError, OSError, IndexError, KeyError, TypeError, ValueError),
-    *(AttributeError, OverflowError, RecursionError),
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A saved state: tensors by canonical names, in order, and values for JSON."""
+    """A state to save: tensors by canonical name, in order, and values for JSON."""
 
     step: int
     tensors: Tensors
@@ -61,7 +55,7 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Snapshot):
-    """A verified checkpoint in a folder, with the versions that wrote it."""
+    """A verified checkpoint in a folder."""
 
     path: Path
 
@@ -70,13 +64,13 @@ def write(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint and read it back; CheckpointError if it differs."""
     tensors = snapshot.tensors
     os.mkdir(path)
-    added = {
+    state = {
+        **snapshot.run_state,
         "step": snapshot.step,
         "versions": versions(),
         "architecture": [(name, x.shape, x.dtype.name) for name, x in tensors.items()],
     }
-    state = json.dumps({**snapshot.run_state, **added}, indent=1)
-    (path / _STATE).write_text(state, encoding="utf-8")
+    (path / _STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
             prefix=str(path / _PREFIX),
@@ -97,15 +91,17 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 @contextlib.contextmanager
 def _damage_named(path):
-    """Converts errors of reading a checkpoint."""
+    """Convert errors of reading a checkpoint to a CheckpointError."""
     try:
         yield
-    except _READ_ERRORS as error:
+    except (MemoryError, TowersError):
+        raise
+    except Exception as error:  # TensorFlow and JSON raise many kinds for damaged files
         raise CheckpointError(f"{path}: {error_reason(error)}") from error
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads and verifies a folder; CheckpointError with the reason."""
+    """Read and verify a folder; raise CheckpointError with the reason."""
     with _damage_named(path):
         for name, entry in _manifest(path).items():
             _validate_file(path / name, entry)
@@ -116,7 +112,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def read_run_state(path: Path) -> dict[str, Any]:
-    """The trainer state alone, verified; CheckpointError with the reason."""
+    """Read and verify the run state alone; raise CheckpointError with the reason."""
     with _damage_named(path):
         _validate_file(path / _STATE, _manifest(path)[_STATE])
         state = _json(path / _STATE)
@@ -125,7 +121,7 @@ def read_run_state(path: Path) -> dict[str, Any]:
 
 
 def validate_sizes(path: Path, step: int) -> None:
-    """Raise CheckpointError if a folder lacks bytes, or holds another step."""
+    """Raise CheckpointError if a file has another size, or the step differs."""
     if read_run_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
     with _damage_named(path):
@@ -134,20 +130,21 @@ def validate_sizes(path: Path, step: int) -> None:
 
 
 def error_reason(error: Exception) -> str:
-    """One line for an error of Python or TensorFlow."""
+    """Return one line for an error of Python or TensorFlow."""
     if isinstance(error, OSError) and error.strerror and error.filename:
-        hint = "; give this user access to it" * isinstance(error, PermissionError)
+        is_denied = isinstance(error, PermissionError)
+        hint = "; give this user access to it" if is_denied else ""
         name = os.path.basename(error.filename)
         return one_line(f"{name}: {error.strerror}{hint}")
-    if isinstance(error, (IndexError, KeyError, TypeError, AttributeError)):
-        return one_line(repr(error))  # their messages alone say little
+    if isinstance(error, (LookupError, TypeError, AttributeError)):
+        return one_line(repr(error))  # the message alone lacks the kind of error
     # TensorFlow puts the node's name in front and sometimes a stack behind.
     return one_line(re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0])
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that train."""
+    """Return the versions of Python and of the packages that train."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -164,32 +161,30 @@ def _entry(path):
 
 
 def _read_tensors(path, names):
-    # RestoreV2 would make TensorFlow's devices, before a run has chosen its own.
+    # RestoreV2 would create TensorFlow's devices before the run has chosen its own.
     reader = tf.train.load_checkpoint(str(path / _PREFIX))
     return {name: np.asarray(reader.get_tensor(name)) for name in names}
 
 
 def _manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """Name -> entry of the files of a checkpoint, by its manifest."""
+    """Return the manifest of a checkpoint: file name -> entry."""
     manifest = _json(path / _MANIFEST)
     try:
-        if manifest["format"] != FORMAT:
-            raise OtherVersionError(
-                f"of format {manifest['format']!r}, and towers {towers.__version__} "
-                f"reads {FORMAT}; continue with the version that wrote it"
-            )
+        found = manifest["format"]
         entries = {entry["name"]: entry for entry in manifest["files"]}
-        if entries.keys() != {_STATE, *_TENSOR_FILES}:
-            raise ValueError(f"it lists {', '.join(entries) or 'no files'}")
-        return entries
-    except OtherVersionError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{_MANIFEST}: {error_reason(error)}") from error
+    if found != FORMAT:
+        raise OtherVersionError(
+            f"it has format {found!r}, towers {towers.__version__} reads {FORMAT}; "
+            "continue with the version that wrote it"
+        )
+    if entries.keys() != {_STATE, *_TENSOR_FILES}:
+        raise ValueError(f"{_MANIFEST}: lists {', '.join(entries) or 'no files'}")
+    return entries
 
 
 def _validate_file(path, entry):
-    """Compares a file with its entry in the manifest."""
     _validate_size(path, entry)
     digest = _entry(path)["sha256"]
     if digest != entry.get("sha256"):
@@ -206,7 +201,7 @@ def _validate_size(path, entry):
 
 def _step(state):
     if type(state["step"]) is not int:
-        raise ValueError(f"{_STATE}: its step is {state['step']!r}")
+        raise ValueError(f"{_STATE}: step is {state['step']!r}, should be an integer")
     return state["step"]
 
 

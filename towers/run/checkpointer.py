@@ -1,9 +1,8 @@
 """The checkpoints of a run: committed by a rename, verified before use.
 
-A checkpoint is a folder `step-00001200`, see `checkpoint`. It is written aside, read
-back, flushed and renamed: a folder with its final name and a manifest that holds *is*
-the commit, so a process may be killed at any moment. One process at a time may write to
-a folder (the run's lock sees to that); any may read.
+A checkpoint is a folder `step-00001200`, see `checkpoint`. It is written under another
+name, read back, flushed and renamed, so a process may be killed at any moment. Only the
+process that holds the run's lock writes; any process may read.
 """
 
 import errno
@@ -11,7 +10,7 @@ import numbers
 import os
 import re
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,22 +33,20 @@ from towers.run.checkpoint import (
 
 T = TypeVar("T")
 
-# After an error of the disk it is tried once more after this time.
+_NAME = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})")
+
+# Pause before the second attempt after an error of the disk.
 RETRY_SECS = 2.0
 
-# Causes that are no damage; their messages name the way out.
+# Errors that do not mean corruption; their messages already say what to do.
 _WITH_HINT = PermissionError, OtherVersionError
 
 
 class Checkpointer:
-    """Saves and restores the checkpoints of a run.
+    """The checkpoints of a run: the `keep` newest ones and the best one.
 
-    Args:
-        folder: of the checkpoints; the first save makes it.
-        log: takes a line for the user.
-        validate: checks the trainer state of one that is read; CheckpointError.
-        keep: number of the newest that are kept, besides the best one.
-        assert_same_folder: called before each commit and removal, see `Lock`.
+    `validate` raises CheckpointError for a checkpoint that the run cannot use;
+    `assert_same_folder` is called before each commit and removal, see `Lock`.
     """
 
     def __init__(
@@ -62,13 +59,10 @@ class Checkpointer:
     ):
         self._folder, self._keep, self._log = Path(folder), keep, log
         self._validate, self._assert_same_folder = validate, assert_same_folder
-        self._valid: dict[str, list] = {}  # name -> status of the files that were read
+        self._valid: dict[str, list] = {}  # name -> status of its verified files
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Write, read back and commit a checkpoint in place of any of its step, and
-        delete old ones. CheckpointError if that fails twice; earlier ones are
-        intact.
-        """
+        """Commit a checkpoint and delete old ones; CheckpointError on failure."""
         tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
         snapshot = Snapshot(snapshot.step, tensors, snapshot.run_state)
         path = _retry_once(self._log, self._save, snapshot)
@@ -81,7 +75,7 @@ class Checkpointer:
         try:
             self._assert_same_folder()
             self._folder.mkdir(exist_ok=True)
-            store.sync(self._folder.parent)  # a killed process may have made it
+            store.sync(self._folder.parent)  # a killed process may have created it
             with store.aside(final) as temporary:
                 write(temporary, snapshot)
                 self._assert_same_folder()
@@ -97,19 +91,13 @@ class Checkpointer:
         return final
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, valid or not, in increasing order."""
+        """Return the steps of all checkpoints, valid or not, in increasing order."""
         return sorted(step for step in self._listing().values() if step >= 0)
 
     def read(self, step: int | str = "last") -> Checkpoint | None:
-        """Reads and verifies the checkpoint of a step, the "last" valid one, or the
-        "best", which is the last one of a run without held-out images. Logs each that
-        is rejected with its reason and goes on to the one before.
-
-        None where there is no `step-*` at all. CheckpointError, with reasons, where
-        there is none of this step, or none valid.
-        """
+        """Return the valid checkpoint of a step, the "best" or the "last"."""
         is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
-        if not ((is_number and step >= 0) or step in ("best", "last")):
+        if step not in ("best", "last") and not (is_number and int(step) >= 0):
             raise ConfigError(f"step={step!r}: should be a number, 'best' or 'last'")
         if step == "best":
             if best := self.best_step(self._log):
@@ -127,8 +115,8 @@ class Checkpointer:
 
     def _newest(self, known: Mapping[str, list] = {}) -> Checkpoint | None:
         rejections: dict[str, CheckpointError] = {}
-        # Listed again after each rejection: next to a training run, the checkpoint that
-        # was being read may have been deleted meanwhile and a newer one committed.
+        # List again after each rejection: a training run may have deleted the one that
+        # was being read and committed a newer one.
         while untried := self._listing(without=rejections):
             name = max(untried, key=untried.__getitem__)
             path = self._folder / name
@@ -165,13 +153,9 @@ class Checkpointer:
     def stored(
         self, key: str, parse: Callable[[Any], T], step: int | str = "last"
     ) -> T | None:
-        """A value of the newest checkpoint whose trainer state is valid, or None; the
-        tensors are not read. `parse` raises ConfigError where the state holds no such
-        value; the checkpoint of `step`, or the "best", is tried first.
-        """
-        if step == "best":
-            step = self.best_step()
-        for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):
+        """Return a value of the run state of `step`, or of the newest valid one."""
+        first = self.best_step() if step == "best" else step
+        for candidate in sorted(self.steps(), key=lambda x: (x != first, -x)):
             try:
                 return parse(read_run_state(self._path(candidate))[key])
             except (CheckpointError, ConfigError, KeyError):
@@ -179,15 +163,15 @@ class Checkpointer:
         return None
 
     def recover(self) -> None:
-        """Name a checkpoint again that an interrupted save was replacing."""
+        """Restore the name of a checkpoint that an interrupted save was replacing."""
         store.recover(self._folder)
 
     def remove_leftovers(self) -> None:
-        """Removes what interrupted saves left (`.tmp-*`) and logs its size."""
+        """Remove `.tmp-*` folders of interrupted saves and log their size."""
         store.remove_leftovers(self._folder.glob(".tmp-*"), "save", self._log)
 
     def _remove_old(self, best_step):
-        """Delete all but the newest whole checkpoints, and the best one."""
+        """Delete all checkpoints but the newest complete ones and the best one."""
         num_valid = 0
         for step in reversed(self.steps()):
             path = self._path(step)
@@ -218,27 +202,27 @@ class Checkpointer:
     def _path(self, step):
         return self._folder / folder_name(step)
 
-    def _listing(self, without: Container[str] = ()) -> dict[str, int]:
-        """Name -> step of everything named `step-*`; -1 for a name of another form."""
+    def _listing(self, without: Iterable[str] = ()) -> dict[str, int]:
+        """Return name -> step of everything named `step-*`; -1 for other forms."""
         try:
-            names = [name for name in os.listdir(self._folder) if name[:5] == "step-"]
+            names = {x for x in os.listdir(self._folder) if x.startswith("step-")}
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise CheckpointError(f"cannot list {self._folder}: {error}") from error
-        steps = {n: int(n[5:]) if re.fullmatch("[0-9]+", n[5:]) else -1 for n in names}
-        # With more zeros it would be a second name of the same step.
-        steps = {n: s if n == self._path(s).name else -1 for n, s in steps.items()}
-        return {n: s for n, s in steps.items() if n not in without}
+        return {
+            name: int(name[5:]) if _NAME.fullmatch(name) else -1
+            for name in names.difference(without)
+        }
 
 
 def folder_name(step: int) -> str:
-    """Name of the folder of a step's checkpoint."""
+    """Return the name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def _retry_once(log, action, argument, is_retried=lambda error: True):
-    """The result of an action, which is tried once more after some CheckpointErrors."""
+    """Return the result of an action, repeated once after some CheckpointErrors."""
     try:
         return action(argument)
     except CheckpointError as error:
@@ -250,13 +234,13 @@ def _retry_once(log, action, argument, is_retried=lambda error: True):
 
 
 def _is_transient(error):
-    """True if a later read may succeed: an error of a disk or a network file system."""
+    """Return whether a later read may succeed, as on a network file system."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.ESTALE)
 
 
 def _status(path: Path) -> list[tuple[str, int, int, int]]:
-    """Names, inodes, sizes and times of the files of a checkpoint; none is read."""
+    """Return names, inodes, sizes and times of the files, without reading them."""
     try:
         stats = [(each.name, each.lstat()) for each in (path, *sorted(path.iterdir()))]
     except OSError:

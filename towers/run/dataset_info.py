@@ -1,7 +1,7 @@
 """Classes and preprocessing of the data set that a network was trained on.
 
-A checkpoint has it in its trainer state, a run's folder in `dataset_info.json`, so that
-the network can be used without the images that it was trained on.
+They are stored in checkpoints and in `dataset_info.json`, so that the network can be
+used without its training images.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
 from towers.messages import shown
 
-# Moments that differ by less are of the same images, counted by another version.
+# Moments of the same images differ by less between versions.
 _TOLERANCE = 1e-4
 
 
@@ -24,15 +24,13 @@ class DatasetInfo:
     """Classes and preprocessing of a data set.
 
     Attributes:
-        class_names: in the order of the logits.
-        image_shape: height, width, channels of its uint8 images, before augmentation.
-        mean, std: mean and standard deviation by which images are standardized,
-            per channel, in units of 0..255.
-        num_train: training images; None without them, as in an evaluation.
-        checksum: of the training images' labels or names, see `sources.checksum`; None
-            where it is not known.
-        multi_label: whether an image may have several labels, or none.
-        inventory: how the data were read, the lines of the start banner.
+        class_names: In the order of the logits.
+        image_shape: Height, width, channels of its uint8 images, before augmentation.
+        mean, std: Mean and standard deviation per channel, in units of 0..255.
+        num_train: Number of training images; None in an evaluation.
+        checksum: Of the training labels or file names, see `sources.checksum`.
+        multi_label: Whether an image may have several labels, or none.
+        inventory: Lines of the start banner about how the data was read.
     """
 
     name: str
@@ -47,10 +45,12 @@ class DatasetInfo:
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
+        """Describe a data set."""
+        height, width, channels = map(int, data.image_shape)
         return cls(
             name=data.name,
             class_names=tuple(map(str, data.class_names)),
-            image_shape=tuple(map(int, data.image_shape)),
+            image_shape=(height, width, channels),
             mean=tuple(map(float, data.mean)),
             std=tuple(map(float, data.std)),
             num_train=None if data.train is None else data.train.num_examples,
@@ -61,32 +61,33 @@ class DatasetInfo:
 
     @classmethod
     def from_values(cls, values: Any) -> "DatasetInfo":
-        """Creates the object from stored values; ConfigError where they are no such."""
+        """Read stored values; raise ConfigError if they are invalid."""
         try:
             own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-2]}
-            own["multi_label"] = values.get("multi_label", False)  # 0.1.0 has none
-            own["inventory"] = values.get("inventory", ())  # nor this
+            # Version 0.1.0 stores neither of these.
+            own["multi_label"] = values.get("multi_label", False)
+            own["inventory"] = values.get("inventory", ())
             for name in ("class_names", "image_shape", "mean", "std", "inventory"):
                 own[name] = tuple(own[name])
             return cls(**own)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ConfigError(f"no description of a data set: {error!r}") from None
+            raise ConfigError(f"not a description of a data set: {error!r}") from None
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
-        """Reads a stored `dataset_info.json`; raises ConfigError as `from_values`."""
+        """Read a stored `dataset_info.json`; raise ConfigError if it is invalid."""
         try:
             return cls.from_values(parse_json(content))
         except ValueError as error:
             raise ConfigError(f"not a dataset_info.json: {error}") from None
 
     def to_json(self) -> str:
+        """Return the content of `dataset_info.json`."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def preprocessing_of_run(self, data: DataSet) -> DataSet:
         """Return the data set with the moments of the run, or raise a ConfigError."""
-        differing = self._difference(DatasetInfo.of(data))
-        if differing:
+        if differing := self._difference(DatasetInfo.of(data)):
             raise ConfigError(f"not the data set of the run: {differing}")
         return dataclasses.replace(data, mean=self.mean, std=self.std)
 
@@ -98,8 +99,8 @@ class DatasetInfo:
         theirs = np.array([other.mean, other.std])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
             differing = (
-                "mean and standard deviation by which images are standardized were "
-                f"{moments.round(2).tolist()} and are {theirs.round(2).tolist()}"
+                f"mean and standard deviation were {moments.round(2).tolist()} and are "
+                f"{theirs.round(2).tolist()}"
             )
         if differing:
             raise ConfigError(
@@ -112,27 +113,25 @@ class DatasetInfo:
         if self.num_train != other.num_train:
             return (
                 f"it had {self.num_train:,} training images and has "
-                f"{other.num_train:,}, so their order is another one"
+                f"{other.num_train:,}, so their order differs"
             )
-        if None not in (self.checksum, other.checksum):
-            if self.checksum != other.checksum:
-                return "labels or names of its training images, or their order, differ"
+        sums = self.checksum, other.checksum
+        if None not in sums and self.checksum != other.checksum:
+            return "labels or names of its training images, or their order, differ"
         return ""
 
     def _difference(self, other):
-        """Describes the first difference in classes or shape; empty without one."""
         if self.image_shape != other.image_shape:
             ours, theirs = ("x".join(map(str, x.image_shape)) for x in (self, other))
             return f"its images were {ours} and are {theirs}"
         return self.class_difference(other)
 
     def class_difference(self, other: "DatasetInfo") -> str:
-        """Describes the first difference in classes; empty without one."""
+        """Describe the first difference in classes; empty if none."""
         if self.multi_label != other.multi_label:
-            kinds = ("one label an image", "label sets")
-            return (
-                f"it had {kinds[self.multi_label]} and has {kinds[other.multi_label]}"
-            )
+            kinds = {False: "one label per image", True: "label sets"}
+            before, now = kinds[self.multi_label], kinds[other.multi_label]
+            return f"it had {before} and has {now}"
         ours, theirs = self.class_names, other.class_names
         if len(ours) != len(theirs):
             return f"it had {len(ours)} classes and has {len(theirs)}"

@@ -1,4 +1,4 @@
-"""The progress and the speed of a run, which a checkpoint stores with the tensors."""
+"""The progress and speed of a run; checkpoints store them."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Lap(NamedTuple):
-    """Steps per second, and the share of their time spent waiting for batches."""
+    """Steps per second, and the percentage of time spent waiting for batches."""
 
     steps_per_sec: float
     input_wait_percent: float
@@ -17,7 +17,7 @@ class Lap(NamedTuple):
 
 @dataclasses.dataclass
 class _Total:
-    """The number of steps, or of evaluations, and their seconds."""
+    """A number of steps or evaluations, and their seconds."""
 
     count: int = 0
     secs: float = 0.0
@@ -32,26 +32,24 @@ class _Total:
 
 @dataclasses.dataclass
 class Stopwatch:
-    """Time spent in training steps, over every start of the run; the first call of a
-    start or phase compiles the step, and counts as `start_secs`.
-    """
+    """Time of the training steps over all starts of a run."""
 
     train_secs: float = 0.0
     timed_steps: int = 0
     timed_secs: float = 0.0
-    start_secs: float = 0.0
+    start_secs: float = 0.0  # of first calls, which compile the step
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._is_warm = False
-        self._phase = _Total()  # of its timed steps
+        self._phase = _Total()  # timed steps of this phase
         self._since_lap, self._wait_secs_since_lap = _Total(), 0.0
         self._last_lap: Lap | None = None
-        # Of this start; for the time left.
+        # Evaluations and pauses of this start, to estimate the time left.
         self._evaluations, self._pauses = _Total(), _Total()
         self._evaluation_secs_since_add = 0.0
 
     def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
-        """Adds a call, whose time includes the wait for batches."""
+        """Add a call; its time includes the wait for batches."""
         self.train_secs += secs
         self._evaluation_secs_since_add = 0.0
         if not self._is_warm:
@@ -69,7 +67,7 @@ class Stopwatch:
         self._pauses.add(num_steps, secs - self._evaluation_secs_since_add)
 
     def add_evaluation(self, secs: float) -> None:
-        """Adds the time of an evaluation."""
+        """Add the time of an evaluation."""
         self._evaluations.add(1, secs)
         self._evaluation_secs_since_add += secs
 
@@ -81,22 +79,22 @@ class Stopwatch:
         return num_steps * secs_per_step + num_evaluations * self._evaluations.mean()
 
     def begin_phase(self) -> None:
-        """The next steps are compiled apart and have another speed."""
+        """Begin a phase, which is compiled separately and has another speed."""
         self._is_warm = False
         self._phase = _Total()
 
     def lap(self) -> Lap | None:
-        """The speed since the last lap; None until a step was timed."""
+        """End a lap; return its speed, or None before the first timed step."""
         self._last_lap = self.speed()
         self._since_lap, self._wait_secs_since_lap = _Total(), 0.0
         return self._last_lap
 
     def speed(self) -> Lap | None:
-        """As `lap`, without ending the lap."""
+        """Return the speed since the last lap, or None before the first timed step."""
         lap = self._since_lap
         if not lap.secs:
             return self._last_lap
-        # The wait is measured by another clock, which may be adjusted meanwhile.
+        # The wait is measured by another clock, which may be adjusted in between.
         waited = min(max(self._wait_secs_since_lap / lap.secs, 0.0), 1.0)
         return Lap(lap.count / lap.secs, 100 * waited)
 
@@ -109,7 +107,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class RunningMean:
-    """Sums over the steps of an epoch that have a finite loss."""
+    """Sums over the steps of an epoch with a finite loss."""
 
     epoch: int = 0
     num_steps: float = 0.0
@@ -117,7 +115,7 @@ class RunningMean:
     correct_sum: float = 0.0
 
     def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
-        """Add sums of losses and hits, and the number of steps, of an epoch."""
+        """Add an epoch's sums of losses and correct predictions and number of steps."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0.0
             self.loss_sum = self.correct_sum = 0.0
@@ -127,7 +125,7 @@ class RunningMean:
         self.correct_sum += correct_sum
 
     def means(self, images_per_step: int) -> tuple[float, float] | None:
-        """Loss and accuracy; None before the first step of the epoch."""
+        """Return loss and accuracy; None before the first step of the epoch."""
         if not self.num_steps:
             return None
         num_images = self.num_steps * images_per_step
@@ -136,30 +134,18 @@ class RunningMean:
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of a run.
-
-    Attributes:
-        step: steps taken.
-        best: "step", "accuracy", "loss", "score" and "best_by" of the best evaluation
-            on held-out images, see `add_evaluation`.
-        improved_score: of the last evaluation that was better than one before by more
-            than `min_delta`.
-        num_worse: evaluations since then.
-        num_plateaus: how often the plateau schedule has lowered the rate.
-        open_record: metrics of the last step until it is evaluated and written. A run
-            that was stopped before that begins with the evaluation.
-        accuracy: of the last evaluation; None before the first one.
-        means: of the loss and accuracy over the epoch.
-        stopwatch: of the training steps.
-    """
+    """The progress of a run."""
 
     step: int = 0
+    # Step, accuracy, loss, score and best_by of the best evaluation on held-out images.
     best: dict[str, Any] | None = None
-    improved_score: float | None = None
-    num_worse: int = 0
-    num_plateaus: int = 0
+    improved_score: float | None = None  # of the last improvement beyond `min_delta`
+    num_worse: int = 0  # evaluations since then
+    num_plateaus: int = 0  # how often the plateau schedule has lowered the rate
+    # Metrics of the last step until it is evaluated and written. A run that was stopped
+    # before that begins with the evaluation.
     open_record: dict[str, Any] | None = None
-    accuracy: float | None = None
+    accuracy: float | None = None  # of the last evaluation
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
@@ -171,46 +157,48 @@ class Progress:
         best_by: str = "accuracy",
         min_delta: float = 0.0,
     ) -> bool:
-        """Add an evaluation on held-out images; return whether it is the best so far.
-        After another `best_by` only accuracy and loss compare with the former best. An
-        improvement of more than `min_delta` begins `num_worse` anew.
-        """
-        loss, score = (x if abs(x) < 2**63 else None for x in (loss, score))
-        figures = {"accuracy": accuracy, "loss": loss, "score": score}
-        evaluation = {"step": self.step, **figures, "best_by": best_by}
+        """Add an evaluation on held-out images; return whether it is the best."""
+        evaluation: dict[str, Any] = {
+            "step": self.step,
+            "accuracy": accuracy,
+            "loss": loss if abs(loss) < 2**63 else None,
+            "score": score if abs(score) < 2**63 else None,
+            "best_by": best_by,
+        }
+        # After a change of `best_by` only accuracy and loss are comparable.
         if self.best is not None and self.best["best_by"] != best_by:
             lowest = self.best["loss"]
             scores = {"accuracy": self.best["accuracy"], "loss": lowest and -lowest}
             before = {**self.best, "score": scores.get(best_by), "best_by": best_by}
             self.best = before if best_by in scores else None
-            self.improved_score = self.best and self.best["score"]
-        is_best = is_better(evaluation, self.best)
-        is_improved = is_best
-        if min_delta and None not in (score, self.improved_score):
-            is_improved = score > self.improved_score + min_delta
+            self.improved_score = before["score"] if best_by in scores else None
+        is_best = is_improved = is_better(evaluation, self.best)
+        former = self.improved_score
+        if min_delta and None not in (evaluation["score"], former):
+            is_improved = score > (former or 0.0) + min_delta
         if is_best:
             self.best = evaluation
         if is_improved:
-            self.num_worse, self.improved_score = 0, score
+            self.num_worse, self.improved_score = 0, evaluation["score"]
         else:
             self.num_worse += 1
         return is_best
 
     def to_json(self) -> dict[str, Any]:
-        """The values as JSON holds them; floats keep all their bits."""
+        """Return the values for JSON; floats keep all their bits."""
         values = dataclasses.asdict(self)
         return values | {"open_record": self.open_record and as_lists(self.open_record)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":
-        """The progress of `to_json`; other values are ignored."""
+        """Read the values of `to_json`; others are ignored."""
         own = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         means, stopwatch = RunningMean(**own["means"]), Stopwatch(**own["stopwatch"])
         return cls(**own | {"means": means, "stopwatch": stopwatch})
 
 
 def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
-    """Return whether an evaluation is the best: by score, loss, accuracy."""
+    """Return whether an evaluation is better, by score, then loss, then accuracy."""
 
     def key(x):
         score = -math.inf if x["score"] is None else x["score"]
@@ -221,5 +209,5 @@ def is_better(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None) -> 
 
 
 def as_lists(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON takes it; floats keep all their bits."""
+    """Return a record for JSON; floats keep all their bits."""
     return {name: np.asarray(value).tolist() for name, value in record.items()}

@@ -1,8 +1,8 @@
-"""Reports of a run while it trains: TensorBoard, small files, and `metrics.jsonl`, one
-JSON object a line, with strictly increasing "step".
+"""Reports of a run: TensorBoard, small files, and `metrics.jsonl`.
 
-A report that cannot be written, as on a full disk, does not end a training. One warning
-says so; the next report is tried again.
+`metrics.jsonl` has one JSON object per line, with strictly increasing "step". A report
+that cannot be written, as on a full disk, does not end a training: one warning says so,
+and the next report is tried again.
 """
 
 import functools
@@ -29,24 +29,21 @@ _BOARD, _METRICS = "TensorBoard", "metrics.jsonl"
 class Reports:
     """The reports of a run; a context manager.
 
-    Args:
-        folder: of the run.
-        writer: of its curves on the board, "train" or "eval".
-        check: called before each report; where it raises a RunFolderError, another
-            folder stands in the place of the run's, and nothing is written there.
+    `check` raises RunFolderError if another folder has taken the place of the run's.
     """
+
+    metrics: "MetricsFile"
 
     def __init__(
         self, folder: RunFolder, writer: str, check: Callable[[], None] = lambda: None
     ):
-        self._folder, self._check = folder, check
-        self._first_step = lambda writer: None
+        self._folder, self._check, self._writer = folder, check, writer
+        self._first_step: Callable[[str], int | None] = lambda writer: None
         self._board = functools.cache(
             lambda writer: Board(folder.tensorboard, writer, self._first_step(writer))
         )
-        self._writer = writer
-        self._num_failed = {}  # name -> number of reports since the last success
-        self.metrics: MetricsFile | None = None
+        # Name of a report -> number of failures since the last success.
+        self._num_failed: dict[str, int] = {}
 
     def open_metrics(self, resume_step: int, step: int) -> None:
         """Continue `metrics.jsonl`, see `MetricsFile`, and the curves at a step."""
@@ -57,48 +54,50 @@ class Reports:
         self.attempt(_METRICS, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
-        """A line of `metrics.jsonl`."""
+        """Write a line of `metrics.jsonl`."""
         self.metrics.append(record)
         self.attempt(_METRICS, self.metrics.flush)
 
     def scalars(
         self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
     ) -> None:
-        """Draw curves, see `Board`; metrics in _ema have a writer of their own."""
-        writer, raw, ema = writer or self._writer, {}, {}
-        for name, value in values.items():
-            kind = ema if name.endswith("_ema") else raw
-            kind[name.removesuffix("_ema")] = value
-        if raw:
-            self.on_board(lambda board: board.scalars(step, raw), writer)
-        if ema:
-            self.on_board(lambda board: board.scalars(step, ema), f"{writer}_ema")
+        """Draw curves, see `Board`; metrics that end in _ema have their own writer."""
+        writer = writer or self._writer
+        for suffix in ("", "_ema"):
+            curves = {
+                name.removesuffix("_ema"): value
+                for name, value in values.items()
+                if name.endswith("_ema") == bool(suffix)
+            }
+            if curves:
+                draw = functools.partial(Board.scalars, step=step, values=curves)
+                self.on_board(draw, writer + suffix)
 
     def on_board(self, write: Callable[[Board], None], writer: str = "") -> None:
-        """Writes on the board of a writer, by default the run's."""
+        """Write on the board of a writer, by default the run's."""
         board = self._board(writer or self._writer)
         self.attempt(_BOARD, lambda: write(board))
 
     def file(self, path: pathlib.Path, text: str) -> bool:
-        """Writes a small file; returns whether it was written."""
+        """Write a small file; return whether it was written."""
         return self.attempt(path.name, lambda: store.write_aside(path, text))
 
     def sync(self) -> None:
-        """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
+        """Flush `metrics.jsonl` to the disk, before a checkpoint is committed."""
         self.attempt(_METRICS, self.metrics.sync)
 
     def records(self) -> list[Mapping[str, Any]]:
-        """All records of `metrics.jsonl`, as far as it can be read."""
+        """Return all readable records of `metrics.jsonl`."""
         return self.metrics.records()
 
     def __enter__(self) -> "Reports":
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        """Tries once more to write the queue, and says what is missing."""
-        if isinstance(error, StuckError):  # perhaps it is the disk that hangs
+        """Write the queue if possible, and log what is missing."""
+        if isinstance(error, StuckError):  # the disk may hang
             return
-        if self.metrics is not None:
+        if hasattr(self, "metrics"):
             self.sync()
         for name, count in sorted(self._num_failed.items()):
             console.warn(f"{count} report(s) in {name} were not written and are lost")
@@ -106,7 +105,7 @@ class Reports:
     def attempt(
         self, name: str, write: Callable[[], None], errors: type[Exception] = OSError
     ) -> bool:
-        """Call `write`; say when it begins to fail or succeed; return if it did."""
+        """Call `write`, log its first failure and success; return if it succeeded."""
         is_queued = name == _METRICS
         try:
             self._check()
@@ -117,18 +116,14 @@ class Reports:
             if name not in self._num_failed:
                 space = store.free_space(self._folder.path)
                 reason = one_line(getattr(error, "strerror", None) or error, 200)
-                where = f"{space} in {self._folder.path}"
-                console.warn(f"{name} cannot be written: {reason} ({where})")
-            num_failed = self._num_failed.get(name, 0) + 1
-            self._num_failed[name] = (
-                len(self.metrics.queue) if is_queued else num_failed
-            )
+                place = f"{space} in {self._folder.path}"
+                console.warn(f"{name} cannot be written: {reason} ({place})")
+            count = self._num_failed.get(name, 0) + 1
+            self._num_failed[name] = len(self.metrics.queue) if is_queued else count
             return False
-        if num_failed := self._num_failed.pop(name, 0):
+        if count := self._num_failed.pop(name, 0):
             now = "written now" if is_queued else "lost"
-            console.line(
-                f"{name} can be written again; {num_failed} report(s) are {now}"
-            )
+            console.line(f"{name} can be written again; {count} report(s) are {now}")
         return True
 
 
@@ -143,28 +138,26 @@ class NoReports(Reports):
 
     record = on_board = attempt = __exit__ = _do_nothing
 
-    def records(self):
+    def records(self) -> list[Mapping[str, Any]]:
+        """Return no records."""
         return []
 
 
 class MetricsFile:
-    """The file of a run that trains, without the steps after `resume_step`, which are
-    taken again. Records that cannot be written wait in a queue for the next ones. One
-    thread may append while another one syncs.
-    """
+    """`metrics.jsonl`, with a queue of records that could not be written."""
 
     def __init__(self, path: pathlib.Path, resume_step: int):
         self._path, self._lock = path, threading.RLock()
         self.queue, self._is_damaged = read_metrics(path, resume_step)
-        self._is_new = True  # the file is to be written as a whole
+        self._is_new = True  # the first flush writes the whole file
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Adds a record to the queue."""
+        """Add a record to the queue."""
         with self._lock:
             self.queue.append(_plain(record))
 
     def flush(self) -> None:
-        """Appends the queue to the file. OSError where it stays in the queue."""
+        """Append the queue to the file; after an OSError it stays in the queue."""
         with self._lock:
             if self._is_damaged:
                 self._move_aside()
@@ -176,7 +169,7 @@ class MetricsFile:
             self.queue, self._is_new = [], False
 
     def sync(self) -> None:
-        """Flush the queue and the file to the disk; others may append meanwhile."""
+        """Flush the queue and the file to the disk."""
         self.flush()
         store.sync(self._path)
 
@@ -185,12 +178,12 @@ class MetricsFile:
         os.rename(self._path, aside)
         self._is_damaged = False
         console.warn(
-            f"{self._path} has lines that are no records of increasing steps; it is "
+            f"{self._path} has lines that are not records of increasing steps; it is "
             f"kept as {aside.name}, and its other lines are taken over"
         )
 
     def records(self) -> list[Mapping[str, Any]]:
-        """All records, as far as the file can be read."""
+        """Return all readable records."""
         with self._lock:
             read = [] if self._is_new else read_metrics(self._path)[0]
             return [*read, *self.queue]
@@ -200,7 +193,8 @@ def read_metrics(
     path: pathlib.Path, last_step: float = math.inf
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the records of a file up to a step, and whether it is damaged."""
-    records, is_damaged = [], False
+    records: list[dict[str, Any]] = []
+    is_damaged = False
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -215,13 +209,13 @@ def read_metrics(
                     is_damaged = True
     except FileNotFoundError:
         return [], False
-    except OSError:  # also of the disk, anywhere in the file
+    except OSError:
         return records, True
     return records, is_damaged
 
 
 def _parsed(line):
-    """The object of a line; None if it is no object with a step, which is an int64."""
+    """Return the object of a line, or None if it lacks a "step" of at most 64 bits."""
     try:
         record = parse_json(line.decode("utf-8"))
     except ValueError:
@@ -231,12 +225,11 @@ def _parsed(line):
 
 
 def _plain(value):
-    """The value as JSON holds it, which has only finite numbers."""
+    """Return a value for JSON, with None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    is_number = isinstance(value, float)
-    return None if is_number and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,4 @@
-"""Preprocessing of the images of a new run: the resize filter, the crop of evaluations,
-and the mean and standard deviation that standardize them.
-"""
+"""Preprocessing that trained weights bring: resize filter, crop, mean and std."""
 
 import dataclasses
 import os
@@ -29,9 +27,7 @@ from towers.run.stored_config import (
 
 
 def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
-    """Return the config with the interpolation and center_crop of the weights, or the
-    checkpoint, where it leaves them open.
-    """
+    """Fill in interpolation and center_crop from the checkpoint or the weights."""
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:
@@ -47,16 +43,11 @@ def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Con
         )
     else:
         return config
-    is_cropped = config.image_size or source.center_crop in (0, 1)
-    left = ("interpolation", *("center_crop",) * bool(is_cropped))
-    return dataclasses.replace(
-        config,
-        **{
-            name: getattr(source, name)
-            for name in left
-            if getattr(config, name) == FIELDS[name].default
-        },
-    )
+    names = ["interpolation"]
+    if config.image_size or source.center_crop in (0, 1):
+        names.append("center_crop")
+    unset = [x for x in names if getattr(config, x) == FIELDS[x].default]
+    return dataclasses.replace(config, **{x: getattr(source, x) for x in unset})
 
 
 def _reads_files(config):
@@ -70,10 +61,7 @@ def standardize(
     model: keras.Model,
     continued: DatasetInfo | None = None,
 ) -> DataSet:
-    """Returns the data set with the moments that the option standardize means, reported
-    in a line unless they are computed from its training images. A checkpoint from which
-    a run goes on (`continued`) may have started from weights that are gone.
-    """
+    """Return the data set with the moments that standardize selects."""
     moments, origin = _moments(config, data_set.image_shape[-1], model, continued)
     if moments is None:
         return data_set
@@ -86,7 +74,7 @@ def standardize(
 
 
 def _moments(config, channels, model, continued):
-    """The moments and their origin; None for the training images' moments."""
+    """Return moments and their origin; None for those of the training images."""
     choice, path = config.choice_of("model"), os.path.expanduser(config.init_from)
     if moments := parse_standardization(config.standardize):
         return in_pixels(moments, channels), f"standardize={config.standardize}"

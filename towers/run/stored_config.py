@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
-# Of a prediction: the activations of more do not fit into the caches of a processor.
+# Larger batches do not fit into the CPU caches.
 PREDICTION_BATCH_SIZE = 64
 
 
 def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
-    """Return the Config of the run in a folder, or raise a ConfigError. The checkpoint
-    of the step, or else the newest, decides about options that change the mathematics,
-    config.json about the others.
+    """Return the Config of the run in a folder, or raise a ConfigError.
+
+    The checkpoint of the step, or else the newest, has the options that change the
+    mathematics, config.json the others.
     """
     trained = _stored(folder, "config", from_values, step)
     config = trained or _config_of_file(folder)
     if trained is not None:
-        # Missing, damaged, or it contradicts the checkpoint.
+        # The file may be missing or damaged, or contradict the checkpoint.
         with contextlib.suppress(ConfigError):
             stored = _config_of_file(folder)
             changed = changed_mathematics(stored, trained)
@@ -47,9 +47,7 @@ def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
 def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
-    """Return classes and preprocessing of a run's data set, of the checkpoint of a
-    step, a newer one or the file; None without, ConfigError if it is damaged.
-    """
+    """Return a run's data set from the checkpoint of a step, another, or the file."""
     with quiet_imports():  # of TensorFlow
         from towers.run.dataset_info import DatasetInfo
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
@@ -67,7 +65,7 @@ def stored_dataset_info(
 def _stored(
     folder: RunFolder, key: str, parse: Callable[[Any], T], step: int | str = "last"
 ) -> T | None:
-    """`Checkpointer.stored`; without TensorFlow where there are no checkpoints."""
+    """Call `Checkpointer.stored`; import TensorFlow only if there are checkpoints."""
     if not os.path.isdir(folder.checkpoints):
         return None
     with quiet_imports():  # of TensorFlow
@@ -83,7 +81,7 @@ def _config_of_file(folder):
         raise ConfigError(f"{folder.config}: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
-            f"{folder.path} holds no run: there is no {folder.config.name} in it; give "
+            f"{folder.path} holds no run: {folder.config.name} is missing; give "
             "the folder of a run as --workdir"
         ) from None
     except OSError as error:
@@ -95,10 +93,7 @@ def config_to_continue(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Config | None:
-    """The stored Config of the run in a folder, on which a command without --config
-    stands; None where the folder holds no run, or with `overwrite` one that cannot be
-    read. `say` takes a line before TensorFlow is imported to read a checkpoint.
-    """
+    """Return the Config of the run in a folder; None if it has none to continue."""
     folder = RunFolder(workdir)
     if os.path.isdir(folder.checkpoints):
         say(f"reading the run in {folder.path}")
@@ -116,7 +111,7 @@ def evaluation_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
     """Return the stored Config with the settings of an evaluation, and changes."""
-    settings = {
+    settings: dict[str, Any] = {
         "device": "auto",
         "device_order": "",
         "parameter_device": "cpu",
@@ -126,15 +121,14 @@ def evaluation_config(
         "repeats": 1,
     }
     config = dataclasses.replace(stored_config(folder, step), **settings | changes)
-    if "num_towers" in changes or config.devices_per_network == 1:
-        return config
-    # One group.
-    return dataclasses.replace(config, num_towers=config.devices_per_network)
+    if "num_towers" not in changes and config.devices_per_network > 1:
+        return dataclasses.replace(config, num_towers=config.devices_per_network)
+    return config
 
 
 def prediction_config(
     folder: RunFolder, step: int | str = "last", **changes: Any
 ) -> Config:
     """Return `evaluation_config` for predictions, a whole network per device."""
-    settings = {"group_size": 1, "batch_size": PREDICTION_BATCH_SIZE}
-    return evaluation_config(folder, step, **settings | changes)
+    changes = {"group_size": 1, "batch_size": PREDICTION_BATCH_SIZE, **changes}
+    return evaluation_config(folder, step, **changes)

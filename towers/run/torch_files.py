@@ -1,9 +1,8 @@
-"""Tensors in files of PyTorch (.pth, .pt, .bin) and of safetensors.
+"""Tensors in files of PyTorch (.pth, .pt, .bin) and safetensors.
 
-A file of `torch.save` is a zip archive of a pickle and of the bytes of each storage;
-before PyTorch 1.6 these follow one another. Here the opcodes of the pickle are
-interpreted, without `pickle`: a global is a name and nothing else, and the names below
-are all that can be called. A file with another one is refused by that name.
+A file of `torch.save` is a zip archive of a pickle and the bytes of each storage, or in
+PyTorch before 1.6 their concatenation. The opcodes of the pickle are interpreted here,
+without `pickle`: only the functions in CALLED can be called.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
-# Their types of storages.
+# NumPy types of PyTorch's storages.
 DTYPES = {
     "torch.DoubleStorage": np.float64,
     "torch.FloatStorage": np.float32,
@@ -34,51 +33,45 @@ DTYPES = {
     "torch.ByteStorage": np.uint8,
     "torch.BoolStorage": np.bool_,
 }
-# Of files of safetensors; others have factors in further tensors.
-SAFETENSORS_DTYPES = (
-    *("F64", "F32", "F16", "BF16", "BOOL"),
-    *("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"),
-)
+# Types in safetensors files that need no scales from other tensors.
+SAFETENSORS_DTYPES = "F64 F32 F16 BF16 BOOL I64 I32 I16 I8 U64 U32 U16 U8".split()
 CALLED = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_parameter",
 )
 
-# Where a training script may have its state dict, the one to prefer first.
-WRAPPERS = (
-    *("state_dict_ema", "model_ema", "ema_state_dict", "ema"),
-    *("state_dict", "model", "model_state", "model_state_dict"),
-)
-MAX_DEPTH = 3  # of wrappers within wrappers
-# Numbers of training steps, which no network of ours has.
-COUNTERS = ("num_batches_tracked", "n_averaged")
-OLDER_FORMAT = 0x1950A86A20F9469CFC6C  # begins files before PyTorch 1.6
+# Keys under which training scripts store state dicts, in order of preference.
+WRAPPERS = "state_dict_ema model_ema ema_state_dict ema".split()
+WRAPPERS += "state_dict model model_state model_state_dict".split()
+MAX_DEPTH = 3  # of nested wrappers
+COUNTERS = ("num_batches_tracked", "n_averaged")  # endings of names of step counters
+OLDER_FORMAT = 0x1950A86A20F9469CFC6C  # first number in files before PyTorch 1.6
 
 
 class Tensor(NamedTuple):
-    """The shape of a tensor in a file, and what reads it."""
+    """The shape of a tensor in a file, and a function that reads it."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
 
 
 class Global(NamedTuple):
-    """The name of a class or function of Python."""
+    """The name of a Python class or function."""
 
     name: str
 
 
 class Storage(NamedTuple):
+    """A storage of numbers in a file."""
+
     dtype: type
     key: str
     size: int
 
 
 def state_dict(file: Any, depth: int = 1) -> tuple[dict[str, Tensor], str]:
-    """Returns the tensors of the content of a file, without counters of steps, and the
-    name of the entry that has them; ValueError without any.
-    """
+    """Return the tensors in the content of a file, and the key that holds them."""
     content = file if isinstance(file, dict) else {}
     for name in (*WRAPPERS, *content):
         inner = content.get(name)
@@ -103,22 +96,21 @@ def _tensors(content):
 
 @contextlib.contextmanager
 def open_safetensors(path: str) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
-    """The tensors and the metadata of a file, while it is open."""
+    """Open a safetensors file; yield its tensors and metadata."""
     import safetensors
 
     try:
         with safetensors.safe_open(path, "numpy") as file:
             tensors = {}
-            for name in file.keys():  # noqa: SIM118  (it is no dict)
+            for name in sorted(file.keys()):
                 tensor = file.get_slice(name)
                 if (dtype := tensor.get_dtype()) not in SAFETENSORS_DTYPES:
                     raise ValueError(
                         f"{name[:100]} is {dtype}, such as of a quantized network; "
                         "float64, float32, float16 and bfloat16 are read"
                     )
-                tensors[name] = Tensor(
-                    tuple(tensor.get_shape()), lambda name=name: file.get_tensor(name)
-                )
+                read = functools.partial(file.get_tensor, name)
+                tensors[name] = Tensor(tuple(tensor.get_shape()), read)
             yield tensors, file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
@@ -126,7 +118,7 @@ def open_safetensors(path: str) -> Iterator[tuple[dict[str, Tensor], dict[str, s
 
 @contextlib.contextmanager
 def open_pickled(path: str) -> Iterator[Any]:
-    """The content of a file of `torch.save`, while it is open."""
+    """Open a file of `torch.save`; yield its content."""
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
             yield _load_older(file)
@@ -138,22 +130,19 @@ def open_pickled(path: str) -> Iterator[Any]:
 
         def read(name):
             member = archive.getinfo(folder + name)
-            # A compressed one could be of any size.
+            # A compressed member could have any size.
             if member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(
-                    f"{member.filename} is compressed, which PyTorch does not"
-                )
+                raise ValueError(f"{member.filename} is compressed, unlike PyTorch's")
             return archive.read(member)
 
-        has_order = f"{folder}byteorder" in names
-        byte_order = read("byteorder").decode() if has_order else "little"
-        yield _Unpickler(read, byte_order).load(read("data.pkl"))
+        if f"{folder}byteorder" in names and read("byteorder") != b"little":
+            raise ValueError("its numbers are big-endian")
+        yield _Unpickler(read).load(read("data.pkl"))
 
 
 def _load_older(file):
-    """The content of a file of PyTorch before 1.6: pickles of a number, of versions, of
-    the object and of the keys of its storages, whose sizes and elements follow.
-    """
+    """Return the content of a file of PyTorch before 1.6."""
+    # Pickles of a number, the versions, the object and the keys; then the storages.
     places = {}
 
     def read(name):
@@ -161,9 +150,9 @@ def _load_older(file):
         file.seek(place)
         return file.read(length)
 
-    unpickler = _Unpickler(read, "little")
+    unpickler = _Unpickler(read)
     if unpickler.load(file) != OLDER_FORMAT:
-        raise ValueError("it is no file of torch.save")
+        raise ValueError("it is not a file of torch.save")
     _, _, content, keys = (unpickler.load(file) for _ in range(4))
     start, end = file.tell(), file.seek(0, os.SEEK_END)
     for key in keys:
@@ -171,39 +160,32 @@ def _load_older(file):
         file.seek(start)
         [count] = struct.unpack("<q", file.read(8))
         if count != storage.size:
-            raise ValueError(f"storage {key} has {count:,} elements, not as its pickle")
+            raise ValueError(f"storage {key} has {count} elements, not {storage.size}")
         length = storage.size * np.dtype(storage.dtype).itemsize
         places[f"data/{key}"] = start + 8, length
         start += 8 + length
     if start > end:
-        raise ValueError(
-            f"it ends before its last storage, {start - end:,} bytes short"
-        )
+        raise ValueError(f"its last storage lacks {start - end:,} bytes")
     return content
 
 
 class _Unpickler:
-    """Interprets the opcodes of protocol 2 that `torch.save` writes for a state dict.
+    """An interpreter of the pickle opcodes that `torch.save` writes."""
 
-    `read` gives the bytes of a storage by its name, data/KEY; `storages` are those that
-    were referred to, by KEY.
-    """
-
-    def __init__(self, read: Callable[[str], bytes], byte_order: str):
-        # All tensors of a file may be in one storage.
-        self._read, self._byte_order = functools.lru_cache(1)(read), byte_order
+    def __init__(self, read: Callable[[str], bytes]):
+        self._read = functools.lru_cache(1)(read)  # all tensors may share one storage
         self.storages: dict[str, Storage] = {}
         self._stack: list = []
         self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[Any, Any] = {}
 
     def load(self, pickled: bytes | BinaryIO) -> Any:
-        """The pickled object, in which a tensor is a `Tensor`."""
+        """Return the pickled object, in which a tensor is a `Tensor`."""
         stack = self._stack
         for opcode, arg, _ in pickletools.genops(pickled):
+            if opcode.name == "STOP":
+                break
             match opcode.name:
-                case "STOP":
-                    return stack.pop()
                 case "PROTO" | "FRAME":
                     pass
                 case "EMPTY_DICT":
@@ -239,7 +221,7 @@ class _Unpickler:
                 case "SETITEMS":
                     self._update(self._pop_from(self._marks.pop()))
                 case "GLOBAL":
-                    stack.append(_known_global(arg.replace(" ", ".")))
+                    stack.append(_known_global(str(arg).replace(" ", ".")))
                 case "STACK_GLOBAL":
                     stack.append(_known_global("{}.{}".format(*self._pop_from(-2))))
                 case "BINPERSID":
@@ -250,9 +232,8 @@ class _Unpickler:
                     stack.pop()
                     self._last(dict)
                 case name:
-                    raise ValueError(
-                        f"it has the opcode {name}, which no state dict needs"
-                    )
+                    raise ValueError(f"a state dict does not need its opcode {name}")
+        return stack.pop()
 
     def _pop_from(self, place):
         items, self._stack[place:] = self._stack[place:], []
@@ -264,12 +245,12 @@ class _Unpickler:
     def _update(self, items):
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int | float | bool | None):
-                raise ValueError("a key of a dict is no text or number")
+                raise ValueError(f"unsupported dict key type {type(key).__name__}")
             self._last(dict)[key] = value
 
     def _last(self, kind):
         if not isinstance(self._stack[-1], kind):
-            raise ValueError(f"its pickle fills what is no {kind.__name__}")
+            raise ValueError(f"its pickle expects a {kind.__name__} to fill")
         return self._stack[-1]
 
     def _storage(self, kind, storage, key, _, size, *view):
@@ -281,7 +262,7 @@ class _Unpickler:
 
     def _call(self, called, arguments):
         if not isinstance(called, Global) or called.name not in CALLED:
-            raise ValueError("its pickle calls what is no function")
+            raise ValueError("its pickle calls something that is not allowed")
         if called.name == "collections.OrderedDict" and not arguments:
             return {}
         if called.name.endswith("_v2"):
@@ -291,30 +272,20 @@ class _Unpickler:
     def _tensor(self, storage, offset, shape, strides):
         storage = Storage(*storage)
         numbers = [offset, *shape, *strides]
-        last = offset + sum(
-            (n - 1) * step for n, step in zip(shape, strides, strict=True)
-        )
-        # No element stands for several, so that no small file has a large tensor.
+        last = offset + sum((n - 1) * x for n, x in zip(shape, strides, strict=True))
+        # Elements are not repeated, so that a small file cannot hold a large tensor.
         count = math.prod(shape)
         needed = max(count, last + 1) if count else 0
-        if (
-            min(numbers) < 0
-            or any(type(x) is not int for x in numbers)
-            or needed > storage.size
-        ):
+        are_ints = all(type(x) is int for x in numbers)
+        if min(numbers) < 0 or not are_ints or needed > storage.size:
             raise ValueError("a tensor is not within its storage")
         step = np.dtype(storage.dtype).itemsize
 
         def read():
             content = self._read(f"data/{storage.key}")
             if len(content) < storage.size * step:
-                raise ValueError(
-                    f"storage {storage.key} has {len(content):,} bytes only"
-                )
-            order = {"little": "<", "big": ">"}[self._byte_order]
-            bits = np.frombuffer(content, f"{order}u{step}", storage.size)
-            bits = bits[offset : last + 1]
-            flat = bits.astype(f"u{step}").view(storage.dtype)
+                raise ValueError(f"storage {storage.key} has only {len(content)} bytes")
+            flat = np.frombuffer(content, storage.dtype, storage.size)[offset:]
             return np.lib.stride_tricks.as_strided(
                 flat, shape, [step * x for x in strides], writeable=False
             ).copy()
@@ -331,7 +302,5 @@ def _known_global(name):
     return Global(name)
 
 
-_LITERALS = (
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"),
-)
+_LITERALS = "BININT BININT1 BININT2 LONG1 BINFLOAT".split()
+_LITERALS += "BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES".split()

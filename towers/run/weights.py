@@ -1,16 +1,15 @@
-"""Weights in files of other programs: Keras', SavedModels, TensorFlow checkpoints, and
-PyTorch's.
+"""Weights in files of Keras, TensorFlow, PyTorch and safetensors.
 
-Names, shapes and numbers are read; nothing of a file is executed, unpickled, imported
-or built. A `.keras` file is a zip archive with an HDF5 file, whose arrays are read
-without the configuration next to it.
+Only names, shapes and numbers are read. Nothing in a file is executed, unpickled,
+imported or built, nor the configuration in a `.keras` file.
 """
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import os
 import shutil
-import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from towers.config import parse_json
 from towers.config.pretrained import OF_PYTORCH
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, TowersError
 from towers.messages import one_line
 from towers.run import torch_files
 
@@ -34,7 +33,7 @@ MAX_NAMES_BYTES = 2**24
 
 
 class Stored(NamedTuple):
-    """An array in a file: its name there, its shape, and what reads it."""
+    """An array in a file: its name there, its shape, and a function that reads it."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,36 +42,25 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoredWeights:
-    """The arrays of a file.
-
-    Attributes:
-        path: of the file, for messages.
-        named: by their names.
-        ordered: by layer, in the layer's order, where they have no names of their own;
-            by the place in the file, "/...", of layers that share a name.
-        layers: name of a layer in the network -> its name in the file, where it may be
-            another one; None where that is not known.
-        of_torch: the arrays by the names of a file of PyTorch, in its layouts; else
-            empty.
-        class_names: in the order of the outputs; empty if the file does not have them.
-    """
+    """The arrays of a file."""
 
     path: str
     named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    # Unnamed arrays by layer, or by place in the file, "/...", if layers share a name.
     ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
+    # Layer of the network -> its other name in the file; None if that is unknown.
     layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    # Arrays in PyTorch's names and layouts.
     of_torch: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored | None:
-        """The array of a variable, such as conv1/kernel, or None; `shapes` are by the
-        variables of its layer, as Keras orders them: those that are trained first.
-        """
+        """Return the array of a variable; `shapes` has its layer's, in Keras' order."""
         path, _, own_name = variable.rpartition("/")
-        outer, slash, layer = path.rpartition("/")
-        layer = self.layers.get(layer, layer)
+        outer, slash, our_layer = path.rpartition("/")
+        layer = self.layers.get(our_layer, our_layer)
         if layer is None:
             return None
         owner = f"{outer}{slash}{layer}"
@@ -80,7 +68,7 @@ class StoredWeights:
         for name in (f"{kind}/{name_there}", name_there):
             if name in self.named:
                 return self.named[name]
-        # Within a model of models, or of an object that has the model.
+        # The layer may be inside a nested model or an object that contains the model.
         inner = [name for name in self.named if name.endswith(f"/{name_there}")]
         if len(inner) == 1:
             return self.named[inner[0]]
@@ -90,21 +78,20 @@ class StoredWeights:
         return _in_order(ordered, shapes)[variable]
 
     def layer_names(self) -> set[str]:
-        """Names of the layers in the file, without the networks around them."""
+        """Return the names of the layers in the file, without outer networks."""
         owners = {name.rpartition("/")[0] for name in self.named}
         owners |= {name for name in self.ordered if not name.startswith("/")}
         return {x.rpartition("/")[2] for x in owners}
 
     def all(self) -> Iterator[Stored]:
+        """Yield all arrays."""
         yield from self.named.values()
         for arrays in self.ordered.values():
             yield from arrays
 
 
 def _in_order(ordered, shapes):
-    """Variable -> array of a layer: by shape where all differ, since the order depends
-    on which of them are trained; else by place.
-    """
+    # By shape if all differ, because the order depends on which ones are trainable.
     by_shape = {x.shape: x for x in ordered}
     if len(by_shape) == len(ordered) and by_shape.keys() == set(shapes.values()):
         return {name: by_shape[shape] for name, shape in shapes.items()}
@@ -112,20 +99,17 @@ def _in_order(ordered, shapes):
 
 
 def weights_in_memory(path: str, arrays: Mapping[str, np.ndarray]) -> StoredWeights:
-    """Weights that are in memory, by their names."""
-    return StoredWeights(
-        path, {k: Stored(k, v.shape, lambda v=v: v) for k, v in arrays.items()}
-    )
+    """Return weights for arrays by name."""
+    named = {
+        name: Stored(name, array.shape, functools.partial(np.asarray, array))
+        for name, array in arrays.items()
+    }
+    return StoredWeights(path, named)
 
 
 @contextlib.contextmanager
 def open_weights(path: str) -> Iterator[StoredWeights | None]:
-    """The weights of a file or folder; None where it is of no kind that is known.
-
-    It is a `.keras`, HDF5 or `.safetensors` file, one of PyTorch, a SavedModel, or a
-    checkpoint of TensorFlow by its prefix, `.index` file or folder. CheckpointError
-    where it cannot be read.
-    """
+    """Open the weights of a file or folder; yield None for an unknown format."""
     try:
         if prefix := _checkpoint_prefix(path):
             yield _read_checkpoint(path, prefix)
@@ -145,13 +129,9 @@ def open_weights(path: str) -> Iterator[StoredWeights | None]:
                 yield _read_torch(path, content)
         else:
             yield None
-    except CheckpointError:
+    except TowersError:
         raise
-    except (
-        *(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError),
-        *(IndexError, EOFError, NotImplementedError, UnicodeError, MemoryError),
-        *(zipfile.BadZipFile, tf.errors.OpError, struct.error, ArithmeticError),
-    ) as error:
+    except Exception as error:  # damaged files raise errors of many kinds
         raise CheckpointError(
             f"init_from={path}: its weights cannot be read: {one_line(error, 200)}"
         ) from error
@@ -171,12 +151,9 @@ def _parse_names(text):
 
 
 def _checkpoint_prefix(path):
-    """Prefix of TensorFlow's files, or None."""
-    for prefix in (
-        os.path.join(path, "variables", "variables"),  # of a SavedModel
-        path,
-        path.removesuffix(".index"),
-    ):
+    """Return the prefix of TensorFlow's files, or None."""
+    in_saved_model = os.path.join(path, "variables", "variables")
+    for prefix in (in_saved_model, path, path.removesuffix(".index")):
         if os.path.isfile(f"{prefix}.index"):
             return prefix
     if os.path.isfile(os.path.join(path, "checkpoint")):
@@ -185,15 +162,12 @@ def _checkpoint_prefix(path):
 
 
 def _read_checkpoint(path, prefix):
-    """Weights by the names of the variables, or by their places in the objects."""
+    """Return weights by variable name, or by place in the object graph."""
     reader = tf.train.load_checkpoint(prefix)
     shapes, full_names = reader.get_variable_to_shape_map(), {}
     if GRAPH in shapes:
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
-        try:
-            graph.ParseFromString(reader.get_tensor(GRAPH))
-        except Exception as error:  # protobuf's own class, of no module that is public
-            raise ValueError(f"its graph of objects is damaged: {error}") from error
+        graph.ParseFromString(reader.get_tensor(GRAPH))
         attributes = [x for node in graph.nodes for x in node.attributes]
         full_names = {x.checkpoint_key: x.full_name for x in attributes}
     named = {}
@@ -203,22 +177,19 @@ def _read_checkpoint(path, prefix):
         name = full_names.get(key) or ""
         if "/" not in name or name in named:
             name = key.removesuffix(SUFFIX)
-        named[name] = Stored(
-            name, tuple(shape), lambda key=key: np.asarray(reader.get_tensor(key))
-        )
+        read = functools.partial(reader.get_tensor, key)
+        named[name] = Stored(name, tuple(shape), read)
     return StoredWeights(path, named)
 
 
 @contextlib.contextmanager
 def _unzipped(path):
-    """Yield the weights of a .keras file, in a temporary file, and the names of classes
-    that an export writes there.
-    """
+    """Yield the weights of a .keras file as a temporary file, and class names."""
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile() as file:
         member, names = archive.getinfo(WEIGHTS_IN_KERAS), ()
-        # A compressed one could be of any size.
+        # A compressed member could have any size.
         if member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{member.filename} is compressed, which Keras does not")
+            raise ValueError(f"{member.filename} is compressed, unlike Keras' own")
         with archive.open(member) as content:
             shutil.copyfileobj(content, file)
         file.seek(0)
@@ -229,35 +200,31 @@ def _unzipped(path):
 
 
 def _read_hdf5(path, content):
-    """Weights of Keras 3 by layer and place, of the older form by the listed names."""
+    """Return weights of Keras 3 by layer and place, of Keras 2 by name."""
     root = _own(content, "model_weights") if "model_weights" in content else content
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         return _read_older_hdf5(path, root)
     groups = []
 
-    def visit(group):
-        for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                continue
-            child = group[name]
-            if name == "vars" and isinstance(child, h5py.Group):
-                layer = child.attrs.get("name")
-                if layer is None and len(child):
-                    raise ValueError(
-                        "it does not say which layers its weights are of; load and "
-                        "save it with Keras 3.7 or later"
-                    )
-                places = sorted(child, key=lambda x: (len(x), x))
-                if places:
-                    stored = [_stored(child, x, f"{layer}/{x}") for x in places]
-                    groups.append((str(layer), group.name, stored))
-            elif isinstance(child, h5py.Group) and name != "optimizer":
-                visit(child)
+    def visit(path, child):
+        *outer, name = path.split("/")
+        if name != "vars" or "optimizer" in outer or not isinstance(child, h5py.Group):
+            return
+        layer, places = (
+            child.attrs.get("name"),
+            sorted(child, key=lambda x: (len(x), x)),
+        )
+        if places and layer is None:
+            raise ValueError(
+                "it lacks the names of layers; load and save it with Keras 3.7 or later"
+            )
+        if places:
+            stored = [_stored(child, x, f"{layer}/{x}") for x in places]
+            groups.append((str(layer), child.name, stored))
 
-    visit(root)
+    root.visititems(visit)  # without links
     names = [name for name, *_ in groups]
-    # Of layers within layers it has the last part of the name, which others may have.
+    # Nested layers have only the last part of their name, which others may share.
     ordered = {
         name if names.count(name) == 1 else place: stored
         for name, place, stored in groups
@@ -277,22 +244,19 @@ def _read_older_hdf5(path, root):
 
 
 def _listed(group, attribute):
-    """Names in an attribute, which Keras cuts into several where they are many."""
-    if attribute in group.attrs:
-        names = list(group.attrs[attribute])
-    else:
-        names, number = [], 0
-        while f"{attribute}{number}" in group.attrs:
-            names += list(group.attrs[f"{attribute}{number}"])
-            number += 1
+    # Keras splits long lists into attributes with numbers.
+    parts = (f"{attribute}{number}" for number in itertools.count())
+    parts = itertools.takewhile(lambda part: part in group.attrs, parts)
+    parts = [attribute] if attribute in group.attrs else parts
+    names = [name for part in parts for name in group.attrs[part]]
     return [x.decode("utf-8") if isinstance(x, bytes) else str(x) for x in names]
 
 
 def _own(group, path):
-    """A member of a group, and not what a link says that is elsewhere."""
+    """Return a member of a group; links to other files are refused."""
     for name in path.split("/"):
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise ValueError(f"{path!r} is not in it, or a link to another file")
+            raise ValueError(f"{path!r} is missing, or a link to another file")
         group = group[name]
     return group
 
@@ -300,12 +264,12 @@ def _own(group, path):
 def _stored(group, path, name):
     data = _own(group, path)
     if not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
-        raise ValueError(f"{path!r} is no array of its own")
+        raise ValueError(f"{path!r} is not an array in this file")
 
     def read():
         is_bfloat16 = data.attrs.get("dtype") == "bfloat16" and data.dtype.itemsize == 2
         if data.dtype.kind not in "fiu" and not is_bfloat16:
-            raise ValueError(f"{name} has {data.dtype}, which are no numbers")
+            raise ValueError(f"{name} has {data.dtype}, not numbers")
         values = np.asarray(data[()])
         return values.view(tf.bfloat16.as_numpy_dtype) if is_bfloat16 else values
 

@@ -35,9 +35,9 @@ from towers.run.folder import RunFolder
 from towers.run.outputs import Outputs, is_between_steps, settled_state, validate_finite
 from towers.run.peers import WAITING, validate_copies
 from towers.run.progress import Progress, as_lists
-from towers.run.restore import scale_rate
 from towers.run.watchdog import Watchdog
 from towers.training.callback_list import CallbackList
+from towers.training.restore import scale_rate
 from towers.training.summaries import Summaries
 
 # Target duration of one compiled call: signals and the clock are served between calls.

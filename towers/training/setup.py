@@ -24,7 +24,7 @@ from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.peers import validate_data
-from towers.run.restore import validate_dataset
+from towers.training.restore import validate_dataset
 
 
 def with_given(

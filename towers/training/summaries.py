@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers.build import Parts
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.parallel.trainer import Trainer
-from towers.reporting.board import MAX_IMAGES, batch_picture, captioned_images
+from towers.reporting.pictures import MAX_IMAGES, batch_picture, captioned_images
 from towers.run.reports import Reports
 from towers.run.watchdog import Watchdog
 

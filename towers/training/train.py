@@ -26,7 +26,7 @@ from towers.evaluation.report import headline
 from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
 from towers.messages import command_of_program
-from towers.reporting.display import Status, create_display
+from towers.reporting.display import Status, create_display, duration
 from towers.reporting.quantities import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
@@ -35,7 +35,7 @@ from towers.run.outputs import NoOutputs, Outputs
 from towers.run.peers import LOCK_SECS, cluster_of, join
 from towers.run.profile import Profile
 from towers.run.progress import Progress
-from towers.run.restore import checkpointer_of, load_trainer, validate_changes
+from towers.run.restore import checkpointer_of
 from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner
 from towers.training.callback_list import CallbackError
@@ -47,6 +47,7 @@ from towers.training.ending import (
     saved_at_the_end,
 )
 from towers.training.linear_probe import fit_head
+from towers.training.restore import load_trainer, validate_changes
 from towers.training.run import Run
 from towers.training.setup import build_run, with_given
 

@@ -38,13 +38,14 @@ from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.peers import cluster_of, refuse_workers
 from towers.run.progress import Lap, Stopwatch
-from towers.run.restore import checkpointer_of, load_trainer, validate_changes
+from towers.run.restore import checkpointer_of
 from towers.run.standardization import with_resize_of_weights
 from towers.run.watchdog import Watchdog
 from towers.training import lr_range
 from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
 from towers.training.linear_probe import fit_head, probe_secs
+from towers.training.restore import load_trainer, validate_changes
 from towers.training.setup import build_run, with_given
 
 # The steps of a phase are timed for so long, in calls of so long.
