@@ -1,6 +1,5 @@
 """Losses against NumPy in float64."""
 
-import dataclasses
 import json
 
 import keras
@@ -249,21 +248,6 @@ def test_towers_follow_the_teacher_on_their_images(teacher, options):
     rel = 0.1 if config.precision == "bfloat16" else 1e-5
     assert expected > 0.01
     assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
-
-
-def test_a_continued_run_has_the_teacher_that_it_followed(teacher, tmp_path):
-    """Also under the name that the former one had; its values are known in all."""
-    options = {"teacher": teacher, "batch_size": 10}
-    run, [first, second] = (
-        tmp_path / "run",
-        [small_config(max_steps=n, **options) for n in (1, 2)],
-    )
-    train(run, first)
-    train(teacher, small_config(learning_rate=0.5, max_steps=4, seed=5))
-    with pytest.raises(ConfigError, match="teacher=.* parameters are not those"):
-        train(run, second)
-    assert train(run, second, allow_change=("teacher",)).step == 2
-    assert train(run, dataclasses.replace(second, max_steps=3)).step == 3
 
 
 # Weight decay.

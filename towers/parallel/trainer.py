@@ -290,70 +290,106 @@ class SynchronousTrainer(Trainer):
         return self._inspect(phase_at(self.phases, step), self.feed.batches_of(step))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network and how towers compute it.
+
+    Attributes:
+        model: a single-device Functional model; its variables are the initial values.
+        phases: of the run, in order; `model` is the network of the last one. Empty if
+            all steps are alike and nothing is frozen.
+        sync_batch_norm: normalize with the moments of all towers.
+        recompute: compute activations again in the backward pass, see `recompute`.
+        compile_towers: XLA compiles each tower.
+        not_compiled: why XLA does not, for the start banner.
+    """
+
+    model: keras.Model
+    phases: Sequence[Phase] = ()
+    sync_batch_norm: bool = False
+    recompute: bool = False
+    compile_towers: bool = False
+    not_compiled: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The losses of training and evaluation, and the teacher of a distillation."""
+
+    loss_fn: LossFn
+    eval_loss_fn: LossFn | None = None  # by default `loss_fn`
+    teacher: keras.Model | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Sizes, batches and safeguards of steps.
+
+    Attributes:
+        micro_batch_size: images over all towers that are computed at once.
+        accumulate_steps: batches of this size in a step.
+        feed: the batches; None if no step is taken.
+        scale_loss: scale the loss for gradients in float16.
+        skip_not_finite: skip steps that are not finite.
+        scale_rate: `Trainer.scale_rate` may be called.
+    """
+
+    micro_batch_size: int
+    accumulate_steps: int = 1
+    feed: Feed | None = None
+    scale_loss: bool = False
+    skip_not_finite: bool = False
+    scale_rate: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """Test-time augmentation, and whether the logits of all images are kept."""
+
+    tta: Sequence[Transform] = ()
+    keeps_logits: bool = False
+
+
 def assemble_trainer(
     strategy: Strategy,
-    model: keras.Model,
-    loss_fn: LossFn,
+    network: Network,
+    objective: Objective,
     update_fn: Update,
-    micro_batch_size: int,
-    *,
-    feed: Feed | None = None,
+    steps: Steps,
+    evaluations: Evaluations,
     workers: Workers = ALONE,
-    accumulate_steps: int = 1,
-    phases: Sequence[Phase] = (),
-    tta: Sequence[Transform] = (),
-    eval_loss_fn: LossFn | None = None,
-    keeps_logits: bool = False,
-    compile_towers: bool = False,
-    not_compiled: str = "",
-    sync_batch_norm: bool = False,
-    scale_loss: bool = False,
-    skip_not_finite: bool = False,
-    scale_rate: bool = False,
-    teacher: keras.Model | None = None,
-    recompute: bool = False,
-    trainer_class: type[Trainer] = SynchronousTrainer,
-    **options: Any,
+    create: Callable[..., Trainer] = SynchronousTrainer,
 ) -> Trainer:
-    """A trainer with its parts: the network of the towers, what guards its steps, its
-    teacher, its evaluator.
-
-    Args:
-        strategy: made for the model.
-        model: a single-device Functional model; its variables are the initial values.
-        micro_batch_size: images over all towers that are computed at once; a step has
-            several such batches with `accumulate_steps`.
-        feed: the batches; None where no step is taken.
-        phases: of the run, in order; `model` is the network of the last one. Empty
-            where all steps are alike and nothing is frozen.
-        compile_towers: whether XLA compiles each tower; `not_compiled` says why it does
-            not, for the start banner.
-        scale_rate: whether `Trainer.scale_rate` may be called.
-        recompute: compute activations again in the backward pass, see `recompute`.
-        trainer_class, options: what trains, and its further arguments.
-    """
+    """Return a trainer: the network of the towers, its guard, teacher and evaluator."""
     num_shards, devices = strategy.num_shards, list(strategy.devices)
-    phases = phases_of(phases, model)
+    model, loss_fn = network.model, objective.loss_fn
+    phases = phases_of(network.phases, model)
     grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
     lead_devices = [group[0] for group in grid]
-    inspects = num_shards > 1 or sync_batch_norm
-    models = [phase.model for phase in phases]
+    inspects = num_shards > 1 or network.sync_batch_norm
     compiled = compilation.choose(
-        devices, models, inspects=inspects, xla=compile_towers
+        devices,
+        [phase.model for phase in phases],
+        inspects=inspects,
+        xla=network.compile_towers,
     )
-    remarks = ["XLA compiles each tower"] if compile_towers else []
-    if not_compiled and not compile_towers:
-        remarks = [f"XLA does not compile the towers: {not_compiled}"]
+    remarks = []
+    if network.compile_towers:
+        remarks = ["XLA compiles each tower"]
+    elif network.not_compiled:
+        remarks = [f"XLA does not compile the towers: {network.not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
-    teacher_fn = teacher and Teacher(teacher, lead_devices)
+    teacher = None
+    if objective.teacher is not None:
+        teacher = Teacher(objective.teacher, lead_devices)
     towers = whole_towers = Towers(
         phases,
         loss_fn,
         layouts[0],
         lead_devices,
         compiled,
-        teacher_fn,
-        recompute and not inspects,
+        teacher,
+        network.recompute and not inspects,
     )
     if inspects:
         towers = SplitTowers(
@@ -361,43 +397,45 @@ def assemble_trainer(
             loss_fn,
             layouts,
             grid,
-            sync_batch_norm,
+            network.sync_batch_norm,
             workers,
-            micro_batch_size,
-            teacher_fn,
-            recompute,
+            steps.micro_batch_size,
+            teacher,
+            network.recompute,
         )
     evaluator = Evaluator(
         strategy.fetch,
         # In inference synchronized batch normalization is like any other.
         towers if num_shards > 1 else whole_towers,
-        eval_loss_fn or loss_fn,
+        objective.eval_loss_fn or loss_fn,
         lead_devices,
-        tta,
+        evaluations.tta,
         workers,
         num_shards=num_shards,
-        keeps_logits=keeps_logits,
+        keeps_logits=evaluations.keeps_logits,
         compiled=compiled,
     )
+    guard = FiniteGuard(
+        strategy.home, scale_loss=steps.scale_loss, skips=steps.skip_not_finite
+    )
     rate_factor = None
-    if scale_rate:
+    if steps.scale_rate:
         with tf.device(strategy.home):
             rate_factor = variable(np.float64(1), "rate_factor")
-    return trainer_class(
+    return create(
         strategy=strategy,
         model=model,
         towers=towers,
         update_fn=update_fn,
         evaluator=evaluator,
-        guard=FiniteGuard(strategy.home, scale_loss=scale_loss, skips=skip_not_finite),
+        guard=guard,
         phases=phases,
-        sizes=shares(micro_batch_size, len(grid) * workers.size),
+        sizes=shares(steps.micro_batch_size, len(grid) * workers.size),
         compilation=compiled,
-        accumulate_steps=accumulate_steps,
-        teacher=teacher_fn,
+        accumulate_steps=steps.accumulate_steps,
+        teacher=teacher,
         rate_factor=rate_factor,
-        feed=feed,
+        feed=steps.feed,
         workers=workers,
         remarks=remarks,
-        **options,
     )
