@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers.config import Config
 from towers.errors import NumericError
 from towers.optim.schedules import Schedule
 
@@ -79,15 +78,17 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
     return LrRange(rates, losses, smoothed, suggestion)
 
 
-def num_steps(config: Config, num_examples: int) -> int:
-    epochs = math.ceil(NUM_EPOCHS * num_examples / config.images_per_step)
+def num_steps(images_per_step: int, num_examples: int) -> int:
+    """Return the number of steps of a test."""
+    epochs = math.ceil(NUM_EPOCHS * num_examples / images_per_step)
     return min(max(epochs, MIN_STEPS), MAX_STEPS)
 
 
-def growing_rate(config: Config, num_examples: int) -> Schedule:
-    """The schedule of a test: up to HIGHEST, by the same factor in each step."""
-    last = (num_steps(config, num_examples) - 1) * config.images_per_step
-    is_scale_free = config.choice_of("optimizer").scale_free
+def growing_rate(
+    images_per_step: int, is_scale_free: bool, num_examples: int
+) -> Schedule:
+    """Return a rate that grows to HIGHEST, by the same factor in each step."""
+    last = (num_steps(images_per_step, num_examples) - 1) * images_per_step
     lowest = LOWEST_SCALE_FREE if is_scale_free else LOWEST
 
     def rate(images_seen):
