@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 
 from towers.build import Parts
-from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, factories
 from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches
@@ -25,6 +24,7 @@ from towers.parallel.devices import Devices
 from towers.parallel.loop import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Trainer, assemble_trainer
+from towers.parallel.workers import ALONE, Workers
 from towers.threads import num_cores
 
 # Steps of a run from which compile=auto takes XLA. On an H200 it saves 4 to 8 ms a step

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.data.augment.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
@@ -27,6 +26,7 @@ from towers.parallel.loop import (
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.towers import LossFn, Towers, tower_counts
+from towers.parallel.workers import ALONE, Workers
 
 # Aimed at by one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
 from towers.optim.losses import LossFn
@@ -30,6 +29,7 @@ from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.step import Step
 from towers.parallel.strategies.strategy import Strategy
 from towers.parallel.towers import Teacher, Towers
+from towers.parallel.workers import ALONE, Workers
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

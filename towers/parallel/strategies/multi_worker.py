@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, COMMUNICATIONS, Workers
 from towers.errors import ConfigError
 from towers.optim.update import Update
 from towers.parallel import reduce
@@ -14,6 +13,10 @@ from towers.parallel.copies import Copy, Initial
 from towers.parallel.strategies.replicated import replicated
 from towers.parallel.strategies.strategy import Mean, Strategy, create_copies
 from towers.parallel.towers import TowerResult
+from towers.parallel.workers import ALONE, Workers
+
+# Algorithms between workers; "auto" is NCCL between GPUs, otherwise a ring.
+COMMUNICATIONS = ("auto", "ring", "nccl")
 
 # Megabytes of the buffers in which gradients travel between workers: the first one
 # leaves while the others are still computed.
