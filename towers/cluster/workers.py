@@ -70,6 +70,7 @@ class ClusterWorkers(Workers):
         }
 
     def sums(self, tensors, options=None):
+        """Return the sums over all workers and devices."""
         results = [list(own) for own in tensors]
         # One buffer has one type.
         for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
@@ -102,6 +103,8 @@ class ClusterWorkers(Workers):
         return self._engine.run(all_reduce, args=(per_replica,))
 
     def sum(self, tensors):
+        """Return sums over workers; gradients are those of the sum of all losses."""
+
         @tf.custom_gradient
         def add(*values):
             zeros = [[tf.zeros_like(x) for x in values] for _ in self.devices[1:]]
@@ -111,6 +114,8 @@ class ClusterWorkers(Workers):
         return list(add(*tensors))
 
     def gather(self, tensor):
+        """Concatenate the tensors of all workers along the first axis."""
+
         def all_gather():
             replica = tf.distribute.get_replica_context()
             number = tf.get_static_value(replica.replica_id_in_sync_group)
@@ -123,6 +128,8 @@ class ClusterWorkers(Workers):
         return tf.ensure_shape(gathered[0], [None, *tensor.shape[1:]])
 
     def add(self, values):
+        """Return the sum of an array over all workers."""
+
         def added():
             with self.noticing_losses():
                 [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
@@ -135,12 +142,14 @@ class ClusterWorkers(Workers):
         return self._thread.submit(added).result()
 
     def agree(self, num_steps, save, summarize, stop):
+        """Agree on the next actions of all workers."""
         own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
         *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
         num_steps, save, summarize = chief
         return 0 if num_stopping else int(num_steps), bool(save), bool(summarize)
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the chief's arrays, bit for bit, in place of this worker's."""
         content = b"".join(x.tobytes() for x in state.values())
         if not self.is_chief:
             content = bytes(len(content))
@@ -156,6 +165,7 @@ class ClusterWorkers(Workers):
         return arrays
 
     def exchange(self, own: Any) -> list[Any]:
+        """Gather a JSON value from each worker, in their order."""
         content = json.dumps(own).encode()
         is_own = np.arange(self.size) == self.index
         sizes = self.add(np.where(is_own, len(content), 0))
@@ -177,6 +187,7 @@ class ClusterWorkers(Workers):
 
     @contextlib.contextmanager
     def noticing_losses(self) -> Iterator[None]:
+        """Raise WorkerLostError if an error of TensorFlow names a lost worker."""
         try:
             yield
         except tf.errors.OpError as error:
