@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
-from towers.cluster.workers import ALONE
 from towers.config import factories
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
@@ -29,6 +28,7 @@ from towers.parallel.trainer import (
     Trainer,
     assemble_trainer,
 )
+from towers.parallel.workers import ALONE
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from towers.build import Parts, build
-from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, factories
 from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches
@@ -35,6 +34,7 @@ from towers.parallel.trainer import (
     Trainer,
     assemble_trainer,
 )
+from towers.parallel.workers import ALONE, Workers
 from towers.threads import num_cores
 
 # Steps of a run from which compile=auto uses XLA. On an H200 it saves 4 to 8 ms a step
@@ -50,8 +50,8 @@ def configure_devices(
     """Return the devices of the towers; ConfigError if the machine lacks them."""
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
-    # Without moments of their own, several towers train the same network as one. A tower
-    # per core is 1.2 times as fast with EfficientNet-Lite0 on two cores.
+    # Without moments of their own, several towers train the same network as one: 1.2
+    # times as fast with EfficientNet-Lite0 on two cores.
     cores = num_cores()
     is_same = config.batch_norm == "frozen" and config.strategy in ("auto", "towers")
     return parallel_devices.configure(

@@ -1,4 +1,4 @@
-"""The devices of the towers."""
+"""The devices of the towers, and what differs between CPUs and GPUs."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import pathlib
 import platform
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -19,8 +19,72 @@ from towers.threads import num_cores, num_driver_gpus
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
 
-# The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
+# Tracing time grows faster than their number; see docs/reliability.md, "Sizes".
 MAX_DEVICES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What differs between CPUs and GPUs; docs/gpus.md gives the reasons.
+
+    Attributes:
+        kind: TensorFlow's name, "CPU" or "GPU".
+        in_host_memory: tensors are in the memory of the host, which reads them without
+            a copy; int32 tensors of a GPU would be there too, so it has int64 instead.
+        waits_for_host: the loop calls each step as a function, and the host asks after
+            it whether it was taken. Otherwise steps are part of the loop, step numbers
+            live on the device, and a refused step keeps the old values by selection.
+        updates_by_xla: with XLA the update is compiled too, not only the towers.
+        stacks_updates: parameters of one shape are updated together, if the optimizer
+            can do so.
+        has_nccl: several devices can sum with NCCL.
+        worker_pack_mb: megabytes of the buffers in which gradients travel between
+            workers: the first one leaves while the others are still computed.
+    """
+
+    kind: str
+    in_host_memory: bool
+    waits_for_host: bool
+    updates_by_xla: bool
+    stacks_updates: bool
+    has_nccl: bool
+    worker_pack_mb: float
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Return whether all devices of these names are of this kind."""
+        return all(device_of(name) is self for name in names)
+
+
+CPU = Device(
+    kind="CPU",
+    in_host_memory=True,
+    waits_for_host=True,
+    updates_by_xla=False,
+    stacks_updates=False,
+    has_nccl=False,
+    worker_pack_mb=1.0,
+)
+GPU = Device(
+    kind="GPU",
+    in_host_memory=False,
+    waits_for_host=False,
+    updates_by_xla=True,
+    stacks_updates=True,
+    has_nccl=True,
+    worker_pack_mb=25.0,
+)
+
+
+def device_of(name: str) -> Device:
+    """Return the kind of a device by its name, such as "/GPU:1"."""
+    return GPU if "GPU" in name else CPU
+
+
+def share_memory(name: str, other: str) -> bool:
+    """Return whether one device reads tensors of the other without a copy."""
+    on_host = device_of(name).in_host_memory and device_of(other).in_host_memory
+    return name == other or on_host
+
 
 RESTART = (
     "TensorFlow has made its devices already and cannot change them in this process; "
@@ -30,12 +94,19 @@ RESTART = (
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The chosen devices."""
+    """The chosen devices.
 
-    kind: str  # "CPU" or "GPU"
-    towers: tuple[str, ...]  # one device name per tower, such as "/GPU:1"
-    remarks: tuple[str, ...] = ()  # lines for the start banner
-    share_gpus: bool = False  # each GPU is split into several logical devices
+    Attributes:
+        kind: "CPU" or "GPU".
+        towers: one device name per tower, such as "/GPU:1".
+        remarks: lines for the start banner.
+        share_gpus: each GPU is split into several logical devices.
+    """
+
+    kind: str
+    towers: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    share_gpus: bool = False
 
 
 def configure(
@@ -46,19 +117,26 @@ def configure(
     core_per_tower: bool = True,
     cpu_towers: int = 1,
 ) -> Devices:
-    """Chooses the towers' devices and sets TensorFlow up for them.
+    """Choose the towers' devices and set up TensorFlow for them.
 
-    GPUs without a tower are hidden, so that TensorFlow takes no memory of them, and the
-    memory of the others is taken as needed. TensorFlow makes its devices when it first
-    computes and cannot change them later: a second call in a process gets those that
-    are there, or is refused where it needs others.
+    GPUs without a tower are hidden, so that TensorFlow reserves no memory there; memory
+    of the others grows as needed. TensorFlow creates its devices when it first computes
+    and cannot change them later: a second call in a process returns existing devices,
+    or is refused.
 
-    With `device_memory_mb`, the limit of a logical device, each GPU is split into as
-    many of them as num_towers needs. With `core_per_tower` towers on a CPU compute with
-    one thread each where they are at least as many as its cores, instead of sharing all
-    threads in every operation; it applies to the whole process, also to fewer towers
-    later. `cpu_towers` are made without a GPU if num_towers is 0. Fewer devices than
-    num_towers are a ConfigError.
+    Args:
+        device: "auto", "cpu" or "gpu".
+        num_towers: number of devices; 0 for all GPUs, or `cpu_towers` without GPUs.
+        device_order: numbers of the devices, with commas between.
+        device_memory_mb: memory limit of a logical device; each GPU is split into as
+            many as num_towers needs.
+        core_per_tower: with at least as many CPU towers as cores, each computes with
+            one thread instead of sharing all threads; this applies to the whole
+            process, also later.
+        cpu_towers: see num_towers.
+
+    Raises:
+        ConfigError: there are fewer devices than num_towers.
     """
     order = _numbers(device_order, num_towers)
     if max(order, default=num_towers - 1) >= MAX_DEVICES:
@@ -90,13 +168,11 @@ def configure(
         if is_chosen:
             raise
         order = range(1)
-    return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
+    return Devices(CPU.kind, tuple(f"/CPU:{i}" for i in order), tuple(remarks))
 
 
 def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
-    """The towers' devices on GPUs; the other GPUs are hidden. `why` says why some of
-    `all_gpus` cannot be used; `order` is empty for the first that can.
-    """
+    """Choose GPUs and hide the others; `why` explains why some cannot be used."""
     remarks = [why] if why and not (order or num_towers) else []
     numbered = all_gpus if order else gpus
     order = order or range(num_towers or len(gpus))
@@ -126,13 +202,14 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
         f"/GPU:{per_gpu * shown.index(gpu) + i % per_gpu}"
         for gpu, i in zip(used, order, strict=True)
     )
-    return Devices("GPU", tuple(towers), tuple(remarks), per_gpu > 1)
+    return Devices(GPU.kind, tuple(towers), tuple(remarks), per_gpu > 1)
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
-    """Hides all other GPUs, so that TensorFlow takes no memory of them. Returns the
-    GPUs that TensorFlow has, in order; it cannot change them once it has created
-    devices.
+    """Hide all other GPUs, so that TensorFlow reserves no memory there.
+
+    Returns:
+        The visible GPUs, in order: other ones if TensorFlow has created its devices.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
@@ -161,7 +238,7 @@ def _numbers(device_order, num_towers):
 
 
 def processor_name() -> str:
-    """Name of the CPU, if the system reports it."""
+    """Return the name of the CPU, if the system reports it."""
     with contextlib.suppress(OSError):
         table = pathlib.Path("/proc/cpuinfo").read_text()
         if match := re.search(r"^model name\s*: (.*)$", table, re.M):
@@ -170,7 +247,7 @@ def processor_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that TensorFlow uses, each once."""
+    """Return the distinct names of the GPUs that TensorFlow uses."""
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     return sorted({x.get("device_name", "") for x in details})
@@ -191,7 +268,6 @@ def _make_logical_cpus(count, core_per_tower):
 
 
 def _make_logical(device, count, refusal, memory_limit=None):
-    """Splits a physical device into `count` logical devices."""
     made = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
     try:
         tf.config.set_logical_device_configuration(device, [made] * count)
@@ -200,13 +276,13 @@ def _make_logical(device, count, refusal, memory_limit=None):
 
 
 def _take_memory_as_needed(gpus):
-    """Has the memory of GPUs grow; returns remarks for the start banner."""
+    """Let the memory of GPUs grow; return remarks for the start banner."""
     for gpu in gpus:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:
             return ("TensorFlow was used before, and has taken all memory of the GPUs",)
-        except ValueError:  # it has logical devices
+        except ValueError:  # The GPU has logical devices.
             raise ConfigError(
                 f"device_memory_mb=0 after a call with a limit: {RESTART}"
             ) from None
@@ -214,20 +290,23 @@ def _take_memory_as_needed(gpus):
 
 
 def unused_gpu() -> str:
-    """Says what may be missing where the driver sees a GPU but TensorFlow does not."""
+    """Return a hint if the driver sees a GPU that TensorFlow does not; otherwise ""."""
     count = num_driver_gpus()
     if not count:
         return ""
     return (
         f"the driver sees {count} GPU(s) that TensorFlow cannot use: pip install "
         "'tensorflow[and-cuda]' brings its CUDA packages; with TF_CPP_MIN_LOG_LEVEL=0 "
-        "TensorFlow says what it misses"
+        "TensorFlow prints what is missing"
     )
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
-    """Refuses variables that alone do not fit a device: `num_bytes` are theirs, device
-    -> bytes. The ConfigError names the device and both numbers.
+    """Raise ConfigError if variables alone exceed the memory limit of their device.
+
+    Args:
+        num_bytes: device -> bytes of its variables.
+        device_memory_mb: the limit.
     """
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
@@ -239,11 +318,11 @@ def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
 
 
 def normalize_in_nhwc(model: keras.Model) -> None:
-    """Lets the GPU kernels of batch normalization in 16 bits compute in NHWC.
+    """Let the GPU kernels of batch normalization in 16 bits compute in NHWC.
 
-    Without cuDNN's persistent mode they transpose to NCHW and back, five times a layer
-    in a step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode takes multiples of
-    four channels, and is read once, before the first of these kernels.
+    Without cuDNN's persistent mode they transpose to NCHW and back, five times per
+    layer and step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode needs multiples
+    of four channels; TensorFlow reads it once, before the first of these kernels.
     """
     layers = layers_of(model)
     norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
@@ -252,7 +331,7 @@ def normalize_in_nhwc(model: keras.Model) -> None:
 
 
 def enable_determinism() -> None:
-    """Kernels that repeat bit for bit, and no TF32 rounding, on GPUs as well."""
+    """Use deterministic kernels, and no TF32, so that results repeat bit for bit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tf.config.experimental.enable_op_determinism()

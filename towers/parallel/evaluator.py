@@ -10,13 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.data.augment.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
 from towers.parallel.copies import Values, Weights, copies_on
-from towers.parallel.devices import HOST
+from towers.parallel.devices import CPU, HOST
 from towers.parallel.loop import (
     Feed,
     add_on_each,
@@ -27,6 +26,7 @@ from towers.parallel.loop import (
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.towers import LossFn, Towers, tower_counts
+from towers.parallel.workers import ALONE, Workers
 
 # Aimed at by one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
@@ -184,7 +184,7 @@ class Evaluator:
         count = tf.function(
             count_batch, autograph=False, experimental_attributes={"_noinline": True}
         )
-        on_cpus = all("CPU" in device for device in self._devices)
+        waits_for_host = CPU.has(self._devices)
 
         def count_batches(iterators, first, num_batches):
             with tf.device(HOST):  # where the arguments are
@@ -199,7 +199,8 @@ class Evaluator:
                     with tf.device(HOST):
                         on_host = [first + done] * len(feed.devices)
                     pieces = make_batches(feed, awaited, numbers or on_host)
-                    counts, rows = (count if on_cpus else count.python_function)(pieces)
+                    call = count if waits_for_host else count.python_function
+                    counts, rows = call(pieces)
                     with tf.device(HOST):
                         predictions = predictions.write(tf.cast(done, tf.int32), rows)
                     numbers = add_on_each(gpus, numbers, 1)
@@ -212,7 +213,7 @@ class Evaluator:
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
                 # Each GPU counts the batches: a number of the host would drain it.
-                gpus = [] if on_cpus else feed.devices
+                gpus = [] if waits_for_host else feed.devices
                 numbers = add_on_each(gpus, [first] * len(gpus), 0)
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
                 with around_loop():

@@ -24,12 +24,13 @@ import tensorflow as tf
 
 from towers import console, tf_internals
 from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
-from towers.cluster.workers import ALONE, Workers
+from towers.cluster.workers import ClusterWorkers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, WorkerLostError
 from towers.messages import one_line
 from towers.parallel.devices import Devices, gpu_names, processor_name
+from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import versions
 from towers.threads import num_cores
 
@@ -200,7 +201,7 @@ def connect(
         faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread() and handler:
             signal.signal(signal.SIGTERM, handler)
-    return Workers(engine, addresses, index)
+    return ClusterWorkers(engine, addresses, index)
 
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:

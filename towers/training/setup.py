@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer
-from towers.cluster.workers import ALONE, Workers
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
 from towers.errors import ConfigError, TowersError
@@ -18,6 +17,7 @@ from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
+from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.peers import validate_data

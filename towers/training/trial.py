@@ -1,6 +1,5 @@
 """Trials of a run in this process: dry runs, which write nothing, and range tests."""
 
-import collections
 import dataclasses
 import functools
 import math

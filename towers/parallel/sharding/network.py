@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.models.layers.normalization import is_frozen, ramping
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
@@ -31,6 +30,7 @@ from towers.parallel.towers import (
     loss_targets,
     unscaled,
 )
+from towers.parallel.workers import ALONE, Workers
 
 
 class SplitTowers:

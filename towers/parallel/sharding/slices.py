@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.cluster.workers import Workers
 from towers.models.layers import core, cpu_kernels, normalization
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.workers import Workers
 
 
 def local_response_normalization(

@@ -1,4 +1,4 @@
-"""One copy of the variables, which every tower reads."""
+"""A single copy of the variables, which every tower reads."""
 
 from collections.abc import Sequence
 
@@ -20,15 +20,19 @@ def towers(
     *,
     parameter_device: str = "auto",
 ) -> Strategy:
-    """One copy on the parameter device, by default the CPU; every tower fetches it in
-    every step, and the mean goes there.
+    """Keep one copy on the parameter device; every tower fetches it in every step.
 
-    Elsewhere: TensorFlow's CIFAR-10 multi-GPU tutorial, CentralStorageStrategy,
-    tf_cnn_benchmarks' `parameter_server`, tensorpack's
+    The mean goes there. Elsewhere: TensorFlow's CIFAR-10 multi-GPU tutorial,
+    CentralStorageStrategy, tf_cnn_benchmarks' `parameter_server`, tensorpack's
     SyncMultiGPUTrainerParameterServer.
 
-    The parameter device is cpu, gpu (the first tower's), the name of a device, or auto:
-    the CPU, or of a single tower its own device.
+    Args:
+        initial: values of the variables.
+        update_fn: determines the slots.
+        devices: of the towers.
+        micro_batch_size: images over all towers.
+        parameter_device: "cpu", "gpu" (that of the first tower), a device name, or
+            "auto": the CPU, but for a single tower its own device.
     """
     automatic = devices[0] if len(devices) == 1 else HOST
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
