@@ -59,7 +59,7 @@ class Parts:
     """
 
     data: DataSet
-    train_batches: TrainBatches | None
+    train_batches: TrainBatches
     augment: Augment
     train_source: Source | None
     eval_split: tuple[str, Source]
@@ -146,7 +146,7 @@ def build(
 
     # Phases, training batches, update.
     phases: tuple[Phase, ...] = ()
-    train_batches = None
+    train_batches: Any = None
     if for_training and train_source is not None:
         source = train_source
         validate_trained(config, matched)
@@ -283,7 +283,7 @@ def load_data_set(
     options = config.options_of("dataset")
     if weights := published_weights(config.model, config.init_from):
         options["default_size"] = weights.size
-    trained = dataset_info if test_only else None
+    trained: Any = dataset_info if test_only else None
     data_set = data.load(config.dataset, **options, trained=trained)
     return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set
 

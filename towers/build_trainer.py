@@ -304,5 +304,8 @@ def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
     devices = devices[: len(per_tower)]
     if "GPU" in devices[0] and fits_on_gpus(batches.source):
         return Resident(per_tower, devices)
-    datasets = [own.stream() for own in per_tower]
-    return Streams([lambda _, x=x: x for x in datasets], devices)
+
+    def same(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
+        return dataset
+
+    return Streams([functools.partial(same, x.stream()) for x in per_tower], devices)

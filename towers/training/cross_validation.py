@@ -23,7 +23,7 @@ from towers.evaluation.studies import predict_split
 from towers.run.peers import refuse_workers
 from towers.training.train import train
 
-# The figures in the table.
+# Metrics in the table.
 NAMES = ("map", "accuracy", "loss", "balanced_accuracy", "macro_f1")
 OUT_OF_FOLD = "out_of_fold.csv"
 
@@ -37,21 +37,22 @@ def cross_validate(
     class_names: Sequence[str | int] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains one run for each of several equal parts of the training images, which it
-    holds out, in `fold-0`, `fold-1` and so on. The same call continues.
+    """Train a run for each of several equal parts of the training images.
 
-    The folder also gets `folds.json`, the result, and `out_of_fold.csv` with the
-    probabilities of every training image by the run that held it out.
+    Each run holds out one part, in `fold-0`, `fold-1` and so on. The same call
+    continues. The folder also gets `folds.json`, the result, and `out_of_fold.csv` with
+    the probabilities of every training image by the run that held it out.
 
     Args:
         workdir: a folder for the runs.
-        config: of the runs, without `validation_fraction`.
-        folds: number of parts, from 2 on.
-        data, class_names: as of `train`.
+        config: the Config of the runs, without `validation_fraction`.
+        folds: number of parts, at least 2.
+        data: as in `train`.
+        class_names: as in `train`.
         **options: further arguments of `train`.
 
     Returns:
-        Name of a figure on held-out images at the best step -> "mean" and "std" over
+        Name of a metric on held-out images at the best step -> "mean" and "std" over
         the runs, and "values", one per run.
 
     Raises:
@@ -67,7 +68,8 @@ def cross_validate(
     reads_slurm = config.choice_of("strategy").processes
     cluster = options.get("cluster") or find_cluster(reads_slurm=reads_slurm)
     refuse_workers(cluster, f"folds={folds}")
-    folder, rows = pathlib.Path(os.path.expanduser(workdir)), []
+    folder = pathlib.Path(os.path.expanduser(workdir))
+    rows: list[list[Any]] = []
     values: dict[str, list[float]] = {}
     store.make_folders(folder)
     for number in range(folds):
@@ -79,7 +81,7 @@ def cross_validate(
         for name in filter(result.__contains__, NAMES):
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
-    table = {
+    table: dict[str, dict[str, Any]] = {
         name: {"mean": np.mean(x), "std": np.std(x, ddof=1), "values": x}
         for name, x in values.items()
     }
@@ -87,7 +89,8 @@ def cross_validate(
     text, head = io.StringIO(), ["index", "path", "fold", "label"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, *predicted.class_names])
-    writer.writerows(sorted(rows, key=lambda row: row[0]))
+    rows.sort(key=lambda row: row[0])
+    writer.writerows(rows)
     store.write_aside(folder / OUT_OF_FOLD, text.getvalue())
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
@@ -97,7 +100,7 @@ def cross_validate(
 
 
 def _rows(predicted, fold):
-    """Rows of `out_of_fold.csv`: numbers of the training images, labels by name."""
+    """Yield rows of `out_of_fold.csv`: numbers of the images, labels by name."""
     multi_label = predicted.labels.ndim == 2
     probabilities = to_probabilities(predicted.logits, multi_label)
     names, source = np.array(predicted.class_names), predicted.source

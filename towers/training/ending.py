@@ -47,9 +47,9 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
-        with contextlib.suppress(Preempted):
-            with data_errors_of_tensorflow(), run.workers.noticing_losses():
-                yield
+        noticing = data_errors_of_tensorflow(), run.workers.noticing_losses()
+        with contextlib.suppress(Preempted), noticing[0], noticing[1]:
+            yield
         watchdog.call(run.save_and_wait)
         run.wait_for_chief()
     except (CheckpointError, RunFolderError, StuckError):

@@ -57,18 +57,16 @@ def fit_head(
         if new:
             console.line("linear probe: none, as the head has trained values")
         return
-    kernel, bias = names = _head_names(parts.model)
+    names = _head_names(parts.model)
     state, features, labels = trainer.state(), [], []
+    num_classes = state[names[1]].size
     with activity("fitting the head") as heartbeat:
         for batch in _features(parts, state, batch_size):
             features.append(batch[0])
             labels.append(batch[1])
             heartbeat()
         *values, correct = logistic_regression(
-            np.concatenate(features),
-            np.concatenate(labels),
-            state[bias].size,
-            heartbeat,
+            np.concatenate(features), np.concatenate(labels), num_classes, heartbeat
         )
     for name, array in zip(names, values, strict=True):
         set_initial(state, name, array)

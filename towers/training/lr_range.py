@@ -1,7 +1,7 @@
 """Learning-rate range tests: the loss while the rate grows, step by step.
 
-Smith 2015, arXiv:1506.01186, section 3.3; with a rate that grows exponentially, the end
-at four times the lowest smoothed loss: Gugger 2018, "How Do You Find A Good Learning
+Smith 2015, arXiv:1506.01186, section 3.3. The rate grows exponentially until the
+smoothed loss is four times its minimum: Gugger 2018, "How Do You Find A Good Learning
 Rate". The suggestion is where the loss falls most steeply, as fastai's `steep`.
 """
 
@@ -16,9 +16,9 @@ import tensorflow as tf
 from towers.errors import NumericError
 from towers.optim.schedules import Schedule
 
-NAME = "lr_range_test"  # of the flag and the picture
+NAME = "lr_range_test"  # the flag and the picture
 
-# The rates. Most optimizers that divide by the size of the gradients take smaller ones.
+# Learning rates. Optimizers that divide by the size of the gradients take smaller ones.
 LOWEST, LOWEST_SCALE_FREE, HIGHEST = 1e-5, 1e-6, 100.0
 
 # The number of steps: some epochs, within these bounds.
@@ -30,14 +30,12 @@ SMOOTHING = 0.1
 # The loss has diverged at this multiple of the lowest one.
 DIVERGED = 4.0
 
-# Where the loss falls by less than this share, nothing is suggested.
+# Minimum relative fall of the loss for a suggestion.
 MIN_FALL = 0.01
 
 
 class LrRange(NamedTuple):
-    """The result of a test: learning rate, loss and Gaussian mean of each step, float64
-    [steps], and the rate of the steepest fall in two digits, or None.
-    """
+    """Learning rate, loss and its Gaussian mean, float64 [steps]; the suggestion."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -99,7 +97,7 @@ def growing_rate(
 
 
 def draw(result: LrRange) -> bytes:
-    """The loss against the rate, as a PNG; the suggestion is marked."""
+    """Return a PNG of the loss against the rate; the suggestion is marked."""
     from matplotlib.figure import Figure  # takes a while
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -61,7 +61,7 @@ def build_run(
         validate_teacher(taught_by, parts)
     if workers.is_chief:
         held_out = {"test": parts.data.test, parts.eval_split[0]: parts.eval_split[1]}
-        record_identical(parts.data, parts.train_source, held_out)
+        record_identical(parts.data, parts.train_batches.source, held_out)
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer

@@ -28,11 +28,11 @@ class Summaries:
 
     @property
     def is_pending(self) -> bool:
-        """True if the norm of the update after a summary is still to be written."""
+        """Whether the norm of the update after a summary is still to be written."""
         return self._params is not None
 
     def write(self, step: int) -> None:
-        """Writes histograms of parameters and gradients, and the next step's images."""
+        """Write histograms of parameters and gradients, and the next step's images."""
         params = {
             name.removeprefix("params/"): array
             for name, array in self._trainer.state().items()
@@ -55,21 +55,20 @@ class Summaries:
         self.written_at, self._params = time.monotonic(), params
 
     def write_update(self, step: int) -> None:
-        """Writes the norm of the update after a summary over the parameters' norm."""
-        before, self._params = self._params, None
+        """Write the norm of the update after a summary over the parameters' norm."""
+        before, self._params = self._params or {}, None
         state = self._trainer.state()
         update, norm = 0.0, 0.0
         for name, values in before.items():
-            values = values.astype(np.float64)
-            update += np.sum((state[f"params/{name}"] - values) ** 2)
-            norm += np.sum(values**2)
+            update += np.sum((state[f"params/{name}"] - values.astype(np.float64)) ** 2)
+            norm += np.sum(values.astype(np.float64) ** 2)
         if norm:
             self._reports.scalars(step, {"update_ratio": np.sqrt(update / norm)})
 
     def write_evaluation(
         self, step: int, record: Mapping[str, Any], predictions: Predictions | LabelSets
     ) -> None:
-        """Curves of a record of `metrics.jsonl`, and the worst mistakes."""
+        """Draw a record of `metrics.jsonl` as curves, and the worst mistakes."""
         split, source = self._parts.eval_split
         names = self._parts.data.class_names
         values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}

@@ -89,7 +89,7 @@ def train(
         progress: "live" for bars at the end of a terminal, "plain" for lines by the
             clock, "off" for none; "auto" is live if standard output is a terminal.
         profile_steps: the steps before and after a part of the run that is traced for
-            TensorBoard's profile plugin; a summary is printed.
+            TensorBoard's profile plugin.
         report: write a web page about the run at its end, `report/index.html`.
         callbacks: see `towers.callbacks`; only the chief calls them.
 

@@ -65,13 +65,8 @@ def dry_run(
 
     A run in the folder is continued in this process alone: nothing is written.
 
-    Args:
-        workdir, config, overwrite, allow_change: as in `train`.
-        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
-            and `origins`, as in `train`.
-
-    Raises:
-        TowersError: as `train`, for errors that are known before a run.
+    `options` are `model`, `data`, `class_names`, `cluster`, `allow_public_address` and
+    `origins`. Errors are as of `train`, if they are known before a run.
     """
     options |= {"continues": not overwrite, "allow_change": allow_change}
     trial = _begin("dry_run", workdir, config, **options)
@@ -93,12 +88,8 @@ def lr_range_test(
     """Take the first steps of a run with a growing learning rate, and suggest one.
 
     The loss diverges in the end. The run itself is not begun, nor is a run in the
-    folder touched: `lr_range_test.png` is written there.
-
-    Args:
-        workdir, config, progress: as in `train`.
-        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
-            and `origins`, as in `train`.
+    folder touched: `lr_range_test.png` is written there. Arguments are as in `train`,
+    and `options` as in `dry_run`.
 
     Returns:
         `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
@@ -109,42 +100,24 @@ def lr_range_test(
     """
     # A step that is not finite ends the test without an error.
     config = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
-    images_per_step = config.images_per_step
-    is_scale_free = config.choice_of("optimizer").scale_free
-    schedule_fn = functools.partial(
-        lr_range.growing_rate, images_per_step, is_scale_free
-    )
+    scale_free = config.choice_of("optimizer").scale_free
+    images = config.images_per_step
+    schedule_fn = functools.partial(lr_range.growing_rate, images, scale_free)
     trial = _begin(lr_range.NAME, workdir, config, schedule_fn=schedule_fn, **options)
     parts, trainer = trial.parts, trial.trainer
     if config.linear_probe:
         linear_probe.fit_head(trainer, parts, config.batch_size, trial.new)
-    count = lr_range.num_steps(images_per_step, parts.num_examples)
-    per_step = images_per_step / parts.num_examples
+    count = lr_range.num_steps(images, parts.num_examples)
+    per_step = images / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)
     console.line(
         f"learning rates from {trainer.learning_rate(0):g} to {lr_range.HIGHEST:g} in "
         f"{count} steps"
     )
     with create_display(progress, status) as display:
-
-        def steps() -> Iterator[tuple[float, float]]:
-            """Yield learning rate and loss; NaN for a loss that is not finite."""
-            started = time.monotonic()
-            for step in range(1, count + 1):
-                metrics = trial.take_steps(1)
-                rate, loss = float(metrics["learning_rate"]), float(metrics["loss"])
-                secs_per_step = (time.monotonic() - started) / step
-                display.update(
-                    step=step,
-                    epoch=step * per_step,
-                    loss=loss,
-                    accuracy=metrics["accuracy"],
-                    learning_rate=rate,
-                    secs_left=(count - step) * secs_per_step,
-                )
-                yield rate, math.nan if metrics["skipped_steps"] else loss
-
-        result = trial.watched(lambda _: lr_range.range_test(steps()), display.tick)
+        result = trial.watched(
+            lambda _: lr_range.range_test(trial.losses(count)), display.tick
+        )
     lowest = result.smoothed.argmin()
     console.line(
         f"{len(result.rates)} steps, to {result.rates[-1]:.2g}; the smoothed loss is "
@@ -202,6 +175,13 @@ class Trial(NamedTuple):
             raise Preempted
         return metrics
 
+    def losses(self, num_steps: int) -> Iterator[tuple[float, float]]:
+        """Take steps; yield learning rate and loss, NaN if it is not finite."""
+        for _ in range(num_steps):
+            metrics = self.take_steps(1)
+            loss = math.nan if metrics["skipped_steps"] else float(metrics["loss"])
+            yield float(metrics["learning_rate"]), loss
+
 
 def _begin(
     flag: str,
@@ -249,12 +229,11 @@ def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
     started = time.monotonic()
     batch = parts.train_batches(tf.constant(trainer.step, tf.int64))
     images = batch["images"].numpy()
-    secs = time.monotonic() - started
     print_entry(
         "images",
         f"{'x'.join(map(str, images.shape))} {images.dtype}, {images.min():.3g} to "
         f"{images.max():.3g}, mean {images.mean():.3f}: the next batch, read in "
-        f"{secs:.2f} s",
+        f"{time.monotonic() - started:.2f} s",
     )
     heartbeat()
     saved = trial.checkpoint
@@ -323,7 +302,7 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
         weights = evaluated_weights(config)
         once = _time_evaluation(trial, heartbeat)
         secs_of["evaluations"] = num_evaluations * once
-        if linear_probe.is_fitted(parts.model, trial.new):
+        if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
             # An inference on each of its images.
             share = linear_probe.num_images(parts) / source.num_examples
             secs_of["linear probe"] = once * share / len(weights)
@@ -337,7 +316,7 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
 
 
 def _time_phase(trial: Trial, phase: Phase, first: int, end: int) -> tuple[float, Lap]:
-    """Print the speed of a phase; return the seconds of its first call, and its speed."""
+    """Print the speed of a phase; return the seconds of its first call, and it."""
     stopwatch, step = Stopwatch(), first
     while step < end and stopwatch.timed_secs < TIMED_SECS:
         started = time.monotonic()
