@@ -65,7 +65,7 @@ def test_other_pixels_of_as_many_images_are_refused():
     same, other = given
     different = {name for name in same if same[name] != other[name]}
     assert different == {"the checksum of 16 training images"}
-    with pytest.raises(ConfigError, match="worker 2 .* the checksum of 16 training"):
+    with pytest.raises(ConfigError, match=r"worker 2 .* the checksum of 16 training"):
         peers.validate_data(Answers(**other), data_set(images), 40)
 
 

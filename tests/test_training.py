@@ -146,7 +146,6 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path, monkeypatch)
         histograms = train_curves[f"tensors/{name}"]
         size = state[name.replace("gradients", "params")].size
         assert list(histograms) == [4, 8] and histograms[8][:, 2].sum() == size
-    assert list(train_curves["optimizer/update_ratio"]) == [5, 9]
     for curves, name in ((train_curves, "training_batch"), (test_curves, "mistakes")):
         for width, height, png in curves[f"pictures/{name}"].values():
             shape = int(height), int(width), 3
@@ -161,8 +160,7 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     assert {"test_accuracy", "test_accuracy_ema", "test_accuracy_tta_ema"} < names
     result = evaluate(tmp_path, config)
     assert {n: result[n] for n in names} == pytest.approx({n: last[n] for n in names})
-    assert result["test_accuracy"] * 23 == result["test_correct"]
-    assert saved(tmp_path).run_state["best"] is None  # test images decide none
+    assert saved(tmp_path).run_state["best"] is None  # test images do not decide
 
 
 def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, capfd):

@@ -38,39 +38,21 @@ _FREEZING = ("freeze", "batch_norm", "param_rates")
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a run, besides its devices and its trainer.
-
-    Attributes:
-        data: the data set.
-        train_batches: step -> batch; None for an evaluation.
-        augment: the augmentation of the images.
-        train_source: the images that are trained on; None if they were not loaded.
-        eval_split: name and source of the images for evaluations during training:
-            "validation" if the data set has such images, or a part of its training
-            images is held out, else "test".
-        model: the network, with its initial parameters.
-        phases: the phases of the run, if there are several.
-        update: from the mean gradient to the next parameters.
-        num_examples: training images of an epoch; 0 if they were not loaded.
-        total_steps: steps until `num_epochs` is reached, or 0.
-        last_step: the step with which the run ends, by its length or by max_steps.
-        periods: of logs, summaries, checkpoints and evaluations.
-        share: which images of every batch this process computes.
-    """
+    """The parts of a run, besides its devices and its trainer."""
 
     data: DataSet
-    train_batches: TrainBatches
+    train_batches: TrainBatches  # step -> batch; None for an evaluation
     augment: Augment
-    train_source: Source | None
-    eval_split: tuple[str, Source]
-    model: keras.Model
-    phases: tuple[Phase, ...]
-    update: Update
-    num_examples: int
-    total_steps: int
-    last_step: int
-    periods: Periods
-    share: Share
+    train_source: Source | None  # the images to train on, if they were loaded
+    eval_split: tuple[str, Source]  # "validation", or "test" without held-out images
+    model: keras.Model  # with its initial parameters
+    phases: tuple[Phase, ...]  # empty if all steps are alike
+    update: Update  # from the mean gradient to the next parameters
+    num_examples: int  # training images of an epoch; 0 if they were not loaded
+    total_steps: int  # until `num_epochs` is reached; 0 without training images
+    last_step: int  # the end of the run, by its length or by max_steps
+    periods: Periods  # of logs, summaries, checkpoints and evaluations
+    share: Share  # the images of every batch that this process computes
 
 
 def with_given(
@@ -97,21 +79,12 @@ def build(
     continued: DatasetInfo | None = None,
     schedule_fn: Callable[[int], schedules.Schedule] | None = None,
 ) -> Parts:
-    """Load the data, and build the network and its update.
+    """Load the data, and build the network and its update; or raise a TowersError.
 
-    Args:
-        config: of the run.
-        device_kind: of the towers, CPU or GPU.
-        for_training: False for an evaluation, which has no phases and no schedules.
-        share: the share of one of several workers, see `share_of`.
-        dataset_info: the data set of the run that is evaluated, see `load_data_set`.
-        test_only: load no training images if possible.
-        continued: the data set in the checkpoint from which a training continues.
-        schedule_fn: training images of an epoch -> the learning rate.
-
-    Raises:
-        TowersError: a DataError or ConfigError if the data set is missing, or options
-            do not fit it.
+    An evaluation has no phases and no schedules, and the moments of `dataset_info`;
+    with `test_only` it loads no training images if possible. `continued` describes the
+    data in the checkpoint from which a training continues. `schedule_fn`, training
+    images of an epoch -> learning rate, takes the place of the config's schedule.
     """
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)

@@ -82,17 +82,10 @@ def assemble(
     teacher: keras.Model | None = None,
     **options: Any,
 ) -> tuple[Parts, Trainer]:
-    """Return the parts of a training or an evaluation, and a trainer of them.
+    """Return the parts of a training or an evaluation, and their trainer.
 
-    Args:
-        config: of the run.
-        devices: of the towers.
-        workers: which train together.
-        teacher: a trained network, whose outputs the loss follows, too.
-        **options: of `build`; `for_training=False` for an evaluation.
-
-    Raises:
-        TowersError: such as a ConfigError if options do not fit data or devices.
+    The loss also follows the outputs of `teacher`, a trained network. `options` are
+    those of `build`, such as `for_training=False` for an evaluation.
     """
     share = share_of(config, devices, workers)
     parts = build(config, device_kind=devices.kind, share=share, **options)

@@ -38,17 +38,11 @@ _PRIVATE_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a run.
+    """The workers of a run."""
 
-    Attributes:
-        addresses: host:port of each worker.
-        index: the index of this worker.
-        origin: what described them, such as "--cluster".
-    """
-
-    addresses: tuple[str, ...]
-    index: int
-    origin: str
+    addresses: tuple[str, ...]  # host:port of each worker
+    index: int  # of this worker
+    origin: str  # what described them, such as "--cluster"
 
     @property
     def size(self) -> int:

@@ -317,24 +317,17 @@ class SynchronousTrainer(Trainer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network and how towers compute it.
+    """A single-device Functional model, and how towers compute it.
 
-    Attributes:
-        model: a single-device Functional model; its variables are the initial values.
-        phases: of the run, in order; `model` is the network of the last one. Empty if
-            all steps are alike and nothing is frozen.
-        sync_batch_norm: normalize with the moments of all towers.
-        recompute: compute activations again in the backward pass, see `recompute`.
-        compile_towers: XLA compiles each tower.
-        not_compiled: why XLA does not, for the start banner.
+    Its variables are the initial values. It is the network of the last phase.
     """
 
     model: keras.Model
     phases: Sequence[Phase] = ()
-    sync_batch_norm: bool = False
-    recompute: bool = False
-    compile_towers: bool = False
-    not_compiled: str = ""
+    sync_batch_norm: bool = False  # normalize with the moments of all towers
+    recompute: bool = False  # compute activations again in the backward pass
+    compile_towers: bool = False  # by XLA
+    not_compiled: str = ""  # why not, for the start banner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -348,23 +341,14 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Sizes, batches and safeguards of steps.
+    """Sizes, batches and safeguards of steps."""
 
-    Attributes:
-        micro_batch_size: images over all towers that are computed at once.
-        accumulate_steps: batches of this size in a step.
-        feed: the batches; None if no step is taken.
-        scale_loss: scale the loss for gradients in float16.
-        skip_not_finite: skip steps that are not finite.
-        scale_rate: `Trainer.scale_rate` may be called.
-    """
-
-    micro_batch_size: int
-    accumulate_steps: int = 1
-    feed: Feed | None = None
-    scale_loss: bool = False
+    micro_batch_size: int  # images over all towers that are computed at once
+    accumulate_steps: int = 1  # batches of this size in a step
+    feed: Feed | None = None  # None if no step is taken
+    scale_loss: bool = False  # for gradients in float16
     skip_not_finite: bool = False
-    scale_rate: bool = False
+    scale_rate: bool = False  # `Trainer.scale_rate` may be called
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

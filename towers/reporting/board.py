@@ -43,10 +43,6 @@ TAGS = {
         "optimizer/gradient_norm",
         "Global norm of the mean gradient, before clipping",
     ),
-    "update_ratio": (
-        "optimizer/update_ratio",
-        "Ratio of the update's norm to the parameters' norm; about 0.001 is usual",
-    ),
     "total_loss": ("optimizer/total_loss", "Loss of the batch with weight decay"),
     "loss_scale": ("optimizer/loss_scale", "Factor on the loss in float16"),
     "skipped_steps": ("optimizer/skipped_steps", "Steps so far that were not finite"),

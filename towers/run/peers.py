@@ -121,8 +121,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         wait_secs=limit or START_SECS,
         heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
     )
-    own: dict[str, Any] = versions()
-    del own["python"]
+    own: dict[str, Any] = {k: v for k, v in versions().items() if k != "python"}
     own["devices"] = f"{len(devices.towers)} {devices.kind}"
     # Each worker computes norms, and Muon's products, by itself: they must round alike.
     if config.clip_norm or config.choice_of("optimizer").sums:

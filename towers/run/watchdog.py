@@ -70,10 +70,6 @@ class Watchdog:
             _STARTING_FACTOR times as many while it compiles; 0 waits forever.
         clock: returns seconds; by default an `AwakeClock`.
         tick: gets the steps taken and the activity, ten times a second.
-
-    Attributes:
-        stopped_by: the name of the signal that stops the run, or None.
-        progress_at: the time of the last progress, as `time.time`.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class Watchdog:
         self._clock = AwakeClock() if clock is None else clock
         self._handlers: dict[int, Any] = {}
         self._threads: list[JobThread] = []
-        self.stopped_by: str | None = None
+        self.stopped_by: str | None = None  # a signal
         self.progress_at = time.time()
 
     @property

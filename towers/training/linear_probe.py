@@ -43,15 +43,7 @@ def fit_head(
 ) -> None:
     """Set a head without trained values (`new`) to the linear probe of other layers.
 
-    Args:
-        trainer: gets the head.
-        parts: the network and the images of the run.
-        batch_size: images of a batch of inference.
-        new: names of the variables without trained values.
-        activity: of a `Watchdog`.
-
-    Raises:
-        ConfigError: the last layer is not a Dense layer with a bias.
+    `activity` is a `Watchdog`'s. ConfigError if the last layer is not a Dense layer.
     """
     if not is_fitted(parts.model, new):
         if new:

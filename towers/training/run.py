@@ -132,7 +132,7 @@ class Run:
         """
         config, step, now = self.config, self.step, time.monotonic()
         num_steps = min(
-            1 if self._summaries.is_pending else config.steps_per_loop,
+            config.steps_per_loop,
             self._periods.next_due(step) - step,
             self.last_step - step,
             self.progress.stopwatch.steps_in(CALL_SECS),
@@ -234,8 +234,6 @@ class Run:
     def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
         """Write metrics, and a summary, if due by the step or the clock."""
         step = self.step
-        if self._summaries.is_pending:
-            self._summaries.write_update(step)
         if summary_due or self._periods.logs(step):
             metrics |= self._speed(self.progress.stopwatch.lap())
             if staleness := self._staleness:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from towers.build import Parts
@@ -23,13 +22,7 @@ class Summaries:
     ):
         self._parts, self._trainer = parts, trainer
         self._reports, self._watchdog = reports, watchdog
-        self._params: dict[str, np.ndarray] | None = None  # until the next step
         self.written_at = 0.0
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the norm of the update after a summary is still to be written."""
-        return self._params is not None
 
     def write(self, step: int) -> None:
         """Write histograms of parameters and gradients, and the next step's images."""
@@ -52,18 +45,7 @@ class Summaries:
             board.picture(step, "training_batch", pixels, about)
 
         self._reports.on_board(write)
-        self.written_at, self._params = time.monotonic(), params
-
-    def write_update(self, step: int) -> None:
-        """Write the norm of the update after a summary over the parameters' norm."""
-        before, self._params = self._params or {}, None
-        state = self._trainer.state()
-        update, norm = 0.0, 0.0
-        for name, values in before.items():
-            update += np.sum((state[f"params/{name}"] - values.astype(np.float64)) ** 2)
-            norm += np.sum(values.astype(np.float64) ** 2)
-        if norm:
-            self._reports.scalars(step, {"update_ratio": np.sqrt(update / norm)})
+        self.written_at = time.monotonic()
 
     def write_evaluation(
         self, step: int, record: Mapping[str, Any], predictions: Predictions | LabelSets
