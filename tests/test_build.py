@@ -110,35 +110,6 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
         assert decays == () and float(penalty) == pytest.approx(0.25 * squares)
 
 
-OPTIONS_OF_OPTIMIZERS = {
-    **{"sgd": "momentum", "nesterov": "momentum", "rmsprop": "rho epsilon"},
-    **{"adamw": "beta1 beta2 epsilon", "lars": "trust_coefficient"},
-    **{"adam": "beta1 beta2 epsilon"},
-}
-
-
-@pytest.mark.parametrize(
-    "optimizer,option",
-    [(x, option) for x, y in OPTIONS_OF_OPTIMIZERS.items() for option in y.split()],
-)
-def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
-    one, number = tf.fill([2, 2], 3.0), tf.constant(1, tf.int64)
-    moved = []
-    for value in (0.5, 0.25):
-        config = small_config(
-            optimizer=optimizer, schedule="constant", **{option: value}
-        )
-        update = build.build(config).update
-        layout = Layout({"kernel": one})
-        vectors = layout.pack([one])
-        slots = dict.fromkeys(update.optimizer.slots, vectors)
-        update = dataclasses.replace(update, decays=(), rate_fns=())
-        arguments = layout, number, vectors, slots, vectors, tf.norm(one)
-        made, _ = update(*arguments, update.squares(*arguments))
-        moved.append(layout.views(made)[0])
-    assert np.all(moved[0] != moved[1])
-
-
 def test_rates_fall_from_the_head_to_the_input_by_block():
     """The weight decay of a step falls with them, as in timm; a frozen parameter
     stays frozen."""

@@ -47,8 +47,11 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
-        noticing = data_errors_of_tensorflow(), run.workers.noticing_losses()
-        with contextlib.suppress(Preempted), noticing[0], noticing[1]:
+        with (
+            contextlib.suppress(Preempted),
+            data_errors_of_tensorflow(),
+            run.workers.noticing_losses(),
+        ):
             yield
         watchdog.call(run.save_and_wait)
         run.wait_for_chief()

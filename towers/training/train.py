@@ -146,9 +146,13 @@ def train(
         if run.is_at_end and not run.progress.open_record:
             say_finished(run)
         else:
-            ends = callbacks_at_the_end(run), saved_at_the_end(run, overwrite)
             try:
-                with ends[0], run.display, ends[1], profile:
+                with (
+                    callbacks_at_the_end(run),
+                    run.display,
+                    saved_at_the_end(run, overwrite),
+                    profile,
+                ):
                     run.watchdog.call(loop, run, profile)
             except CallbackError as carrier:  # a generator cannot raise StopIteration
                 raise carrier.error from carrier.error.__cause__
