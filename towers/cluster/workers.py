@@ -209,13 +209,7 @@ class LostWorker(NamedTuple):
 def lost_worker(
     message: str, addresses: Sequence[str], index: int
 ) -> LostWorker | None:
-    """Return the lost worker that an error of TensorFlow names; None for other errors.
-
-    Args:
-        message: text of the error.
-        addresses: of all workers.
-        index: number of this worker.
-    """
+    """Return the lost worker that an error of TensorFlow names to worker `index`."""
     if match := _REPORTED.search(message):
         return LostWorker(int(match[2]), match[1])
     is_collective = "Collective" in message or "oordination" in message

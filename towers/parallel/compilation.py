@@ -31,17 +31,12 @@ OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """Compilation options of the step.
+    """Compilation options of the step."""
 
-    Attributes:
-        device: CPU or GPU, for which steps are traced.
-        optimizes_towers: Grappler optimizes the trace of the towers, and nothing else.
-        xla: XLA compiles the forward and backward part of each tower, and the update if
-            `device.updates_by_xla`.
-    """
-
-    device: Device
-    optimizes_towers: bool = False
+    device: Device  # CPU or GPU, for which the step is traced.
+    optimizes_towers: bool = False  # Grappler optimizes the towers, and nothing else.
+    # XLA compiles the forward and backward part of each tower, and the update if
+    # `device.updates_by_xla`.
     xla: bool = False
 
     def step_options(self) -> contextlib.AbstractContextManager[None]:
@@ -66,13 +61,9 @@ def choose(
     inspects: bool = False,
     xla: bool = False,
 ) -> Compilation:
-    """Choose how a step is compiled.
+    """Choose how the step of some networks is compiled.
 
-    Args:
-        devices: of the towers.
-        models: the network of each phase.
-        inspects: layers are computed one by one, see `sharding`.
-        xla: XLA compiles the towers.
+    `inspects` says that layers are computed one by one, see `sharding`.
     """
     if not CPU.has(devices):
         return dataclasses.replace(GPU_LOOP, xla=xla)
@@ -92,12 +83,8 @@ def why_not_xla(
 ) -> str:
     """Return why XLA cannot compile a network on the device of a tower, "" if it can.
 
-    Args:
-        model: the network; its forward and backward part are tried on two images.
-        loss_fn: (logits, labels) -> losses.
-        labels: type of the label of one image.
-        device: of a tower.
-        deterministic: refuse operations whose results do not repeat bit for bit.
+    The forward and backward part is tried on two images; `labels` is the type of the
+    label of one image.
     """
 
     def gradients(params, state, inputs, labels):
@@ -139,11 +126,9 @@ def why_not_xla(
 def optimized_for_cpu(
     definition: graph_pb2.GraphDef, outputs: Sequence[str]
 ) -> graph_pb2.GraphDef:
-    """Return a graph as Grappler optimizes it for a CPU; functions do not change.
+    """Return a graph without devices as Grappler optimizes it for a CPU.
 
-    Args:
-        definition: a graph without devices.
-        outputs: names of operations to keep.
+    Operations whose names are `outputs` stay, and functions do not change.
     """
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)
     for node in graph.graph_def.node:
@@ -165,10 +150,7 @@ def optimized_for_cpu(
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Switch Grappler off for functions that are called inside, eagerly or in a graph.
-
-    It is not thread-safe.
-    """
+    """Switch Grappler off for functions that are called inside; not thread-safe."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
@@ -185,9 +167,8 @@ class TracedOnce:
     Tracing a tower's forward and backward part takes Python much longer than copying
     the operations, and the parts of the towers differ only in their devices. `copy`
     adds the operations to the graph that is traced, on the device in scope, except
-    those that no result needs: a step is then as fast as if they had been traced in it,
-    faster than with a call of a `tf.function`. `optimize` is applied once, for all
-    copies. `function` is a `tf.function`.
+    those that no result needs, which is faster than a call of the `tf.function`
+    `function`. `optimize` is applied once, for all copies.
     """
 
     def __init__(
@@ -227,10 +208,7 @@ class TracedOnce:
         return tf.nest.map_structure(lambda x: values[x], results)
 
     def _read_trace(self, trace):
-        """Return the names of results, those that are computed, and their operations.
-
-        Operations with side effects are included.
-        """
+        """Return names of the results, of those computed, and all needed operations."""
         # The outputs are identities, which a copy does not need.
         sources = [_source(x) for x in trace.outputs]
         results = [x.name for x in sources]
@@ -270,7 +248,7 @@ def needed_operations(
     operations: Iterable[tf.Operation], known: Set[tf.Operation] = frozenset()
 ) -> set[tf.Operation]:
     """Return operations and all that they need, except known ones and their inputs."""
-    pending = list(operations)
+    pending: list[Any] = list(operations)
     needed: set[tf.Operation] = set()
     while pending:
         op = pending.pop()
@@ -289,23 +267,19 @@ def compute_in_order(tensors: Sequence[tf.Tensor]) -> None:
     an operation that only later tensors need waits for earlier ones.
     """
     done: set[tf.Operation] = set()
-    before = None
-    for operation in [tensor.op for tensor in tensors]:
-        needed = needed_operations([operation], done)
-        for op in needed if before else ():
+    for before, tensor in zip([None, *tensors], tensors, strict=False):
+        needed = needed_operations([tensor.op], done)
+        done |= needed
+        if before is None:
+            continue
+        for op in needed:
             inputs = [x.op for x in op.inputs]
             if inputs and not any(x in needed and x.inputs for x in inputs):
-                tf_internals.add_control_input(op, before)
-        done |= needed
-        before = operation
+                tf_internals.add_control_input(op, before.op)
 
 
 def _merge_constants(nodes, outputs, given):
-    """Merge constants of the same value, except outputs.
-
-    Grappler lets a constant wait for the inputs that it was computed from; waiting for
-    `given` inputs of the graph is dropped.
-    """
+    """Merge constants of the same value, except outputs; do not wait for `given`."""
     first, same, kept = {}, {}, []
     for node in nodes:
         waits_for_given = [x for x in node.input if x[0] == "^" and x[1:] in given]

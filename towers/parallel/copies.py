@@ -57,19 +57,12 @@ class Initial(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Parameters, model state and the number of steps on one device.
+    """Parameters, model state and the number of steps on one device."""
 
-    Attributes:
-        params: vectors.
-        state: vectors of the float entries of the model state.
-        integers: its other entries.
-        step: [steps taken, int64]; empty for inference.
-    """
-
-    params: list[tf.Tensor]
-    state: list[tf.Tensor]
-    integers: list[tf.Tensor]
-    step: Sequence[tf.Tensor] = ()
+    params: list[tf.Tensor]  # Vectors.
+    state: list[tf.Tensor]  # Vectors of the float entries of the model state.
+    integers: list[tf.Tensor]  # Its other entries.
+    step: Sequence[tf.Tensor] = ()  # [steps taken, int64]; empty for inference.
 
     def copied_to(self, device: str) -> "Values":
         """Copy the values to another device."""
@@ -151,14 +144,9 @@ def copies_on(
 class Copy:
     """The variables on one device, or its shard of them.
 
+    `params`, `state` and `slots` (name -> as `params`) are vectors, `integers` the
+    other entries of the model state, and `averages` those of `params`, then of `state`.
     The update determines the slots, and whether averages are kept.
-
-    Attributes:
-        params, state: vectors of the parameters and of the float model state.
-        integers: other entries of the model state.
-        slots: name -> vectors, as `params`.
-        averages: moving averages of `params`, then of `state`.
-        step: the number of steps taken.
     """
 
     def __init__(

@@ -25,54 +25,27 @@ MAX_DEVICES = 256
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What differs between CPUs and GPUs; docs/gpus.md gives the reasons.
+    """What differs between CPUs and GPUs; docs/gpus.md gives the reasons."""
 
-    Attributes:
-        kind: TensorFlow's name, "CPU" or "GPU".
-        in_host_memory: tensors are in the memory of the host, which reads them without
-            a copy; int32 tensors of a GPU would be there too, so it has int64 instead.
-        waits_for_host: the loop calls each step as a function, and the host asks after
-            it whether it was taken. Otherwise steps are part of the loop, step numbers
-            live on the device, and a refused step keeps the old values by selection.
-        updates_by_xla: with XLA the update is compiled too, not only the towers.
-        stacks_updates: parameters of one shape are updated together, if the optimizer
-            can do so.
-        has_nccl: several devices can sum with NCCL.
-        worker_pack_mb: megabytes of the buffers in which gradients travel between
-            workers: the first one leaves while the others are still computed.
-    """
-
-    kind: str
+    kind: str  # TensorFlow's name.
+    # Tensors are in host memory: no copies to the device, and int32 stays int32.
     in_host_memory: bool
+    # The loop calls each step as a function, and the host asks after it whether it was
+    # taken. Otherwise steps are part of the loop, step numbers live on the device, and
+    # a refused step keeps the old values by selection.
     waits_for_host: bool
-    updates_by_xla: bool
-    stacks_updates: bool
-    has_nccl: bool
-    worker_pack_mb: float
+    updates_by_xla: bool  # With XLA the update is compiled too, not only the towers.
+    stacks_updates: bool  # Parameters of one shape are updated together.
+    has_nccl: bool  # Several devices can sum with NCCL.
+    worker_pack_mb: float  # Size of the buffers in which workers send gradients.
 
     def has(self, names: Iterable[str]) -> bool:
         """Return whether all devices of these names are of this kind."""
         return all(device_of(name) is self for name in names)
 
 
-CPU = Device(
-    kind="CPU",
-    in_host_memory=True,
-    waits_for_host=True,
-    updates_by_xla=False,
-    stacks_updates=False,
-    has_nccl=False,
-    worker_pack_mb=1.0,
-)
-GPU = Device(
-    kind="GPU",
-    in_host_memory=False,
-    waits_for_host=False,
-    updates_by_xla=True,
-    stacks_updates=True,
-    has_nccl=True,
-    worker_pack_mb=25.0,
-)
+CPU = Device("CPU", True, True, False, False, False, 1.0)
+GPU = Device("GPU", False, False, True, True, True, 25.0)
 
 
 def device_of(name: str) -> Device:
@@ -94,19 +67,12 @@ RESTART = (
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The chosen devices.
+    """The chosen devices."""
 
-    Attributes:
-        kind: "CPU" or "GPU".
-        towers: one device name per tower, such as "/GPU:1".
-        remarks: lines for the start banner.
-        share_gpus: each GPU is split into several logical devices.
-    """
-
-    kind: str
-    towers: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
-    share_gpus: bool = False
+    kind: str  # "CPU" or "GPU".
+    towers: tuple[str, ...]  # A device name per tower, such as "/GPU:1".
+    remarks: tuple[str, ...] = ()  # Lines for the start banner.
+    share_gpus: bool = False  # Each GPU is split into several logical devices.
 
 
 def configure(
@@ -124,16 +90,10 @@ def configure(
     and cannot change them later: a second call in a process returns existing devices,
     or is refused.
 
-    Args:
-        device: "auto", "cpu" or "gpu".
-        num_towers: number of devices; 0 for all GPUs, or `cpu_towers` without GPUs.
-        device_order: numbers of the devices, with commas between.
-        device_memory_mb: memory limit of a logical device; each GPU is split into as
-            many as num_towers needs.
-        core_per_tower: with at least as many CPU towers as cores, each computes with
-            one thread instead of sharing all threads; this applies to the whole
-            process, also later.
-        cpu_towers: see num_towers.
+    With `device_memory_mb`, the limit of a logical device, each GPU is split into as
+    many as `num_towers` needs. With `core_per_tower` CPU towers compute with one thread
+    each if there are at least as many as cores; this applies to the whole process, also
+    later. `num_towers` 0 stands for all GPUs, or for `cpu_towers` without GPUs.
 
     Raises:
         ConfigError: there are fewer devices than num_towers.
@@ -206,10 +166,10 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
-    """Hide all other GPUs, so that TensorFlow reserves no memory there.
+    """Hide all other GPUs; return the visible ones, in order.
 
-    Returns:
-        The visible GPUs, in order: other ones if TensorFlow has created its devices.
+    TensorFlow reserves no memory on hidden GPUs. Once it has created its devices, it
+    cannot change them, and other GPUs may be visible.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
@@ -302,12 +262,7 @@ def unused_gpu() -> str:
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
-    """Raise ConfigError if variables alone exceed the memory limit of their device.
-
-    Args:
-        num_bytes: device -> bytes of its variables.
-        device_memory_mb: the limit.
-    """
+    """Raise ConfigError if variables (device -> bytes) exceed the memory limit."""
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
         raise ConfigError(

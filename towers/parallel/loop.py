@@ -56,13 +56,7 @@ class Feed(Protocol):
         """Return, in the graph, the tensors per tower that a step has to wait for."""
 
     def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
-        """Return, in the graph, a tower's images of the batch of a step.
-
-        Args:
-            tower: its number.
-            awaited: its entry of `wait`.
-            step: an int64 scalar on the device of the tower.
-        """
+        """Return, in the graph, a tower's batch of a step, for its entry of `wait`."""
 
     def restart(self) -> None:
         """Discard prepared batches; the next `start` may be at any step."""
@@ -165,13 +159,8 @@ def add_on_each(
 class Loop:
     """The steps of a synchronous trainer; each phase of the run has its own trace.
 
-    Args:
-        train_step: (phase, batches, metrics of the previous step) -> (whether the step
-            was taken, metrics), in the graph; metrics are one tensor or several.
-        zero_metrics: returns metrics of the same form, with which the loop begins.
-        num_phases: of the run.
-        feed: of the batches.
-        compilation: of the step.
+    `train_step` is (phase, batches, metrics of the previous step) -> (whether the step
+    was taken, metrics), in the graph; `zero_metrics` returns metrics of the same form.
     """
 
     def __init__(
@@ -180,7 +169,7 @@ class Loop:
         zero_metrics: Callable[[], Any],
         *,
         num_phases: int,
-        feed: Feed | None,
+        feed: Feed,
         compilation: Compilation,
     ):
         self._train_step, self._zero_metrics = train_step, zero_metrics
@@ -211,11 +200,8 @@ class Loop:
     ) -> tuple[int, float, Any]:
         """Take up to `num_steps` steps, fewer after a stop request.
 
-        If a step is refused, later ones change nothing.
-
-        Returns:
-            How many steps were begun, the seconds that they waited for batches, and the
-            metrics of the last one.
+        Returns how many were begun, the seconds that they waited for batches, and the
+        metrics of the last one. If a step is refused, later ones change nothing.
         """
         with tf.device(HOST):
             arguments = tf.constant(first, tf.int64), tf.constant(num_steps)

@@ -44,11 +44,7 @@ def without_int32(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 def split_batch(
     batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
 ) -> list[dict[str, tf.Tensor]]:
-    """Cut every tensor of a batch along its first axis into pieces of `sizes`.
-
-    If the batch consists of several micro-batches, one after the other, a tower gets
-    its piece of each.
-    """
+    """Cut a batch, or each of several micro-batches in it, into pieces of `sizes`."""
     ends = list(itertools.accumulate(sizes))
 
     def piece(value, first, end):
@@ -131,15 +127,10 @@ def average_states(
 
 
 class Wire(NamedTuple):
-    """The transfer of tensors between devices.
+    """The transfer of tensors between devices."""
 
-    Attributes:
-        dtype: type of what is sent.
-        scale: factor on every sum before it is distributed.
-    """
-
-    dtype: tf.DType
-    scale: float
+    dtype: tf.DType  # In which tensors are sent.
+    scale: float  # Factor on every sum before it is distributed.
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
         """Cast a partial sum on a device."""
@@ -268,13 +259,9 @@ def all_reduce(
 ) -> list[list[tf.Tensor]]:
     """Sum lists of tensors over devices; each device gets the same bits.
 
-    Args:
-        vectors: per device a list of tensors, of the same shapes and types.
-        devices: names of the devices.
-        weights: factor per device; they add up to 1 for a mean. By default 1 each.
-        algorithm: a key of ALGORITHMS.
-        dtype: type in which tensors are sent, such as tf.bfloat16. Additions are always
-            in the type of the tensors, which is the default.
+    `vectors` has a list per device, of the same shapes and types, `weights` a factor
+    per device, which add up to 1 for a mean; `algorithm` is a key of ALGORITHMS.
+    Tensors are sent in `dtype`, by default their own, and added up in their own type.
     """
     if len(devices) == 1:
         return [list(vectors[0])]

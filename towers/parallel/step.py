@@ -31,49 +31,28 @@ LOSS_UNIT = 2.0**-20
 
 
 class Gradients(NamedTuple):
-    """The gradients of a step.
+    """The gradients of a step."""
 
-    Attributes:
-        results: of the tower of each device.
-        mean: over the towers.
-        per_copy: [copy] vectors of the mean with weight decay; 0 for frozen parameters.
-        norm: of the gradient of the first copy, a scalar.
-        decay: loss of the weight decay, a scalar.
-    """
-
-    results: list[TowerResult]
-    mean: Mean
-    per_copy: list[list[tf.Tensor]]
-    norm: tf.Tensor
-    decay: tf.Tensor
+    results: list[TowerResult]  # Of the tower of each device.
+    mean: Mean  # Over the towers.
+    per_copy: list[list[tf.Tensor]]  # [copy] vectors of the mean with weight decay.
+    norm: tf.Tensor  # Of the gradient of the first copy, a scalar.
+    decay: tf.Tensor  # Loss of the weight decay, a scalar.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The step of a run; a call in the graph makes one update.
-
-    Attributes:
-        strategy: copies of the variables, and the mean.
-        sizes: images of a (micro-)batch per tower, over all processes.
-        towers: compute gradients.
-        update_fn: from the mean gradient to the next parameters.
-        trainable_variables: of the model; they have the regularizers.
-        phases: of the run.
-        guard: decides about steps that are not finite.
-        compilation: of the step.
-        accumulate_steps: micro-batches of a step.
-        read_rate_factor: returns a factor on all learning rates, or None.
-    """
+    """The step of a run; a call in the graph makes one update."""
 
     strategy: Strategy
-    sizes: Sequence[int]
+    sizes: Sequence[int]  # Images of a micro-batch per tower, over all processes.
     towers: Towers | SplitTowers | MicroBatches
     update_fn: Update
-    trainable_variables: Sequence[keras.Variable]
+    trainable_variables: Sequence[keras.Variable]  # They have the regularizers.
     phases: Sequence[Phase]
     guard: FiniteGuard
     compilation: Compilation
-    accumulate_steps: int
+    accumulate_steps: int  # Micro-batches of a step.
     read_rate_factor: Callable[[], tf.Tensor | None]
 
     def __call__(

@@ -30,22 +30,13 @@ from towers.parallel.reduce import in_dtype, squared_norm
 
 
 class TowerResult(NamedTuple):
-    """The result of a tower on its share of a batch, or of one device of the tower.
+    """The result of a tower on its share of a batch, or of one device of the tower."""
 
-    Attributes:
-        gradients: of the loss without weight decay, which does not depend on the images
-            and is added to the mean over the towers; vectors.
-        state: new model state, vectors.
-        integers: entries of the model state that are not floats.
-        loss: mean over the share, a scalar.
-        correct: number of correct predictions, a float scalar.
-    """
-
-    gradients: list[tf.Tensor]
-    state: list[tf.Tensor]
-    integers: list[tf.Tensor]
-    loss: tf.Tensor
-    correct: tf.Tensor
+    gradients: list[tf.Tensor]  # Of the loss without weight decay; vectors.
+    state: list[tf.Tensor]  # Vectors of the new model state.
+    integers: list[tf.Tensor]  # Its entries that are not floats.
+    loss: tf.Tensor  # Mean over the share, a scalar.
+    correct: tf.Tensor  # Number of correct predictions, a float scalar.
 
     def is_finite(self) -> tf.Tensor:
         """Return whether the loss and all gradients are finite, a bool scalar."""
@@ -104,13 +95,8 @@ class Towers:
     ) -> list[TowerResult]:
         """Return the result of each tower on its share of a batch, on its device.
 
-        Args:
-            phase: number of the phase of the run.
-            fetched: parameters and model state on the device of each tower.
-            batches: share of each tower: inputs by name, "labels", and "sample_weights"
-                if there are any.
-            loss_scale: see `tower_gradients`.
-            first_tower: number of the tower of the first entries.
+        `fetched` and `batches` have an entry for each tower from `first_tower` on; see
+        `tower_gradients`.
         """
         settings, results = self._phases[phase], []
         tower_fn = self._tower_fns[settings]
@@ -128,10 +114,7 @@ class Towers:
     def logits(
         self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Return the logits of each tower's share in inference, in the last phase.
-
-        A small batch may have fewer shares than there are towers.
-        """
+        """Return the logits of each tower's share in inference, in the last phase."""
         names = {x.name for x in self._phases[-1].model.inputs}
         logits = []
         for tower, batch in enumerate(batches):
@@ -203,11 +186,7 @@ def tower_loss(
     batch: Mapping[str, tf.Tensor],
     loss_fn: LossFn,
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Return loss, correct predictions and new model state of one tower's share.
-
-    The loss is the mean over the images, a scalar; the number of correct predictions is
-    a float scalar.
-    """
+    """Return mean loss, number of correct predictions and new state of a share."""
     inputs = model_inputs(model, batch)
     logits, state = model.stateless_call(params, state, inputs, training=True)
     losses = loss_fn(logits, *loss_targets(batch))
@@ -255,10 +234,7 @@ def tower_logits(
 def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Return the sums "correct", "images" and "loss" over one tower's share, float64.
-
-    Images whose mask is 0 do not count.
-    """
+    """Return float64 sums over a share; images whose mask is 0 do not count."""
     mask = tf.cast(batch["mask"], tf.float64)
 
     def count(values):

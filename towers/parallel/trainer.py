@@ -56,7 +56,7 @@ class Trainer(abc.ABC):
     accumulate_steps: int
     teacher: Teacher | None
     rate_factor: tf.Variable | None
-    feed: Feed | None
+    feed: Any  # A Feed, or None if no step is taken.
     workers: Workers
     remarks: Sequence[str]
 

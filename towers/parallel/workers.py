@@ -36,10 +36,7 @@ class Workers:
     ) -> list[list[tf.Tensor]]:
         """Return the sums over all workers and devices, equal bit for bit everywhere.
 
-        Args:
-            tensors: for each of `devices` a list; shapes and types are the same for
-                all devices and workers.
-            options: of the all-reduce.
+        For each of `devices` there is a list; shapes and types are the same in all.
         """
         return [list(own) for own in tensors]
 
@@ -54,22 +51,13 @@ class Workers:
     # Between compiled calls.
 
     def add(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum of an array, int64 or float64, over all workers.
-
-        Raises:
-            WorkerLostError: not all workers take part.
-        """
+        """Return the sum of an array, int64 or float64, over all workers."""
         return values
 
     def agree(
         self, num_steps: int, save: bool, summarize: bool, stop: bool
     ) -> tuple[int, bool, bool]:
-        """Agree on the next actions of all workers.
-
-        Returns:
-            The chief's number of steps, or 0 if any worker stops; whether the chief
-            saves, and whether it writes a summary.
-        """
+        """Return the chief's arguments, but 0 steps if any worker stops."""
         return 0 if stop else num_steps, save, summarize
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -37,17 +37,10 @@ def multi_worker(
     by itself; the towers of a CPU are summed first. Elsewhere:
     MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
-    Args:
-        initial: values of the variables.
-        update_fn: determines the slots.
-        devices: of the towers of this process.
-        micro_batch_size: images over all towers of all workers.
-        workers: of the run.
-        all_reduce: one of COMMUNICATIONS.
-        all_reduce_pack_mb: minimum megabytes of a buffer; 0 for a single buffer, -1 for
-            `Device.worker_pack_mb`.
-        all_reduce_dtype: type in which gradients are sent and added up; empty for their
-            own type.
+    `micro_batch_size` counts the images of all workers, `all_reduce` is one of
+    COMMUNICATIONS, `all_reduce_pack_mb` is the minimum size of a buffer (0 for a single
+    one, -1 for `Device.worker_pack_mb`), and `all_reduce_dtype` is the type in which
+    gradients are sent and added up, by default their own.
     """
     if all_reduce not in COMMUNICATIONS:
         raise ConfigError(

@@ -33,15 +33,9 @@ def replicated(
     MirroredStrategy, tf_cnn_benchmarks' `replicated`, tensorpack's
     SyncMultiGPUTrainerReplicated.
 
-    Args:
-        initial: values of the variables.
-        update_fn: determines the slots.
-        devices: of the towers.
-        micro_batch_size: images over all towers.
-        all_reduce: a key of `reduce.ALGORITHMS`; "auto" is star, but see
-            `build_trainer.create_trainer`.
-        all_reduce_dtype: type in which gradients are sent, such as "bfloat16"; empty
-            for their own type.
+    `all_reduce` is a key of `reduce.ALGORITHMS` or "auto", which is star (but see
+    `build_trainer.create_trainer`); `all_reduce_dtype` is the type in which gradients
+    are sent, such as "bfloat16", by default their own.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
     dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None

@@ -23,56 +23,37 @@ from towers.parallel.towers import TowerResult
 
 
 class Mean(NamedTuple):
-    """The mean over the towers.
+    """The mean over the towers."""
 
-    Attributes:
-        gradients: [copy] vectors, for each of `Strategy.copies`; of the mean loss over
-            the batch.
-        states: [copy] vectors of the new model state.
-        losses: [tower], of all processes.
-        correct: number of correct predictions of all these towers.
-    """
-
-    gradients: list[list[tf.Tensor]]
-    states: list[list[tf.Tensor]]
-    losses: tf.Tensor
-    correct: tf.Tensor
+    gradients: list[list[tf.Tensor]]  # [copy] vectors, of the mean loss over the batch.
+    states: list[list[tf.Tensor]]  # [copy] vectors of the new model state.
+    losses: tf.Tensor  # [tower], of all processes.
+    correct: tf.Tensor  # Number of correct predictions of these towers.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
     """Copies of the variables, their readers and the mean over the towers.
 
-    It is created by the function of a row of `choices.STRATEGIES`, called as
+    The function of a row of `choices.STRATEGIES` creates it, called as
     `function(initial, update_fn, devices, micro_batch_size, **options)`; `options` are
     the fields of Config with `strategy_option` that its signature names.
-
-    Attributes:
-        devices: of the towers.
-        sizes: images of a (micro-)batch per tower of this process.
-        copies: of the variables; each copy has `num_shards` entries.
-        readers: per device the index of its copy.
-        mean_fn: results per device -> their mean, weighted by images.
-        description: lines for the start banner.
-        num_shards: neighboring devices that hold one network together.
     """
 
-    devices: Sequence[str]
-    sizes: Sequence[int]
-    copies: Sequence[Copy]
-    readers: Sequence[int]
+    devices: Sequence[str]  # Of the towers.
+    sizes: Sequence[int]  # Images of a micro-batch per tower of this process.
+    copies: Sequence[Copy]  # Of the variables; each copy has `num_shards` entries.
+    readers: Sequence[int]  # Index of the copy that each device reads.
+    # Results per device -> their mean, weighted by images.
     mean_fn: Callable[[Sequence[TowerResult]], Mean]
-    description: Sequence[str]
-    num_shards: int = 1
+    description: Sequence[str]  # Lines for the start banner.
+    num_shards: int = 1  # Neighboring devices that hold one network together.
 
     def fetch(self, weights: Weights = Weights.RAW) -> list[Values]:
-        """Return parameters and model state per device, in memory that it can read.
-
-        The first copy keeps the EMA weights.
-        """
+        """Return parameters and model state per device, in memory that it can read."""
         fetched = []
         for device, reader in zip(self.devices, self.readers, strict=True):
-            is_ema = weights is Weights.EMA
+            is_ema = weights is Weights.EMA  # Only the first copy keeps them.
             copy = self.copies[reader % self.num_shards if is_ema else reader]
             values = copy.fetch(weights)
             is_near = share_memory(device, copy.device)

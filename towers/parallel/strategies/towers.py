@@ -26,13 +26,8 @@ def towers(
     CentralStorageStrategy, tf_cnn_benchmarks' `parameter_server`, tensorpack's
     SyncMultiGPUTrainerParameterServer.
 
-    Args:
-        initial: values of the variables.
-        update_fn: determines the slots.
-        devices: of the towers.
-        micro_batch_size: images over all towers.
-        parameter_device: "cpu", "gpu" (that of the first tower), a device name, or
-            "auto": the CPU, but for a single tower its own device.
+    `parameter_device` is "cpu", "gpu" (that of the first tower), the name of a device,
+    or "auto": the CPU, but for a single tower its own device.
     """
     automatic = devices[0] if len(devices) == 1 else HOST
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
