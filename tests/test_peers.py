@@ -9,6 +9,7 @@ from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
 from towers.run import peers
+from towers.training import setup
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 THREADS = "threads (TF_NUM_INTRAOP_THREADS)"
@@ -81,7 +82,8 @@ def exchanged(patch, **options):
     workers.exchange = exchange
     patch.setattr(peers, "connect", lambda *_, **__: workers)
     config = Config(strategy="multi_worker", model="speedrun", **options)
-    assert peers.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU) is workers
+    cluster = Cluster(ADDRESSES, 0, "--cluster")
+    assert setup.join_workers(cluster, config, CPU) is workers
     return told[0]
 
 

@@ -22,9 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console, tf_internals
-from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
+from towers.cluster.cluster_spec import Cluster
 from towers.cluster.workers import ClusterWorkers
-from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, WorkerLostError
 from towers.messages import one_line
@@ -73,28 +72,6 @@ _SERVER_SECS = 120.0
 WAITING = "waiting for the other workers"
 
 
-def cluster_of(
-    config: Config, cluster: Cluster | None, allow_public_address: bool
-) -> Cluster | None:
-    """Return the cluster of a run, or None for one worker; ConfigError if invalid."""
-    has_workers = config.choice_of("strategy").processes
-    cluster = cluster or find_cluster(reads_slurm=has_workers)
-    if cluster is None or cluster.size == 1:
-        return None
-    if not has_workers:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and strategy="
-            f"{config.strategy} trains in one process; set --strategy=multi_worker"
-        )
-    if config.device_order:
-        raise ConfigError(
-            f"device_order={config.device_order} with several workers: each takes its "
-            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
-        )
-    validate_addresses(cluster, allow_public_address)
-    return cluster
-
-
 def refuse_workers(cluster: Cluster | None, option: str) -> None:
     """Raise ConfigError if there are several workers, and an option takes one."""
     if cluster is not None and cluster.size > 1:
@@ -102,8 +79,10 @@ def refuse_workers(cluster: Cluster | None, option: str) -> None:
         raise ConfigError(f"{why}process: call it without them")
 
 
-def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
-    """Start the server of this worker and wait for the others, which must be alike."""
+def join(
+    cluster: Cluster | None, devices: Devices, all_reduce: str, stuck_after_secs: float
+) -> Workers:
+    """Start the server of this worker and wait for the others."""
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
@@ -112,29 +91,41 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         f"server listens on port {port} of all addresses of this machine, without a "
         "password and unencrypted; keep it in a private network"
     )
-    limit = config.stuck_after_secs
-    workers = connect(
+    secs = HEARTBEAT_SECS
+    if stuck_after_secs:
+        secs = min(secs, stuck_after_secs / 2)
+    return connect(
         cluster.addresses,
         cluster.index,
         num_gpus=len(devices.towers) if devices.kind == "GPU" else 0,
-        communication=config.all_reduce,
-        wait_secs=limit or START_SECS,
-        heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
+        communication=all_reduce,
+        wait_secs=stuck_after_secs or START_SECS,
+        heartbeat_secs=secs,
     )
+
+
+def validate_machines(
+    workers: Workers,
+    devices: Devices,
+    options: Mapping[str, Any],
+    compares_rounding: bool,
+    init_from: str = "",
+) -> None:
+    """Raise ConfigError if workers differ in versions, devices or options.
+
+    With `compares_rounding` each worker sums by itself, and all must round alike.
+    """
+    if workers.size == 1:
+        return
     own: dict[str, Any] = {k: v for k, v in versions().items() if k != "python"}
     own["devices"] = f"{len(devices.towers)} {devices.kind}"
-    # Each worker computes norms, and Muon's products, by itself: they must round alike.
-    if config.clip_norm or config.choice_of("optimizer").sums:
-        if devices.kind == "GPU":
-            own["GPUs"] = gpu_names()
-        else:
-            own[f"threads ({_THREADS})"] = _num_threads()
-            own["processor"] = processor_name()
-    options = {
-        name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
-    }
-    validate_alike(workers, own | options, config.init_from)
-    return workers
+    if compares_rounding and devices.kind == "GPU":
+        own["GPUs"] = gpu_names()
+    elif compares_rounding:
+        own[f"threads ({_THREADS})"] = _num_threads()
+        own["processor"] = processor_name()
+    shared = {k: v for k, v in options.items() if k not in OWN_OPTIONS}
+    validate_alike(workers, own | shared, init_from)
 
 
 def _num_threads():

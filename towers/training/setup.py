@@ -1,5 +1,6 @@
 """The parts of a run, validated against its checkpoint and its workers."""
 
+import dataclasses
 from collections.abc import Callable
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer
+from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
 from towers.errors import ConfigError, TowersError
@@ -20,8 +22,40 @@ from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
-from towers.run.peers import validate_data
+from towers.run.peers import join, validate_data, validate_machines
 from towers.run.restore import validate_dataset
+
+
+def cluster_of(
+    config: Config, cluster: Cluster | None, allow_public_address: bool
+) -> Cluster | None:
+    """Return the cluster of a run, or None for one worker; ConfigError if invalid."""
+    has_workers = config.choice_of("strategy").processes
+    cluster = cluster or find_cluster(reads_slurm=has_workers)
+    if cluster is None or cluster.size == 1:
+        return None
+    if not has_workers:
+        raise ConfigError(
+            f"{cluster.origin} names {cluster.size} workers, and strategy="
+            f"{config.strategy} trains in one process; set --strategy=multi_worker"
+        )
+    if config.device_order:
+        raise ConfigError(
+            f"device_order={config.device_order} with several workers: each takes its "
+            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
+        )
+    validate_addresses(cluster, allow_public_address)
+    return cluster
+
+
+def join_workers(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
+    """Join the workers of a run, which must be alike."""
+    workers = join(cluster, devices, config.all_reduce, config.stuck_after_secs)
+    # Each worker computes norms, and Muon's products, by itself.
+    has_sums = config.clip_norm > 0 or config.choice_of("optimizer").sums
+    options = dataclasses.asdict(config)
+    validate_machines(workers, devices, options, has_sums, config.init_from)
+    return workers
 
 
 def build_run(

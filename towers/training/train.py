@@ -22,7 +22,7 @@ from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.outputs import NoOutputs, Outputs
-from towers.run.peers import LOCK_SECS, cluster_of, join
+from towers.run.peers import LOCK_SECS
 from towers.run.profile import Profile
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
@@ -39,7 +39,7 @@ from towers.training.ending import (
 from towers.training.linear_probe import fit_head
 from towers.training.result import TrainResult, create_history
 from towers.training.run import Run
-from towers.training.setup import build_run
+from towers.training.setup import build_run, cluster_of, join_workers
 
 
 def train(
@@ -121,7 +121,7 @@ def train(
         config = with_resize_of_weights(config, checkpoint)
         devices = build_trainer.configure_devices(config)
         outputs.describe(device=devices.kind)
-        workers = join(cluster, config, devices)
+        workers = join_workers(cluster, config, devices)
         parts, trainer = build_run(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )

@@ -33,7 +33,7 @@ from towers.parallel.trainer import Trainer
 from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
-from towers.run.peers import cluster_of, refuse_workers
+from towers.run.peers import refuse_workers
 from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of, load_trainer, validate_changes
 from towers.run.standardization import with_resize_of_weights
@@ -41,7 +41,7 @@ from towers.run.watchdog import Watchdog
 from towers.training import linear_probe, lr_range
 from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
-from towers.training.setup import build_run
+from towers.training.setup import build_run, cluster_of
 
 # Time for which the steps of a phase are timed, and duration of a call, in seconds.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
