@@ -1,13 +1,14 @@
 """Traces of some steps, as TensorBoard's profile plugin reads them."""
 
 import pytest
+from marks import slow
 from small_runs import small_config
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from towers.training.train import train
 
 
-@pytest.mark.parametrize("steps", [(2, 4), (8, 99)])
+@pytest.mark.parametrize("steps", [slow((2, 4)), (8, 99)])
 def test_steps_are_traced(small, tmp_path, capfd, steps):
     """Also if the run ends before the last of them."""
     config = small_config(eval_every_epochs=1.0)

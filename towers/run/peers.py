@@ -281,7 +281,7 @@ def _is_there(index, address):
     )
 
 
-# What workers compare.
+# Comparisons between workers.
 
 
 def validate_data(

@@ -109,7 +109,7 @@ class Run:
         """Whether no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
 
-    # What all workers agree on.
+    # Agreements of all workers.
 
     def start_from_chief(self) -> None:
         """Give every worker the state and the progress that the chief has restored."""

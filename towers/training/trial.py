@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from towers import build_trainer, console, store
@@ -21,12 +20,11 @@ from towers.data.sets.arrays import Data
 from towers.data.sources import num_bytes
 from towers.errors import (
     ConfigError,
-    NumericError,
     Preempted,
     data_errors_of_tensorflow,
 )
 from towers.evaluation.restored import evaluated_weights
-from towers.optim.phases import Phase, image_size
+from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
@@ -43,7 +41,7 @@ from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
 from towers.training.setup import build_run, cluster_of
 
-# Time for which the steps of a phase are timed, and duration of a call, in seconds.
+# Time for which steps are timed, and duration of a call, in seconds.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
 
 # Number of batches of an evaluation that are timed.
@@ -220,7 +218,7 @@ def _begin(
     return Trial(config, folder, parts, trainer, checkpoint, new)
 
 
-# What a dry run prints.
+# Dry runs.
 
 
 def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
@@ -271,41 +269,36 @@ def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
 
 
 def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """Print the speed of each phase that is left; return part of the run -> seconds."""
+    """Print the speed of the steps; return part of the run -> seconds."""
     config, parts, trainer = trial.config, trial.parts, trial.trainer
-    begin = first = trainer.step
-    last_step = parts.last_step
-    secs_of = dict.fromkeys(("linear probe", "compiling", "input", "steps"), 0.0)
+    begin, last_step = trainer.step, parts.last_step
+    phase = trainer.phases[phase_at(trainer.phases, begin)]
+    height, width = image_size(phase.model)
+    start_secs, lap = _time_steps(trial, int(min(phase.end_step, last_step)))
+    print_entry(
+        "speed",
+        f"{lap.steps_per_sec * config.images_per_step:,.0f} images/s on "
+        f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input wait "
+        f"{lap.input_wait_percent:.0f}%",
+    )
+    # The time of a step is about proportional to its pixels.
+    pixels, first = 0.0, begin
     for phase in trainer.phases:
-        end = int(min(phase.end_step, last_step))
-        if first < end:
-            trainer.load(trainer.state() | {"step": np.array(first, np.int64)})
-            try:
-                start_secs, lap = _time_phase(trial, phase, first, end)
-            except NumericError as error:
-                if first == begin:
-                    raise
-                # The steps before it were not taken. The speed is taken as before.
-                print_entry("speed", f"unknown from step {first} on: {error}")
-                start_secs = 0.0
-            secs = (end - first) / lap.steps_per_sec
-            waited = secs * lap.input_wait_percent / 100
-            secs_of["compiling"] += start_secs
-            secs_of["input"] += waited
-            secs_of["steps"] += secs - waited
-            first = end
-    train_secs = secs_of["input"] + secs_of["steps"]
+        end = max(first, min(phase.end_step, last_step))
+        pixels += (end - first) * math.prod(image_size(phase.model))
+        first = end
+    train_secs = pixels / (height * width * lap.steps_per_sec)
+    waited = train_secs * lap.input_wait_percent / 100
+    secs_of = {"linear probe": 0.0, "compiling": start_secs}
+    secs_of |= {"input": waited, "steps": train_secs - waited, "evaluations": 0.0}
     num_evaluations = parts.periods.num_evaluations(begin, last_step)
-    secs_of["evaluations"] = 0.0
     if num_evaluations or config.linear_probe:
-        _, source = parts.eval_split
-        weights = evaluated_weights(config)
         once = _time_evaluation(trial, heartbeat)
         secs_of["evaluations"] = num_evaluations * once
         if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
             # An inference on each of its images.
-            share = linear_probe.num_images(parts) / source.num_examples
-            secs_of["linear probe"] = once * share / len(weights)
+            count = parts.eval_split[1].num_examples * len(evaluated_weights(config))
+            secs_of["linear probe"] = once * linear_probe.num_images(parts) / count
     started = time.monotonic()
     trainer.state()
     secs_of["checkpoints"] = (time.monotonic() - started) * max(
@@ -315,9 +308,9 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
     return secs_of
 
 
-def _time_phase(trial: Trial, phase: Phase, first: int, end: int) -> tuple[float, Lap]:
-    """Print the speed of a phase; return the seconds of its first call, and it."""
-    stopwatch, step = Stopwatch(), first
+def _time_steps(trial: Trial, end: int) -> tuple[float, Lap]:
+    """Return the seconds of the first step, which is compiled, and the speed."""
+    stopwatch, step = Stopwatch(), trial.trainer.step
     while step < end and stopwatch.timed_secs < TIMED_SECS:
         started = time.monotonic()
         metrics = trial.take_steps(min(stopwatch.steps_in(CALL_SECS), end - step))
@@ -331,15 +324,7 @@ def _time_phase(trial: Trial, phase: Phase, first: int, end: int) -> tuple[float
                 f"{metrics['learning_rate']:.3g}",
             )
         step = metrics["step"]
-    lap = stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
-    height, width = image_size(phase.model)
-    print_entry(
-        "speed",
-        f"{lap.steps_per_sec * trial.config.images_per_step:,.0f} images/s on "
-        f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input wait "
-        f"{lap.input_wait_percent:.0f}%",
-    )
-    return stopwatch.start_secs, lap
+    return stopwatch.start_secs, stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
 
 
 def _time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> float:
