@@ -20,10 +20,10 @@ from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
 from towers.parallel.strategies.towers import towers
 from towers.parallel.trainer import (
-    Evaluations,
+    EvaluationOptions,
     Network,
     Objective,
-    Steps,
+    StepOptions,
     SynchronousTrainer,
     Trainer,
     assemble_trainer,
@@ -132,7 +132,7 @@ def record_events(coordinator: Coordinator, record: list[tuple[str, int, int]]) 
 
 
 # Parts of a trainer, whichever strategy it has, and all their options.
-PARTS = Network, Objective, Steps, Evaluations
+PARTS = Network, Objective, StepOptions, EvaluationOptions
 OPTIONS = {f.name for part in PARTS for f in dataclasses.fields(part)}
 
 

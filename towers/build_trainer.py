@@ -26,10 +26,10 @@ from towers.parallel.loop import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.strategies.strategy import Strategy
 from towers.parallel.trainer import (
-    Evaluations,
+    EvaluationOptions,
     Network,
     Objective,
-    Steps,
+    StepOptions,
     SynchronousTrainer,
     Trainer,
     assemble_trainer,
@@ -117,7 +117,7 @@ def create_trainer(
     if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]
         feed = create_feed(config, batches, lead_devices, strategy.sizes)
-    steps = Steps(
+    steps = StepOptions(
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
         feed=feed,
@@ -125,7 +125,7 @@ def create_trainer(
         skip_not_finite=config.on_nonfinite == "skip",
         scale_rate=config.choice_of("schedule").by_accuracy,
     )
-    evaluations = Evaluations(
+    evaluations = EvaluationOptions(
         tta=create_tta(config.tta),
         keeps_logits=config.choice_of("best_by").is_in_a_file,
     )

@@ -340,7 +340,7 @@ class Objective:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
+class StepOptions:
     """Sizes, batches and safeguards of steps."""
 
     micro_batch_size: int  # images over all towers that are computed at once
@@ -352,7 +352,7 @@ class Steps:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluations:
+class EvaluationOptions:
     """Test-time augmentation, and whether the logits of all images are kept."""
 
     tta: Sequence[Transform] = ()
@@ -364,8 +364,8 @@ def assemble_trainer(
     network: Network,
     objective: Objective,
     update_fn: Update,
-    steps: Steps,
-    evaluations: Evaluations,
+    steps: StepOptions,
+    evaluations: EvaluationOptions,
     workers: Workers = ALONE,
     create: Callable[..., Trainer] = SynchronousTrainer,
 ) -> Trainer:
