@@ -299,7 +299,7 @@ def test_row_14_not_a_number_stops_before_the_update(tmp_path, monkeypatch):
     small_runs.use(monkeypatch, data_set=small_runs.spoiled(monkeypatch, 4))
     message = (
         r"^step 4: the loss or a gradient of tower 2 \(loss nan\) is not finite; .* "
-        "learning rate is 0.1, the norm of the gradient nan.*--on_nonfinite=skip goes"
+        "learning rate is 0.1, the norm of the gradient nan.*--on_nonfinite=skip"
     )
     with pytest.raises(NumericError, match=message):
         train(tmp_path, config)
