@@ -158,7 +158,7 @@ def create_strategy(
     if options.get("all_reduce_dtype") == "float32":
         options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
     if not has_processes and options.get("all_reduce") == "auto":
-        # NCCL between physical GPUs; with a parameter device there is no all-reduce.
+        # NCCL between physical GPUs; a parameter device needs no all-reduce.
         are_physical = devices.kind == "GPU" and not devices.share_gpus
         in_full = config.all_reduce_dtype == "float32"
         is_reduced = options.get("parameter_device", "auto") == "auto"
