@@ -282,9 +282,9 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
         f"{lap.input_wait_percent:.0f}%",
     )
     # The time of a step is about proportional to its pixels.
-    pixels, first = 0.0, begin
+    pixels, first = 0, begin
     for phase in trainer.phases:
-        end = max(first, min(phase.end_step, last_step))
+        end = max(first, int(min(phase.end_step, last_step)))
         pixels += (end - first) * math.prod(image_size(phase.model))
         first = end
     train_secs = pixels / (height * width * lap.steps_per_sec)
