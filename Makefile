@@ -85,7 +85,7 @@ test: lint
 	$(PYTEST)
 
 test-all: lint
-	$(PYTEST) -m "not product"
+	$(PYTEST) -m ""
 
 # .venv/.installed is a copy of the lock that is installed whole, .venv/.installed-dev of
 # the lock of the tests. They are removed first and written last: without .installed, an
@@ -125,7 +125,7 @@ test-onnx: .venv-onnx/bin/python
 
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
-	$< -m pytest -m "not product" tests/test_on_ray.py
+	$< -m pytest -m "" tests/test_on_ray.py
 
 # torchvision is imported before TensorFlow: the LLVM of its Triton crashes after that of
 # TensorFlow.

@@ -22,7 +22,6 @@ import tensorflow as tf
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers import build, build_trainer
-from towers.cluster.workers import ALONE
 from towers.config import Config
 from towers.data.batches import Batch
 from towers.data.resident import Resident
@@ -32,6 +31,7 @@ from towers.launch.process import Share
 from towers.parallel import devices
 from towers.parallel.devices import HOST
 from towers.parallel.trainer import Trainer
+from towers.parallel.workers import ALONE
 from towers.run.peers import connect
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

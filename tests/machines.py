@@ -1,39 +1,37 @@
 """Machines for the workers of a cluster: network namespaces, each with an address.
 
-Where namespaces cannot be made, which takes root on Linux, all are this machine.
+They are plugged into a bridge, which takes root on Linux and `ip`. Where namespaces
+cannot be made, all are this machine.
 """
 
 import contextlib
+import os
 import pathlib
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from engines.namespaces import Network, namespaces
 from processes import ROOT, Program, free_ports
+
+NAMES = "towers-"  # Followed by the number of the process that created them.
 
 
 class Machines:
-    """Some machines on one network.
+    """Machines on one network, with the address host:port of a worker on each.
 
-    Args:
-        addresses: host:port of a worker on each.
-        network: None where all are this machine.
+    `names` are their namespaces, and `switch` that of the bridge; empty if all are this
+    machine.
     """
 
-    def __init__(self, addresses: Sequence[str], network: Network | None = None):
-        self.addresses, self._network = addresses, network
+    def __init__(
+        self, addresses: Sequence[str], names: Sequence[str] = (), switch: str = ""
+    ):
+        self.addresses, self._names, self._switch = addresses, names, switch
 
     def start(
         self, index: int, folder: pathlib.Path, *flags: str, count: int = 0
     ) -> Program:
-        """A worker that trains on a machine.
-
-        Args:
-            index: of the machine, and of the worker.
-            folder: where it runs.
-            *flags: of run_train.py.
-            count: of the workers; by default one on each machine.
-        """
+        """Start a worker; `count` workers take part, by default one on each machine."""
         addresses = ",".join(self.addresses[: count or len(self.addresses)])
         place = [f"--cluster={addresses}", f"--task_index={index}"]
         command = [ROOT / "run_train.py", *flags, *place]
@@ -41,20 +39,20 @@ class Machines:
 
     @property
     def can_be_cut_off(self) -> bool:
-        return self._network is not None
+        return bool(self._names)
 
     def plug(self, index: int, state: str) -> None:
-        """As `Network.plug`."""
-        self._network.plug(index, state)
+        """Cut a machine off the network ("down"), or connect it again ("up")."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{index}", state)
 
     def listeners(self) -> list[str]:
-        """The addresses on which somebody listens at the workers' ports."""
+        """Return the addresses on which a process listens at the ports of workers."""
         found = []
         for index, address in enumerate(self.addresses):
             path = [*self._prefix(index), "cat", "/proc/net/tcp", "/proc/net/tcp6"]
-            table = subprocess.run(path, capture_output=True, text=True).stdout
+            table = subprocess.run(path, capture_output=True, text=True, check=False)
             port = f":{int(address.rpartition(':')[2]):04X}"
-            rows = [line.split() for line in table.splitlines()]
+            rows = [line.split() for line in table.stdout.splitlines()]
             found += [
                 f"{address}: {row[1]}"
                 for row in rows
@@ -63,17 +61,59 @@ class Machines:
         return found
 
     def _prefix(self, index):
-        return self._network.prefix(index) if self._network else []
+        return ["ip", "netns", "exec", self._names[index]] if self._names else []
 
 
 @contextlib.contextmanager
 def machines(count: int) -> Iterator[Machines]:
-    """Machines in namespaces where these can be made; removed at the end."""
-    with contextlib.ExitStack() as stack:
-        try:
-            network = stack.enter_context(namespaces(count))
-        except (OSError, subprocess.CalledProcessError):
-            ports = free_ports(count)
-            yield Machines([f"127.0.0.1:{port}" for port in ports])
-            return
-        yield Machines([f"{host}:2222" for host in network.hosts], network)
+    """Create machines, in namespaces if possible; they are removed at the end."""
+    switch = f"{NAMES}{os.getpid()}"
+    names = [f"{switch}-{index}" for index in range(count)]
+    try:
+        if not shutil.which("ip"):
+            raise FileNotFoundError("ip")
+        _remove(lambda pid: not pathlib.Path(f"/proc/{pid}").exists())
+        _connect(switch, names)
+    except (OSError, subprocess.CalledProcessError):
+        yield Machines([f"127.0.0.1:{port}" for port in free_ports(count)])
+        return
+    try:
+        addresses = [f"{_host(index)}:2222" for index in range(count)]
+        yield Machines(addresses, names, switch)
+    finally:
+        _remove(lambda pid: pid == str(os.getpid()))
+
+
+def _connect(switch, names):
+    def inside(name, *arguments):
+        _run("ip", "-n", name, *arguments)
+
+    _run("ip", "netns", "add", switch)
+    inside(switch, "link", "add", "bridge", "type", "bridge")
+    inside(switch, "link", "set", "bridge", "up")
+    for index, name in enumerate(names):
+        port = f"port{index}"
+        _run("ip", "netns", "add", name)
+        inside(name, "link", "set", "lo", "up")
+        pair = ["link", "add", "eth0", "type", "veth", "peer", "name", port]
+        inside(name, *pair, "netns", switch)
+        inside(switch, "link", "set", port, "master", "bridge")
+        inside(switch, "link", "set", port, "up")
+        inside(name, "addr", "add", f"{_host(index)}/24", "dev", "eth0")
+        inside(name, "link", "set", "eth0", "up")
+
+
+def _remove(is_chosen):
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        pid = name.removeprefix(NAMES).split("-")[0]
+        if name.startswith(NAMES) and pid.isdigit() and is_chosen(pid):
+            _run("ip", "netns", "del", name)
+
+
+def _host(index):
+    return f"10.77.0.{index + 1}"
+
+
+def _run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,13 +12,23 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
+from towers.config import factories
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
 from towers.parallel.strategies.towers import towers
-from towers.parallel.trainer import Trainer, assemble_trainer
+from towers.parallel.trainer import (
+    EvaluationOptions,
+    Network,
+    Objective,
+    StepOptions,
+    SynchronousTrainer,
+    Trainer,
+    assemble_trainer,
+)
+from towers.parallel.workers import ALONE
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -120,8 +131,9 @@ def record_events(coordinator: Coordinator, record: list[tuple[str, int, int]]) 
     coordinator.apply = recorded("apply", coordinator.apply)
 
 
-# Of a trainer, whichever strategy it has.
-OPTIONS = {*inspect.signature(assemble_trainer).parameters} - {"strategy", "feed"}
+# Parts of a trainer, whichever strategy it has, and all their options.
+PARTS = Network, Objective, StepOptions, EvaluationOptions
+OPTIONS = {f.name for part in PARTS for f in dataclasses.fields(part)}
 
 
 def create_trainer(
@@ -142,32 +154,32 @@ def create_trainer(
     values = {
         "model": network.model,
         "loss_fn": recipe.loss_fn,
-        "update_fn": recipe.update(images_per_step),
         "micro_batch_size": images_per_step // options.get("accumulate_steps", 1),
     }
     values |= {k: v for k, v in options.items() if k in OPTIONS}
-    is_asynchronous = isinstance(create, type)
-    others = {k: v for k, v in options.items() if k not in OPTIONS | {"feed"}}
-    if is_asynchronous:
-        values |= others | {"trainer_class": create}
-        others = {}
-    create_strategy = towers if is_asynchronous else create
-    taken = inspect.signature(create_strategy).parameters
-    if unknown := others.keys() - taken.keys():
-        raise TypeError(f"no option of the strategy: {unknown}")
-    if "workers" in taken and "workers" in options:
-        others["workers"] = options["workers"]
-    strategy = create_strategy(
+    others = {k: v for k, v in options.items() if k not in OPTIONS}
+    update_fn = others.pop("update_fn", None) or recipe.update(images_per_step)
+    workers, create_fn = others.pop("workers", ALONE), SynchronousTrainer
+    if isinstance(create, type):
+        create, create_fn, others = towers, functools.partial(create, **others), {}
+    if "workers" in inspect.signature(create).parameters:
+        others["workers"] = workers
+    strategy = create(
         Initial.of(values["model"]),
-        values["update_fn"],
+        update_fn,
         [f"/CPU:{device}" for device in range(num_devices)],
         values["micro_batch_size"],
         **others,
     )
-    feed = options.get("feed") or networks.feed_of(
+    values["feed"] = options.get("feed") or networks.feed_of(
         batches, strategy.sizes, strategy.devices[:: strategy.num_shards]
     )
-    return assemble_trainer(strategy, feed=feed, **values)
+    network, objective, steps, evaluations = (
+        part(**factories.named_by(part, values)) for part in PARTS
+    )
+    return assemble_trainer(
+        strategy, network, objective, update_fn, steps, evaluations, workers, create_fn
+    )
 
 
 def assert_equal_to_oracle(

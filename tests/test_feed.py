@@ -77,6 +77,10 @@ class Recorder:
             compilation=compilation.CPU_STEP,
         )
 
+    def take(self, first, num_steps):
+        """Take steps; return how many were begun."""
+        return self.loop.run(*self.loop.start(0, first, num_steps))[0]
+
     def _step(self, phase, batches, before):
         def record(*values):
             self._call()
@@ -145,9 +149,9 @@ def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
     feed = feed_of(name, create_batches(**options), num_towers)
     recorder = Recorder(feed)
     for first, num_steps in ((0, 2), (2, 1), (3, 3)):
-        recorder.loop(0, first, num_steps)
+        recorder.take(first, num_steps)
     feed.restart()
-    recorder.loop(0, 4, 2)
+    recorder.take(4, 2)
     assert_batches(recorder.seen, [*range(6), 4, 5], **options)
 
 
@@ -164,9 +168,9 @@ def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
             recorder.loop.request_stop()
 
     recorder = Recorder(feed_of("resident", create_batches(), 2), call)
-    assert recorder.loop(0, 0, 5)[0] == 2
+    assert recorder.take(0, 5) == 2
     recorder.loop._stop.assign(False)
-    recorder.loop(0, 2, 2)
+    recorder.take(2, 2)
     assert_batches(recorder.seen, range(4))
 
 
@@ -189,7 +193,7 @@ def test_an_error_of_the_input_comes_before_a_step():
     feed = Streams([failing(own) for own in of_towers], devices_of(2))
     recorder = Recorder(feed)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        recorder.loop(0, 0, 5)
+        recorder.take(0, 5)
     assert recorder.loop.progress() == (bad_step, "waiting for data")
     assert_batches(recorder.seen, range(bad_step))
 

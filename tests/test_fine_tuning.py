@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import types
 import zipfile
 
 import keras
@@ -13,13 +12,12 @@ import pytest
 from keras import layers
 from marks import slow
 from sklearn.linear_model import LogisticRegression
-from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, small_config, small_data, use
+from small_runs import CLASS_NAMES, NUM_TRAIN, small_config, small_data, use
 
-from towers import build, build_trainer
+from towers import build_trainer
 from towers.data.sources import ArraySource
 from towers.models.layers.normalization import BatchNormalization
 from towers.training import linear_probe
-from towers.training.setup import build_run
 from towers.training.train import train
 
 
@@ -210,37 +208,3 @@ def test_frozen_normalization_takes_a_tower_for_each_core(
     options = {"batch_size": 16, "num_towers": 0, "device": "cpu"} | options
     devices = build_trainer.configure_devices(small_config(**options))
     assert len(devices.towers) == (2 if per_core else 1)
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_the_time_of_a_probe_is_estimated_for_all_images(is_new, monkeypatch):
-    use(monkeypatch, create_network)
-    config = small_config(init_from="first", linear_probe=True, batch_size=4)
-    devices = build_trainer.configure_devices(config)
-    parts, trainer = build_run(config, devices)
-    secs = 0.0
-
-    def fit(features, labels, num_classes, heartbeat):
-        nonlocal secs
-        secs += len(features)
-
-    monkeypatch.setattr(linear_probe, "logistic_regression", fit)
-    clock = types.SimpleNamespace(monotonic=lambda: secs)
-    monkeypatch.setattr(linear_probe, "time", clock)
-    new = {"params/logits/kernel", "params/logits/bias"} if is_new else {"params/a"}
-    estimated = linear_probe.probe_secs(
-        trainer, parts, config.batch_size, new, lambda: None
-    )
-    assert estimated == pytest.approx(parts.num_examples * is_new)
-    assert 0 < secs < parts.num_examples or not is_new
-
-
-@pytest.mark.parametrize("ema_decay,num_weights", [(0.9, 2), (0.0, 1)])
-def test_the_time_of_a_run_counts_its_images(ema_decay, num_weights, monkeypatch):
-    use(monkeypatch, create_network)
-    config = small_config(ema_decay=ema_decay, eval_every_epochs=0.5, max_steps=8)
-    evaluations = 3  # by steps 3, 5 and 8 of five an epoch
-    trained, evaluated = 8 * config.batch_size, evaluations * num_weights * NUM_TEST
-    images = NUM_TRAIN + linear_probe.PASSES * trained + evaluated
-    secs = linear_probe.run_secs(build.build(config), 0.5, num_weights)
-    assert secs == pytest.approx(0.5 * images)

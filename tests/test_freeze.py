@@ -187,7 +187,7 @@ def test_normalization_that_would_go_on_moving_is_refused():
     with pytest.raises(ConfigError, match="layer 'stem_norm' cannot be frozen"):
         freeze_normalization(model, FROZEN)
     freeze_normalization(model, frozenset(["conv/kernel"]))
-    with pytest.raises(ConfigError, match="^batch_norm=frozen: .*'stem_norm' cannot"):
+    with pytest.raises(ConfigError, match=r"^batch_norm=frozen: .*'stem_norm' cannot"):
         freeze_normalization(model, FROZEN, everywhere=True)
 
 

@@ -16,8 +16,9 @@ import tensorflow as tf
 from machines import Machines, machines
 from small_runs import assert_equal_states, has_logged, saved, saved_steps
 
-from towers.cluster.workers import ALONE, Workers
+from towers.cluster.workers import ClusterWorkers
 from towers.errors import WorkerLostError
+from towers.parallel.workers import ALONE
 
 NUM_WORKERS, NUM_STEPS = 3, 40
 STUCK_AFTER_SECS = 16
@@ -197,7 +198,9 @@ def raised_by(workers, message):
 def test_row_28_an_error_of_nccl_is_a_lost_worker_but_not_a_fault_of_this_one(
     is_lost, message
 ):
-    workers = Workers(tf.distribute.OneDeviceStrategy("/CPU:0"), ["a:1", "b:1"], 1)
+    workers = ClusterWorkers(
+        tf.distribute.OneDeviceStrategy("/CPU:0"), ["a:1", "b:1"], 1
+    )
     error = raised_by(workers, message)
     assert isinstance(error, WorkerLostError) == is_lost
     assert not is_lost or str(error).startswith(f"a worker is lost: {message[:40]}")

@@ -17,10 +17,10 @@ from recipes import (
 )
 from worker_processes import Job, WorkerProcesses
 
-from towers.cluster.workers import Workers
 from towers.optim import vector
 from towers.parallel.compilation import needed_operations
 from towers.parallel.strategies.multi_worker import multi_worker
+from towers.parallel.workers import Workers
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 

@@ -9,6 +9,7 @@ from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
 from towers.run import peers
+from towers.training import setup
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 THREADS = "threads (TF_NUM_INTRAOP_THREADS)"
@@ -65,7 +66,7 @@ def test_other_pixels_of_as_many_images_are_refused():
     same, other = given
     different = {name for name in same if same[name] != other[name]}
     assert different == {"the checksum of 16 training images"}
-    with pytest.raises(ConfigError, match="worker 2 .* the checksum of 16 training"):
+    with pytest.raises(ConfigError, match=r"worker 2 .* the checksum of 16 training"):
         peers.validate_data(Answers(**other), data_set(images), 40)
 
 
@@ -81,7 +82,8 @@ def exchanged(patch, **options):
     workers.exchange = exchange
     patch.setattr(peers, "connect", lambda *_, **__: workers)
     config = Config(strategy="multi_worker", model="speedrun", **options)
-    assert peers.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU) is workers
+    cluster = Cluster(ADDRESSES, 0, "--cluster")
+    assert setup.join_workers(cluster, config, CPU) is workers
     return told[0]
 
 

@@ -23,8 +23,12 @@ PERIODS = [
 
 
 def is_due(periods, step):
-    due = [periods.logs(step), periods.summarizes(step), periods.saves(step)]
-    return any([*due, periods.evaluates(step)])
+    return (
+        periods.logs(step)
+        or periods.summarizes(step)
+        or periods.saves(step)
+        or periods.evaluates(step)
+    )
 
 
 @pytest.mark.parametrize("periods", PERIODS)
@@ -106,8 +110,3 @@ def test_epochs_that_were_computed_from_steps_give_these_steps(num_examples):
         for steps in (*range(1, 300), 10**4 + 1):
             images = num_images(steps * batch_size / num_examples, num_examples)
             assert math.ceil(images / batch_size) == steps
-
-
-def test_any_number_above_zero_gives_images_that_a_float_holds():
-    for epochs in (5e-324, 1e-300, 1e-8, 1e300, 1.7e308):
-        assert 0 < float(num_images(epochs, 50_000)) < math.inf

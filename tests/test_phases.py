@@ -42,10 +42,8 @@ def test_a_step_belongs_to_the_phase_that_has_not_ended():
 
 
 def small_and_large():
-    small, large = map(
-        lambda shape: networks.residual_network(image_shape=shape),
-        (SMALL_SHAPE, networks.IMAGE_SHAPE),
-    )
+    small = networks.residual_network(image_shape=SMALL_SHAPE)
+    large = networks.residual_network(image_shape=networks.IMAGE_SHAPE)
     # What is frozen decays before.
     large.decay.update({FROZEN: DECAY, "logits/kernel": DECAY})
     for variable in large.model.trainable_variables:

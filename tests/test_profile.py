@@ -1,24 +1,19 @@
 """Traces of some steps, as TensorBoard's profile plugin reads them."""
 
-import re
-
 import pytest
+from marks import slow
 from small_runs import small_config
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from towers.training.train import train
 
 
-@pytest.mark.parametrize("steps", [(2, 4), (8, 99)])
-def test_steps_are_traced_and_summed_up(small, tmp_path, capfd, steps):
-    """Also where the run ends before the last of them."""
+@pytest.mark.parametrize("steps", [slow((2, 4)), (8, 99)])
+def test_steps_are_traced(small, tmp_path, capfd, steps):
+    """Also if the run ends before the last of them."""
     config = small_config(eval_every_epochs=1.0)
     train(tmp_path, config, profile_steps=steps)
-    out = capfd.readouterr().out
-    assert f"profile of steps {steps[0]} to {min(steps[1], 10)}" in out
-    shares = re.findall(r"^ +([\d.]+)% +[\d.]+ ms and [\d.]+ calls a step  ", out, re.M)
-    assert 1 < len(shares) <= 8
-    assert sum(map(float, shares)) <= 100.5  # rounded
+    assert "profile: tensorboard" in capfd.readouterr().out
     [path] = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
     assert xplane_pb2.XSpace.FromString(path.read_bytes()).planes
     # A run that starts again removes what this one wrote.

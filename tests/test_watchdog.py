@@ -97,7 +97,7 @@ def test_row_12_a_waiting_trainer_is_abandoned_after_the_grace():
     trainer.request_stop = request_stop
     with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Preempted, match="^stopped by SIGINT while waiting"):
+        with pytest.raises(Preempted, match=r"^stopped by SIGINT while waiting"):
             dog.call(train, dog, trainer)
         assert dog.stopped_by == "SIGINT" and dog.stop_requested
     assert trainer.asked_to_stop.is_set()
@@ -152,7 +152,7 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
     with watch(trainer, *LATE, stuck_after_secs=0 if is_stopped else 600) as dog:
         if is_stopped:
             os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises((Preempted, StuckError), match=" while evaluating$"):
+        with pytest.raises((Preempted, StuckError), match=r" while evaluating$"):
             dog.call(work, dog, trainer)
         # The next worker is not affected, nor does it revive the first.
         assert dog.call(divmod, 7, 2) == (3, 1)

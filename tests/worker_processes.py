@@ -20,19 +20,10 @@ from processes import Server, free_ports
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is trained, by names in `networks` and `recipes`.
+    """A training; the fields are those of `Recipe`, `networks` and `create_trainer`.
 
-    Attributes:
-        network: plain, local or sync; the others have batch normalization. Or
-            keras:NAME or FILE.py:NAME, with moments of the whole batch.
-        optimizer: of the oracle.
-        accumulate_steps: micro-batches of a step.
-        batch_size: of a micro-batch.
-        dtype: of the network.
-        calls: steps of each call.
-        clip_norm: see `Recipe`.
-        seed: of the batches.
-        options: of the strategy.
+    `network` is plain, local or sync; the last two have batch normalization. `calls`
+    are the numbers of steps of each call.
     """
 
     network: str = "plain"
@@ -43,13 +34,10 @@ class Job:
     calls: tuple[int, ...] = (1, 4, 5)
     clip_norm: float = 0.0
     seed: int = 0
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def create_network(self):
         import networks
 
-        if ":" in self.network:
-            return networks.application(self.network, self.dtype)
         kind = "plain" if self.network == "plain" else "residual"
         return networks.NETWORKS[kind](self.dtype)
 
@@ -62,18 +50,10 @@ class Job:
         import networks
 
         images = self.accumulate_steps * self.batch_size
-        if ":" in self.network:
-            return networks.application_batches(self.create_network(), images)
         return networks.random_batches(10, images, seed=self.seed)
 
     def create_trainer(self, strategy, num_devices, batches, **options):
-        """A trainer of the job.
-
-        Args:
-            strategy: creates the strategy.
-            num_devices: one tower each.
-            batches: those of this process.
-        """
+        """Create a trainer on batches of this process, with a tower on each device."""
         from recipes import create_trainer
 
         return create_trainer(
@@ -85,20 +65,13 @@ class Job:
             micro_batch_size=self.batch_size,
             update_fn=self.recipe().update(self.accumulate_steps * self.batch_size),
             accumulate_steps=self.accumulate_steps,
-            sync_batch_norm=self.network == "sync" or ":" in self.network,
+            sync_batch_norm=self.network == "sync",
             **options,
-            **self.options,
         )
 
 
 class WorkerProcesses:
-    """Workers that stay for many jobs; a context manager.
-
-    Args:
-        count: of the workers.
-        folder: for their files.
-        num_devices: towers of each.
-    """
+    """Workers, with `num_devices` towers each, for many jobs; a context manager."""
 
     def __init__(self, count: int, folder: pathlib.Path, num_devices: int = 1):
         addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
@@ -108,10 +81,9 @@ class WorkerProcesses:
         ]
 
     def do(self, job: Job) -> dict[str, np.ndarray]:
-        """What the chief has after a job: the state by name, the metrics of each call
-        as "metrics/0/loss" and so on.
+        """Do a job; return the state by name, and metrics such as "metrics/0/loss".
 
-        All workers must have the same bits.
+        Checks that all workers have the same bits.
         """
         for server in self._servers:
             server.send(dataclasses.asdict(job))
@@ -148,7 +120,6 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
-
     from towers.data.share import Share, shares
     from towers.optim import vector
     from towers.parallel import devices, evaluator

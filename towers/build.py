@@ -1,8 +1,10 @@
-"""Builds the parts of a run from a Config; the parts take plain arguments."""
+"""Images, network and update of a run from its Config; they take plain arguments."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -14,16 +16,18 @@ from towers.data.augment.distortions import extend
 from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches, hold_out, some_images
 from towers.data.classes import labels_for
-from towers.data.orders import BalancedOrder, block_order
+from towers.data.orders import BalancedOrder, BlockOrder, block_order
+from towers.data.sets import arrays
 from towers.data.share import Share
 from towers.data.sources import DataSet, Source
 from towers.errors import ConfigError
 from towers.models import create
+from towers.models.keras import given
 from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, schedules
 from towers.optim.phases import Phase, create_phases
 from towers.optim.schedules import num_images
-from towers.optim.update import Update
+from towers.optim.update import RateFn, Update
 from towers.run.dataset_info import DatasetInfo
 from towers.run.periods import Periods
 from towers.run.standardization import standardize
@@ -34,39 +38,34 @@ _FREEZING = ("freeze", "batch_norm", "param_rates")
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a run, besides its devices.
-
-    Attributes:
-        data: the data set.
-        train_batches: step -> batch; None for an evaluation.
-        augment: the augmentation of the images.
-        train_source: the images that are trained on; None where they were not loaded.
-        eval_split: name and source of the images that evaluations during training use:
-            "validation" where the data set has such or a part of the training set is
-            held out, else "test".
-        model: the network, with its initial parameters.
-        phases: parts of the run whose steps are not alike, if there are any.
-        update: from the mean gradient to the next parameters.
-        num_examples: training images of an epoch; 0 where they were not loaded.
-        total_steps: steps until `num_epochs` is reached, or 0.
-        last_step: the step with which the run ends, by its length or by max_steps.
-        periods: of logs, summaries, checkpoints and evaluations.
-        share: which images of every batch this process computes.
-    """
+    """The parts of a run, besides its devices and its trainer."""
 
     data: DataSet
-    train_batches: TrainBatches | None
+    train_batches: TrainBatches  # step -> batch; None for an evaluation
     augment: Augment
-    train_source: Source | None
-    eval_split: tuple[str, Source]
-    model: keras.Model
-    phases: tuple[Phase, ...]
-    update: Update
-    num_examples: int
-    total_steps: int
-    last_step: int
-    periods: Periods
-    share: Share
+    train_source: Source | None  # the images to train on, if they were loaded
+    eval_split: tuple[str, Source]  # "validation", or "test" without held-out images
+    model: keras.Model  # with its initial parameters
+    phases: tuple[Phase, ...]  # empty if all steps are alike
+    update: Update  # from the mean gradient to the next parameters
+    num_examples: int  # training images of an epoch; 0 if they were not loaded
+    total_steps: int  # until `num_epochs` is reached; 0 without training images
+    last_step: int  # the end of the run, by its length or by max_steps
+    periods: Periods  # of logs, summaries, checkpoints and evaluations
+    share: Share  # the images of every batch that this process computes
+
+
+def with_given(
+    config: Config, model: Any, data: Any, class_names: Sequence[str | int]
+) -> tuple[Config, str]:
+    """Return the config of objects passed to `train`, and the network in JSON."""
+    architecture = ""
+    if model is not None:
+        name, architecture = given.give(model)
+        config = dataclasses.replace(config, model=name)
+    if data is not None:
+        config = dataclasses.replace(config, dataset=arrays.give(data, class_names))
+    return config, architecture
 
 
 def build(
@@ -78,36 +77,19 @@ def build(
     dataset_info: DatasetInfo | None = None,
     test_only: bool = False,
     continued: DatasetInfo | None = None,
-    schedule_fn: Callable[[Config, int], schedules.Schedule] | None = None,
+    schedule_fn: Callable[[int], schedules.Schedule] | None = None,
 ) -> Parts:
-    """Loads the data and builds the network and its update.
+    """Load the data, and build the network and its update; or raise a TowersError.
 
-    Args:
-        config: of the run.
-        device_kind: of the towers, CPU or GPU.
-        for_training: False for an evaluation, which has no phases and no schedules.
-        share: of one of several workers, see `share_of`.
-        dataset_info, test_only: of an evaluation, see `load_data_set`.
-        continued: of the checkpoint from which a training goes on.
-        schedule_fn: (config, training images of an epoch) -> the learning rate.
-
-    DataError or ConfigError where the data set is missing, or options do not fit it.
+    An evaluation has no phases and no schedules, and the moments of `dataset_info`;
+    with `test_only` it loads no training images if possible. `continued` describes the
+    data in the checkpoint from which a training continues. `schedule_fn`, training
+    images of an epoch -> learning rate, takes the place of the config's schedule.
     """
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)
-    train_source, eval_split = data_set.train, ("test", data_set.test)
+    train_source, eval_split = split_images(config, data_set)
     augment = create_augmentation(config, data_set, device_kind)
-    if data_set.validation is not None:
-        eval_split = "validation", data_set.validation
-        for name in ("validation_fraction", "validation_fold"):
-            if value := getattr(config, name):
-                why = "the data set has images for validation; leave the option out"
-                raise ConfigError(f"{name}={value}: {why}")
-    elif config.holds_out and train_source is not None:
-        train_source, held_out = hold_out(
-            train_source, config.validation_fraction, config.fold_of_images
-        )
-        eval_split = "validation", held_out
     num_examples = total_steps = 0
     if train_source is not None:
         num_examples = train_source.num_examples
@@ -135,50 +117,39 @@ def build(
             augment = create_augmentation(config, data_set, device_kind)
     matched, _ = match_parameters(config, model)
 
-    # Training batches and phases.
-    phases, train_batches = (), None
-    if for_training:
+    # Phases, training batches, update.
+    phases: tuple[Phase, ...] = ()
+    train_batches: Any = None
+    if for_training and train_source is not None:
+        source = train_source
         validate_trained(config, matched)
-        create.adapt(model, lambda: some_images(train_source, augment))
+        create.adapt(model, lambda: some_images(source, augment))
+        freezing_steps = schedules.freezing_steps(
+            matched, num_examples, config.images_per_step
+        )
         phases = create_phases(
             model,
             total_steps=total_steps,
             early_sizes=config.lists["early_sizes"],
-            freezing_steps=schedules.freezing_steps(
-                matched, num_examples, config.images_per_step
-            ),
+            freezing_steps=freezing_steps,
             create_model=create_model_for,
         )
-        order = block_order(train_source, config.shuffle_buffer_mb)
-        if config.sampler != "shuffle":
-            if order is not None:
-                console.warn(
-                    f"sampler={config.sampler} reads row groups and other blocks in "
-                    "random order, each many times; a larger --shuffle_buffer_mb, "
-                    "which holds all of them, avoids that"
-                )
-            labels = labels_for(train_source, f"sampler={config.sampler}")
-            order = BalancedOrder(labels)
         train_batches = TrainBatches(
-            train_source,
+            source,
             augment,
             config.seed,
             config.images_per_step,
             create.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             share,
-            order,
+            create_order(config, source),
             config.repeats,
         )
-
-    # Update; of an evaluation without schedules.
-    update = create_update(
-        config,
-        num_examples if for_training else 0,
-        model,
-        matched,
-        schedule_fn or create_schedule,
-    )
+    schedule = None
+    if train_batches is not None:
+        create_fn = schedule_fn or functools.partial(create_schedule, config)
+        schedule = create_fn(num_examples)
+    update = create_update(config, model, matched, schedule, num_examples)
     periods = Periods(
         total_steps=total_steps,
         images_per_step=config.images_per_step,
@@ -205,17 +176,50 @@ def build(
     )
 
 
+def split_images(
+    config: Config, data_set: DataSet
+) -> tuple[Source | None, tuple[str, Source]]:
+    """Return the images to train on, and the name and images of the evaluations."""
+    if data_set.validation is not None:
+        for name in ("validation_fraction", "validation_fold"):
+            if value := getattr(config, name):
+                why = "the data set has images for validation; leave the option out"
+                raise ConfigError(f"{name}={value}: {why}")
+        return data_set.train, ("validation", data_set.validation)
+    if config.holds_out and data_set.train is not None:
+        train_source, held_out = hold_out(
+            data_set.train, config.validation_fraction, config.fold_of_images
+        )
+        return train_source, ("validation", held_out)
+    return data_set.train, ("test", data_set.test)
+
+
+def create_order(config: Config, source: Source) -> BlockOrder | BalancedOrder | None:
+    """Return the order of an epoch; None for a shuffle of all images."""
+    order = block_order(source, config.shuffle_buffer_mb)
+    if config.sampler == "shuffle":
+        return order
+    if order is not None:
+        console.warn(
+            f"sampler={config.sampler} reads row groups and other blocks in random "
+            "order, each many times; a larger --shuffle_buffer_mb, which holds all of "
+            "them, avoids that"
+        )
+    return BalancedOrder(labels_for(source, f"sampler={config.sampler}"))
+
+
 def create_augmentation(
     config: Config, info: DataSet | DatasetInfo, device_kind: str = "CPU"
 ) -> Augment:
     """Return the augmentation of a data set; ConfigError if it does not fit."""
     channels = info.image_shape[-1]
-    for name, plain in {
+    without_colors: dict[str, list[Any]] = {
         "color_jitter": [0.0],
         "random_gray": [0.0],
         "policy": ["none", "augmix"],
         "augment": [x for x in choices.AUGMENTS if x != "rand_augment"],
-    }.items():
+    }
+    for name, plain in without_colors.items():
         value = getattr(config, name)
         if channels not in (1, 3) and value not in plain and ":" not in str(value):
             why = f"images have {channels} channels, not 1 or 3; leave it out"
@@ -244,17 +248,16 @@ def create_augmentation(
 def load_data_set(
     config: Config, dataset_info: DatasetInfo | None = None, *, test_only: bool = False
 ) -> DataSet:
-    """The data set, with the moments of the run that is evaluated, or its own; with
-    `test_only` without training images, where it can do without. DataError where it is
-    missing or invalid.
+    """Return the data set, with the moments of the run that is evaluated, or its own.
+
+    With `test_only` it has no training images if it can do without them. A data set
+    that is missing or invalid is a DataError.
     """
-    weights = published_weights(config.model, config.init_from)
-    data_set = data.load(
-        config.dataset,
-        **config.options_of("dataset"),
-        **({"default_size": weights.size} if weights else {}),
-        trained=dataset_info if test_only else None,
-    )
+    options = config.options_of("dataset")
+    if weights := published_weights(config.model, config.init_from):
+        options["default_size"] = weights.size
+    trained: Any = dataset_info if test_only else None
+    data_set = data.load(config.dataset, **options, trained=trained)
     return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set
 
 
@@ -290,17 +293,17 @@ def match_parameters(
 
 
 def validate_trained(config: Config, matched: schedules.Matched) -> None:
-    """Raises ConfigError where options together freeze all parameters."""
+    """Raise ConfigError if options together freeze all parameters."""
     if matched and all(rate and rate.factor == 0 for rate in matched.values()):
         names = [name for name in _FREEZING if name in non_defaults(config)]
-        given = [f"{name}={getattr(config, name)}" for name in names]
+        given_options = [f"{name}={getattr(config, name)}" for name in names]
         raise ConfigError(
-            f"{' with '.join(given)} leaves no parameter to train; freeze fewer"
+            f"{' with '.join(given_options)} leaves no parameter to train; freeze fewer"
         )
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
-    """The learning rate over the images trained on; an epoch has `num_examples`."""
+    """Return the learning rate over the images seen; an epoch has `num_examples`."""
     return schedules.create_schedule(
         config.schedule,
         config.learning_rate,
@@ -314,20 +317,23 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
 
 def create_update(
     config: Config,
-    num_examples: int,
     model: keras.Model,
     matched: schedules.Matched,
-    schedule_fn: Callable[[Config, int], schedules.Schedule],
+    schedule: schedules.Schedule | None,
+    num_examples: int,
 ) -> Update:
-    """Return the optimizer with its schedules, if there are training images; the model
-    loses the regularizers that it applies itself.
+    """Return the optimizer with its rates; without a schedule the rate is 0.
+
+    The model loses the regularizers that the optimizer applies itself.
     """
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         config.lists["optimizer_options"],
         **config.options_of("optimizer"),
     )
-    decays, learning_rate_fn, rate_fns = (), schedules.constant(0.0), ()
+    decays: tuple[float, ...] = ()
+    rate_fns: tuple[RateFn, ...] = ()
+    learning_rate_fn = schedules.constant(0.0)
     if optimizer.takes_decay:
         try:
             decays = losses.pop_weight_decay(model.trainable_variables)
@@ -336,12 +342,12 @@ def create_update(
         # Scaled to a norm, a larger decay would displace the gradient.
         if not optimizer.needs_norms:
             decays = schedules.scale_decays(decays, matched)
-    if num_examples:
+    if schedule is not None:
         learning_rate_fn, rate_fns = schedules.create_rate_fns(
             schedules.decay_by_layer(
                 matched, config.layer_decay, create.head_layers(model)
             ),
-            schedule_fn(config, num_examples),
+            schedule,
             config.learning_rate,
             num_examples,
             config.images_per_step,

@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.build import Parts
-from towers.cluster.workers import ALONE, Workers
+from towers.build import Parts, build
 from towers.config import Config, factories
 from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches
@@ -24,25 +24,34 @@ from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 from towers.parallel.loop import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
-from towers.parallel.trainer import SynchronousTrainer, Trainer, assemble_trainer
+from towers.parallel.strategies.strategy import Strategy
+from towers.parallel.trainer import (
+    EvaluationOptions,
+    Network,
+    Objective,
+    StepOptions,
+    SynchronousTrainer,
+    Trainer,
+    assemble_trainer,
+)
+from towers.parallel.workers import ALONE, Workers
 from towers.threads import num_cores
 
-# Steps of a run from which compile=auto takes XLA. On an H200 it saves 4 to 8 ms a step
+# Steps of a run from which compile=auto uses XLA. On an H200 it saves 4 to 8 ms a step
 # and needs 15 to 50 s to compile.
 XLA_STEPS = 5_000
-# Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
+# Maximum bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MAX_RESIDENT_BYTES = 2**30
 
 
 def configure_devices(
     config: Config, *, device: str = "", for_training: bool = True
 ) -> Devices:
-    """Return the devices of the towers; ConfigError if the machine lacks them. If no
-    tower has moments of its own, a tower for each of a few cores trains the same
-    network: 1.2 times as fast with EfficientNet-Lite0 on two cores.
-    """
+    """Return the devices of the towers; ConfigError if the machine lacks them."""
     if config.deterministic and for_training:
         parallel_devices.enable_determinism()
+    # Without moments of their own, several towers train the same network as one: 1.2
+    # times as fast with EfficientNet-Lite0 on two cores.
     cores = num_cores()
     is_same = config.batch_norm == "frozen" and config.strategy in ("auto", "towers")
     return parallel_devices.configure(
@@ -66,6 +75,23 @@ def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
     return Share(before, own, config.batch_size)
 
 
+def assemble(
+    config: Config,
+    devices: Devices,
+    workers: Workers = ALONE,
+    teacher: keras.Model | None = None,
+    **options: Any,
+) -> tuple[Parts, Trainer]:
+    """Return the parts of a training or an evaluation, and their trainer.
+
+    The loss also follows the outputs of `teacher`, a trained network. `options` are
+    those of `build`, such as `for_training=False` for an evaluation.
+    """
+    share = share_of(config, devices, workers)
+    parts = build(config, device_kind=devices.kind, share=share, **options)
+    return parts, create_trainer(config, parts, devices, workers, teacher=teacher)
+
+
 def create_trainer(
     config: Config,
     parts: Parts,
@@ -74,11 +100,49 @@ def create_trainer(
     feed: Feed | None = None,
     teacher: keras.Model | None = None,
 ) -> Trainer:
-    """Return a trainer with the config's strategy; of an evaluation, it takes no steps.
-    `feed` replaces the batches of the parts; with `teacher`, a trained network, the
-    loss includes distillation. ConfigError if options do not fit the devices.
-    """
+    """Return a trainer; `feed` replaces the batches of the parts."""
     share_of(config, devices, workers)  # refuses too many towers
+    choice, batches = config.choice_of("strategy"), parts.train_batches
+    strategy = create_strategy(config, parts, devices, workers)
+    objective = create_objective(config, parts, teacher)
+    compiles, why_not = choose_xla(config, parts, devices, objective)
+    network = Network(
+        model=parts.model,
+        phases=parts.phases,
+        sync_batch_norm=config.batch_norm == "sync",
+        recompute=config.recompute and batches is not None,
+        compile_towers=compiles,
+        not_compiled=why_not,
+    )
+    if batches is not None and feed is None:
+        lead_devices = devices.towers[:: strategy.num_shards]
+        feed = create_feed(config, batches, lead_devices, strategy.sizes)
+    steps = StepOptions(
+        micro_batch_size=config.batch_size,
+        accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
+        feed=feed,
+        scale_loss=config.precision == "float16" and not choice.asynchronous,
+        skip_not_finite=config.on_nonfinite == "skip",
+        scale_rate=config.choice_of("schedule").by_accuracy,
+    )
+    evaluations = EvaluationOptions(
+        tta=create_tta(config.tta),
+        keeps_logits=config.choice_of("best_by").is_in_a_file,
+    )
+    create: Callable[..., Trainer] = SynchronousTrainer
+    if choice.asynchronous:
+        options = config.options_of("strategy")
+        options = {name: options[name] for name in choice.trainer_options}
+        create = functools.partial(AsynchronousTrainer, **options)
+    return assemble_trainer(
+        strategy, network, objective, parts.update, steps, evaluations, workers, create
+    )
+
+
+def create_strategy(
+    config: Config, parts: Parts, devices: Devices, workers: Workers
+) -> Strategy:
+    """Return the strategy of a run with the initial values of its network."""
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
@@ -86,24 +150,21 @@ def create_trainer(
     in_16_bits = config.precision in ("bfloat16", "float16")
     if devices.kind == "GPU" and in_16_bits and not config.deterministic:
         parallel_devices.normalize_in_nhwc(parts.model)
-
-    # Strategy.
-    choice, all_options = config.choice_of("strategy"), config.options_of("strategy")
-    create_strategy = factories.resolve("strategy", config.strategy)
-    options = factories.named_by(create_strategy, all_options)
-    if choice.processes:
+    create = factories.resolve("strategy", config.strategy)
+    options = factories.named_by(create, config.options_of("strategy"))
+    has_processes = config.choice_of("strategy").processes
+    if has_processes:
         options["workers"] = workers
     if options.get("all_reduce_dtype") == "float32":
         options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
-    if not choice.processes and options.get("all_reduce") == "auto":
-        # NCCL where it can be, which is between physical GPUs; with a parameter device
-        # auto has no all-reduce.
+    if not has_processes and options.get("all_reduce") == "auto":
+        # NCCL between physical GPUs; a parameter device needs no all-reduce.
         are_physical = devices.kind == "GPU" and not devices.share_gpus
         in_full = config.all_reduce_dtype == "float32"
         is_reduced = options.get("parameter_device", "auto") == "auto"
         is_nccl = are_physical and in_full and is_reduced and len(devices.towers) > 1
         options["all_reduce"] = "nccl" if is_nccl else "star"
-    strategy = create_strategy(
+    return create(
         Initial.of(parts.model),
         parts.update,
         devices.towers,
@@ -111,87 +172,63 @@ def create_trainer(
         **options,
     )
 
-    # Loss. Weights of classes come from the training images; evaluations have none.
-    batches, class_names = parts.train_batches, parts.data.class_names
-    multi_label, by_class = parts.data.multi_label, {}
-    loss_options = config.options_of("loss")
-    loss_options |= dict.fromkeys(("class_weights", "pos_weights", "logit_adjustment"))
-    for name in ("class_weights", "pos_weights"):
-        if batches is not None and (value := getattr(config, name)):
-            weights = class_weights(value, batches.source, class_names, name)
-            by_class[name] = weights
-    if batches is not None and config.logit_adjustment:
-        by_class["logit_adjustment"] = logit_offsets(
-            config.logit_adjustment, batches.source, len(class_names)
-        )
-    create_loss = functools.partial(
-        losses.create_loss, config.loss, multi_label=multi_label
-    )
-    loss_fn = create_loss(**loss_options | by_class)
+
+def create_objective(
+    config: Config, parts: Parts, teacher: keras.Model | None = None
+) -> Objective:
+    """Return the loss of the run; weights of classes come from its training images."""
+    multi_label = parts.data.multi_label
     if multi_label and teacher is not None:
         why = "distillation needs one label an image, not several; leave it out"
         raise ConfigError(f"teacher={config.teacher}: {why}")
+    create = functools.partial(losses.create_loss, config.loss, multi_label=multi_label)
+    options, by_class = config.options_of("loss"), {}
+    options |= dict.fromkeys(("class_weights", "pos_weights", "logit_adjustment"))
+    if parts.train_batches is not None:
+        source, names = parts.train_batches.source, parts.data.class_names
+        for name in ("class_weights", "pos_weights"):
+            if value := getattr(config, name):
+                by_class[name] = class_weights(value, source, names, name)
+        if config.logit_adjustment:
+            by_class["logit_adjustment"] = logit_offsets(
+                config.logit_adjustment, source, len(names)
+            )
+    loss_fn = create(**options | by_class)
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
         )
+    return Objective(loss_fn=loss_fn, eval_loss_fn=create(**options), teacher=teacher)
 
-    # Compilation, batches, and the trainer of these parts.
-    compiles, why_not = config.compile == "xla", ""
-    if devices.kind == "GPU" and batches is not None and config.compile != "none":
-        if config.compile == "auto" and parts.total_steps < XLA_STEPS:
-            why_not = f"a run of fewer than {XLA_STEPS:,} steps would not gain by it"
-        else:
-            why_not = _why_not_xla(config, parts, loss_fn, devices.towers[0], teacher)
-        compiles = not why_not
-    if why_not and config.compile == "xla":
+
+def choose_xla(
+    config: Config, parts: Parts, devices: Devices, objective: Objective
+) -> tuple[bool, str]:
+    """Return whether XLA compiles the towers, and why not if that is worth a line."""
+    is_asked = config.compile == "xla"
+    on_gpus = devices.kind == "GPU"
+    if not on_gpus or parts.train_batches is None or config.compile == "none":
+        return is_asked, ""
+    if not is_asked and parts.total_steps < XLA_STEPS:
+        return False, f"a run of fewer than {XLA_STEPS:,} steps would not gain by it"
+    why_not = _why_not_xla(config, parts, devices.towers[0], objective)
+    if why_not and is_asked:
         raise ConfigError(f"compile=xla: {why_not}; set --compile=none")
-    if batches is not None and feed is None:
-        lead_devices = devices.towers[:: strategy.num_shards]
-        feed = create_feed(config, batches, lead_devices, strategy.sizes)
-    trainer_class, trainer_options = SynchronousTrainer, {}
-    if choice.asynchronous:
-        trainer_class = AsynchronousTrainer
-        trainer_options = {name: all_options[name] for name in choice.trainer_options}
-    return assemble_trainer(
-        strategy,
-        parts.model,
-        loss_fn,
-        parts.update,
-        config.batch_size,
-        feed=feed,
-        workers=workers,
-        accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
-        phases=parts.phases,
-        tta=create_tta(config.tta),
-        eval_loss_fn=create_loss(**loss_options),
-        compile_towers=compiles,
-        not_compiled=why_not,
-        sync_batch_norm=config.batch_norm == "sync",
-        scale_loss=config.precision == "float16" and not choice.asynchronous,
-        skip_not_finite=config.on_nonfinite == "skip",
-        scale_rate=config.choice_of("schedule").by_accuracy,
-        teacher=teacher,
-        recompute=config.recompute and batches is not None,
-        keeps_logits=config.choice_of("best_by").is_in_a_file,
-        trainer_class=trainer_class,
-        **trainer_options,
-    )
+    return not why_not, why_not
 
 
-def _why_not_xla(config, parts, loss_fn, device, teacher):
-    """Why XLA does not compile the towers of GPUs; empty where it does."""
+def _why_not_xla(config, parts, device, objective):
+    """Return why XLA cannot compile the towers of GPUs; empty if it can."""
     if config.choice_of("strategy").sharded or config.batch_norm == "sync":
         return "layers transfer activations between GPUs"
-    num_classes = len(parts.data.class_names)
     labels = tf.TensorSpec([], tf.int64)
     if parts.train_batches.mix is not None or parts.data.multi_label:
-        labels = tf.TensorSpec([num_classes], tf.float32)
-    if teacher is not None:  # whose logits are the third argument
-        with_teacher = loss_fn
+        labels = tf.TensorSpec([len(parts.data.class_names)], tf.float32)
 
-        def loss_fn(logits, labels):
-            return with_teacher(logits, labels, logits)
+    def loss_fn(logits, labels):
+        # Logits stand for the teacher's.
+        others = [] if objective.teacher is None else [logits]
+        return objective.loss_fn(logits, labels, *others)
 
     return why_not_xla(parts.model, loss_fn, labels, device, config.deterministic)
 
@@ -248,7 +285,7 @@ def runs_on(
 
 
 def fits_on_gpus(source: Source) -> bool:
-    """True if `input=auto` keeps the images on GPUs."""
+    """Return whether `input=auto` keeps the images on GPUs."""
     size = num_bytes(source)
     return size is not None and size <= MAX_RESIDENT_BYTES
 
@@ -260,5 +297,8 @@ def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
     devices = devices[: len(per_tower)]
     if "GPU" in devices[0] and fits_on_gpus(batches.source):
         return Resident(per_tower, devices)
-    datasets = [own.stream() for own in per_tower]
-    return Streams([lambda _, x=x: x for x in datasets], devices)
+
+    def same(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
+        return dataset
+
+    return Streams([functools.partial(same, x.stream()) for x in per_tower], devices)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from benchmarks.graphs.operations import called, running, short
-from towers.parallel.reduce import share_memory
+from towers.parallel.devices import share_memory
 from towers.parallel.trainer import Trainer
 
 MEGABYTE = 1e6

@@ -46,8 +46,8 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     about = "Progress bar of a terminal (live), lines at intervals (plain) or none "
     about += "(off); auto: live on a terminal, else plain."
     flags.DEFINE_enum("progress", "auto", console.MODES, about, flag_values=values)
-    about = "Profile a range of steps, such as 100,110, for TensorBoard, and print a "
-    words("profile_steps", help=f"{about}summary.")
+    about = "Profile a range of steps, such as 100,110, for TensorBoard."
+    words("profile_steps", help=about)
     about = "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT."
     words("track", help=about)
     switch("report", True, "Write report/index.html in the run folder at the end.")

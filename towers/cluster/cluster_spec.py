@@ -1,7 +1,7 @@
-"""The cluster of a run: the addresses of its workers, and which of them this one is.
+"""The cluster of a run: the addresses of its workers, and the index of this one.
 
-It comes from --cluster and --task_index, from TF_CONFIG as TensorFlow's programs read
-it, or from the variables of Slurm. Nothing listens or connects here.
+It comes from --cluster and --task_index, from TF_CONFIG, or from the variables of
+Slurm. Nothing listens or connects here.
 """
 
 import collections
@@ -19,7 +19,7 @@ from towers import quiet_imports
 from towers.errors import ConfigError
 from towers.messages import program
 
-# Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
+# Jobs in TF_CONFIG, in the order of their tasks: the first task is the chief.
 _JOBS = ("chief", "master", "worker")
 
 # A name, an address of IPv4, or one of IPv6 in brackets; then the port.
@@ -27,9 +27,8 @@ _ADDRESS = re.compile(
     r"(?:[\w.-]+|\[[0-9A-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII | re.IGNORECASE
 )
 
-# Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
+# Addresses of this machine (Linux); each line begins with 32 hexadecimal digits.
 _IPV6_TABLE = "/proc/net/if_inet6"
-
 
 _PRIVATE_HINT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
@@ -39,21 +38,20 @@ _PRIVATE_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a run: host:port of each, the number of this one, and what
-    described them.
-    """
+    """The workers of a run."""
 
-    addresses: tuple[str, ...]
-    index: int
-    origin: str
+    addresses: tuple[str, ...]  # host:port of each worker
+    index: int  # of this worker
+    origin: str  # what described them, such as "--cluster"
 
     @property
     def size(self) -> int:
+        """Return the number of workers."""
         return len(self.addresses)
 
     @property
     def address(self) -> str:
-        """Address of this worker."""
+        """Return the address of this worker."""
         return self.addresses[self.index]
 
 
@@ -64,15 +62,17 @@ def find_cluster(
     *,
     reads_slurm: bool = True,
 ) -> Cluster | None:
-    """The cluster of --cluster and --task_index or the environment, if any; ConfigError
-    where a description is wrong, or two contradict each other. Slurm is read last, and
-    for a strategy with workers only: its variables are there in every job, such as a
-    sweep of single processes.
+    """Return the cluster of --cluster and --task_index or the environment, if any.
+
+    Slurm is read last, and for a strategy with workers only: its variables are there in
+    every job, such as a sweep of single processes. ConfigError if a description is
+    wrong, or two contradict each other.
     """
-    by_flags = _of_flags(addresses, index)
-    by_tf_config = _of_tf_config(environ.get("TF_CONFIG", ""))
+    by_flags = _read_flags(addresses, index)
+    by_tf_config = _read_tf_config(environ.get("TF_CONFIG", ""))
     if by_flags and by_tf_config:
-        if by_flags != dataclasses.replace(by_tf_config, origin=by_flags.origin):
+        same = dataclasses.replace(by_tf_config, origin=by_flags.origin)
+        if by_flags != same:
             raise ConfigError(
                 f"{_described(by_flags)}, but {_described(by_tf_config)}; unset "
                 "TF_CONFIG or drop --cluster"
@@ -85,7 +85,7 @@ def find_cluster(
 
 
 def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
-    """Raises ConfigError where anybody can reach an address of a cluster."""
+    """Raise ConfigError if anybody can reach an address of a cluster."""
     if allow_public:
         return
     for address in cluster.addresses:
@@ -104,7 +104,7 @@ def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
             )
 
 
-def _of_flags(addresses, index):
+def _read_flags(addresses, index):
     if not addresses and index is None:
         return None
     if not addresses or index is None:
@@ -114,7 +114,7 @@ def _of_flags(addresses, index):
     return _checked([x.strip() for x in addresses.split(",")], index, "--cluster")
 
 
-def _of_tf_config(text):
+def _read_tf_config(text):
     if not text.strip():
         return None
     try:
@@ -125,12 +125,12 @@ def _of_tf_config(text):
         lists = {job: list(addresses) for job, addresses in jobs.items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"TF_CONFIG is not as TensorFlow reads it: {error}; an example is "
+            f"TF_CONFIG is invalid: {error}; an example is "
             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", '
             '"index": 0}}'
         ) from None
     if not lists:
-        return None  # of one process
+        return None  # a single process
     others = sorted(set(lists) - set(_JOBS) - {"evaluator"})
     if others or kind not in _JOBS:
         other = others[0] if others else kind
@@ -150,7 +150,7 @@ def _of_tf_config(text):
 
 
 def _read_slurm(environ):
-    """As TensorFlow's resolver reads the step, one task per worker."""
+    """Read the step of Slurm, one task per worker, by TensorFlow's resolver."""
     needed = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     missing = [name for name in needed if name not in environ]
     if missing:
@@ -162,7 +162,7 @@ def _read_slurm(environ):
         import tensorflow as tf
     try:
         num_tasks = int(environ["SLURM_STEP_NUM_TASKS"])
-        # It is not asked about GPUs: Slurm shows each task its own.
+        # Slurm shows each task its own GPUs.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
         )
@@ -187,7 +187,6 @@ def _read_slurm(environ):
 
 
 def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:
-    """The Cluster of such addresses."""
     for address in addresses:
         named = isinstance(address, str) and _ADDRESS.fullmatch(address)
         if not named or not 0 < int(named[1]) < 65536:
@@ -212,7 +211,7 @@ def _described(cluster):
 
 
 def _ips_of(host):
-    """The addresses of a host; none where its name is not known yet."""
+    """Return the addresses of a host; none if its name is not known yet."""
     try:
         entries = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
@@ -223,7 +222,7 @@ def _ips_of(host):
 
 
 def _own_ips():
-    """The addresses of this machine, where the system tells them."""
+    """Yield the addresses of this machine that the system reports."""
     try:
         import fcntl
 
@@ -233,7 +232,7 @@ def _own_ips():
                 try:
                     answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
                 except OSError:
-                    continue  # it has none
+                    continue  # it has no address
                 yield ipaddress.IPv4Address(answer[20:24])
     except (ImportError, OSError):
         pass

@@ -1,10 +1,7 @@
-"""The workers of a run: processes, on one machine or on many, that train together.
+"""Workers of a cluster: processes, on one machine or on many, that train together.
 
 TensorFlow moves all data between them: `MultiWorkerMirroredStrategy` starts its server
-and adds tensors up, its coordination service notices a worker that is gone. A run of
-one process has one worker, and nothing is started.
-
-All workers call the same functions of `Workers` in the same order.
+and adds tensors up, its coordination service notices a lost worker.
 """
 
 import contextlib
@@ -20,60 +17,49 @@ import tensorflow as tf
 from towers import tf_internals
 from towers.errors import WorkerLostError, out_of_memory
 from towers.messages import one_line
+from towers.parallel.workers import Workers
 from towers.threads import JobThread
 
-# Ways to add up between workers; auto is nccl between GPUs, else ring.
-COMMUNICATIONS = ("auto", "ring", "nccl")
-
-# Bytes of the pieces in which a state is sent, a multiple of 8.
+# Bytes per message when a state is broadcast; a multiple of 8.
 _PIECE_BYTES = 2**26
 
-# What a worker tells the others of one that is lost.
+# The message with which a worker reports a lost one to the others.
 _REPORTED = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
 
-# A key that the chief's service has.
+# A key that exists while the chief's coordination service runs.
 _CHIEF = "towers/chief"
 
-# In errors of calls to TensorFlow's service, which is the chief's.
+# Part of the errors of calls to the coordination service, which the chief runs.
 _CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
 
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
-# NCCL, whose errors name no worker.
+# Errors of NCCL, which name no worker.
 _NCCL = re.compile(
     r"nccl(?: operation .* failed)?: |nccl(?:Remote|System)Error|ncclCommAbort"
     r"|nccl\w* (?:already )?aborted|remote process exited|closed by remote peer",
     re.IGNORECASE,
 )
 
-# An error of CUDA is one of this worker's GPU, and what is invalid is a defect.
+# Errors of this worker's own GPU, or invalid calls of NCCL.
 _OWN_NCCL = re.compile(
     r"nccl(?: operation .* failed)?: (?:unhandled cuda|invalid)", re.IGNORECASE
 )
 
 
-class Workers:
-    """All workers of a run, as one of them, `index`, sees them.
-
-    Attributes:
-        addresses: host:port of each; none of a single worker.
-        devices: where this worker's tensors are summed with the other workers': its
-            GPUs, or its host.
-    """
+class ClusterWorkers(Workers):
+    """Several workers, connected by TensorFlow's collective runtime, the `engine`."""
 
     def __init__(
         self,
-        engine: tf.distribute.MultiWorkerMirroredStrategy | None = None,
-        addresses: Sequence[str] = (),
-        index: int = 0,
+        engine: tf.distribute.MultiWorkerMirroredStrategy,
+        addresses: Sequence[str],
+        index: int,
     ):
-        self._engine = engine
-        self.addresses, self.index = tuple(addresses), index
-        self.size, self.is_chief = max(len(addresses), 1), index == 0
-        self.devices = engine.extended.worker_devices if engine else ["/CPU:0"]
-        if engine:
-            self._thread = JobThread("workers")
-        if engine and self.is_chief:  # for `lost_worker` of the others
+        super().__init__(addresses, index)
+        self._engine, self._thread = engine, JobThread("workers")
+        self.devices = engine.extended.worker_devices
+        if self.is_chief:
             tf_internals.set_cluster_value(_CHIEF, "")
         self._add = {
             dtype: tf.function(
@@ -84,19 +70,9 @@ class Workers:
             for dtype in (np.int64, np.float64)
         }
 
-    # In a graph.
-
-    def sums(
-        self,
-        tensors: Sequence[Sequence[tf.Tensor]],
-        options: tf.distribute.experimental.CommunicationOptions | None = None,
-    ) -> list[list[tf.Tensor]]:
-        """The sums over all workers and devices, the same bits on each; for each of
-        `devices` a list of tensors, of the same shapes and types everywhere.
-        """
+    def sums(self, tensors, options=None):
+        """Return the sums over all workers and devices."""
         results = [list(own) for own in tensors]
-        if self._engine is None:
-            return results
         # One buffer has one type.
         for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
             indices = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
@@ -127,10 +103,8 @@ class Workers:
         )
         return self._engine.run(all_reduce, args=(per_replica,))
 
-    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of tensors over all workers, with the gradient of the sum of all
-        workers' losses.
-        """
+    def sum(self, tensors):
+        """Return sums over workers; gradients are those of the sum of all losses."""
 
         @tf.custom_gradient
         def add(*values):
@@ -140,10 +114,8 @@ class Workers:
 
         return list(add(*tensors))
 
-    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensors of all workers along the first axis, in which they may differ."""
-        if self._engine is None:
-            return tensor
+    def gather(self, tensor):
+        """Concatenate the tensors of all workers along the first axis."""
 
         def all_gather():
             replica = tf.distribute.get_replica_context()
@@ -156,14 +128,8 @@ class Workers:
         gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
         return tf.ensure_shape(gathered[0], [None, *tensor.shape[1:]])
 
-    # Between compiled calls.
-
-    def add(self, values: np.ndarray) -> np.ndarray:
-        """The sum of an array, int64 or float64, over all workers; WorkerLostError
-        where not all take part.
-        """
-        if self._engine is None:
-            return values
+    def add(self, values):
+        """Return the sum of an array over all workers."""
 
         def added():
             with self.noticing_losses():
@@ -172,23 +138,19 @@ class Workers:
 
         if threading.current_thread() is not threading.main_thread():
             return added()
-        # The main thread serves signals while it waits for another one, not while it
-        # waits in TensorFlow.
+        # The main thread serves signals while it waits for another thread, but not
+        # while it waits in TensorFlow.
         return self._thread.submit(added).result()
 
-    def agree(
-        self, num_steps: int, save: bool, summarize: bool, stop: bool
-    ) -> tuple[int, bool, bool]:
-        """Agrees on the next actions of all workers: the chief's number of steps, or 0
-        if any worker stops; whether the chief saves, and writes a summary.
-        """
+    def agree(self, num_steps, save, summarize, stop):
+        """Agree on the next actions of all workers."""
         own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
         *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
         num_steps, save, summarize = chief
         return 0 if num_stopping else int(num_steps), bool(save), bool(summarize)
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The chief's arrays, bit for bit, in place of this worker's."""
+        """Return the chief's arrays, bit for bit, in place of this worker's."""
         content = b"".join(x.tobytes() for x in state.values())
         if not self.is_chief:
             content = bytes(len(content))
@@ -204,15 +166,14 @@ class Workers:
         return arrays
 
     def exchange(self, own: Any) -> list[Any]:
-        """Gathers an object of JSON from each worker, in their order. All have it when
-        this returns, so that each may end for what it has read.
-        """
+        """Gather a JSON value from each worker, in their order."""
         content = json.dumps(own).encode()
         is_own = np.arange(self.size) == self.index
         sizes = self.add(np.where(is_own, len(content), 0))
         rows = [content if x else bytes(n) for x, n in zip(is_own, sizes, strict=True)]
         received = self._add_bytes(b"".join(rows))
-        with contextlib.suppress(WorkerLostError):  # one that has read may end
+        # All have received everything when this returns: then any worker may end.
+        with contextlib.suppress(WorkerLostError):
             self.add(np.zeros(1, np.int64))
         ends = np.cumsum(sizes)
         return [
@@ -221,21 +182,17 @@ class Workers:
         ]
 
     def _add_bytes(self, content):
-        """Bytes of one worker, where the others have zeros: whole numbers are added,
-        which changes no bit.
-        """
+        """Add bytes up as integers; only one worker has other bytes than zeros."""
         padded = content + bytes(-len(content) % 8)
         return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
 
     @contextlib.contextmanager
     def noticing_losses(self) -> Iterator[None]:
-        """Raises a WorkerLostError where TensorFlow says that a worker is gone."""
+        """Raise WorkerLostError if an error of TensorFlow names a lost worker."""
         try:
             yield
         except tf.errors.OpError as error:
-            lost = None
-            if self._engine:
-                lost = lost_worker(error.message, self.addresses, self.index)
+            lost = lost_worker(error.message, self.addresses, self.index)
             if lost is None:
                 raise
             tell_others(lost)
@@ -243,7 +200,7 @@ class Workers:
 
 
 class LostWorker(NamedTuple):
-    """A worker that is gone: its number, None where unknown, and what to say of it."""
+    """A lost worker: its number, None if unknown, and a message about it."""
 
     number: int | None
     text: str
@@ -252,7 +209,7 @@ class LostWorker(NamedTuple):
 def lost_worker(
     message: str, addresses: Sequence[str], index: int
 ) -> LostWorker | None:
-    """The worker that an error of TensorFlow names; None of another kind of error."""
+    """Return the lost worker that an error of TensorFlow names to worker `index`."""
     if match := _REPORTED.search(message):
         return LostWorker(int(match[2]), match[1])
     is_collective = "Collective" in message or "oordination" in message
@@ -261,12 +218,12 @@ def lost_worker(
     named = [int(number) for number in _TASK.findall(message)]
     others = [i for i in named if i != index and i < len(addresses)]
     if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
-        others = [0]  # it did not answer, perhaps to another worker, named as well
+        others = [0]  # The chief did not answer, even if another worker is named.
     if others == [0] and not index:
         return LostWorker(None, "other workers do not answer")
     if not others:
         if out_of_memory(message) or _OWN_NCCL.search(message):
-            return None  # of this worker
+            return None
         lines = [line for line in message.splitlines() if _NCCL.search(line)]
         text = one_line(lines[0] if lines else message, 200)
         return LostWorker(None, f"a worker is lost: {text}")
@@ -274,12 +231,12 @@ def lost_worker(
     if "onnection reset" in message or "Socket closed" in message:
         how = "ended"
         if number and not _chief_answers():
-            number, how = 0, "does not answer"  # the other one has noticed that
+            # The other worker ended because the chief is lost.
+            number, how = 0, "does not answer"
     return LostWorker(number, f"worker {number} ({addresses[number]}) {how}")
 
 
 def _chief_answers():
-    """True if the chief's service answers a worker that cannot reach another."""
     try:
         tf_internals.cluster_value(_CHIEF, 2000)
     except tf.errors.OpError:
@@ -288,13 +245,10 @@ def _chief_answers():
 
 
 def tell_others(lost: LostWorker) -> None:
-    """Ends the wait of the others, who are not all connected to the lost worker."""
+    """Report a lost worker to the others, which may not be connected to it."""
     if lost.number == 0 or not _chief_answers():
-        return  # the chief's service is gone: to tell it would wait, for ever
+        return  # Without the chief's service the report would block forever.
     with contextlib.suppress(tf.errors.OpError):
         tf_internals.report_error_to_cluster(
             tf.errors.UNAVAILABLE, f"lost: {lost.text}."
         )
-
-
-ALONE = Workers()

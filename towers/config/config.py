@@ -628,7 +628,7 @@ class Config:
         """True if a run may be made longer without becoming another run."""
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
-    def choice_of(self, option: str) -> choices.Choice:
+    def choice_of(self, option: str) -> Any:
         """The table's row that an option, such as "optimizer", chooses."""
         return choices.find(option, getattr(self, option))
 

@@ -1,17 +1,19 @@
 """The trainer of towers that update shared variables independently.
 
-The variables are pinned as in strategy `towers`: to the parameter device. Every
-tower has a thread and compiled calls: it takes its share of the next batch, fetches the
-variables, computes the gradients and applies them at once; meanwhile others may have
-updated the variables. Fetch and apply hold one lock, so that a fetch is one consistent
-state and no update is lost. One step is num_towers updates, one by each tower;
-docs/async_towers.md has the differences from one synchronous update.
+The variables are on the parameter device, as in strategy `towers`. Every tower has a
+thread: it takes its share of the next batch, fetches the variables, computes gradients
+and applies them at once; meanwhile others may have updated the variables. Fetch and
+apply hold one lock, so that a fetch is consistent and no update is lost. One step is
+num_towers updates, one by each tower; docs/async_towers.md has the differences from a
+synchronous update.
 
 Elsewhere: tensorpack's AsyncMultiGPUTrainer; Downpour SGD (Dean et al. 2012) with one
 parameter server.
 """
 
 import functools
+import itertools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,42 +30,44 @@ from towers.parallel.trainer import Trainer
 
 
 class AsynchronousTrainer(Trainer):
-    """Towers that do not meet within a call of `train`.
+    """Towers that do not synchronize within a call of `train`.
 
-    After an error every update that was applied stays; the next call continues at the
-    whole steps that they make. Where some are of a step that is not whole, or an update
-    failed midway, the state is inconsistent, and until another one is loaded the
-    activity remains "computing".
+    After an error, applied updates stay; the next call continues at the step that all
+    towers have made. If only some have made a step, or an update failed, the state is
+    inconsistent, and the activity remains "computing" until another state is loaded.
 
-    `async_scale_gradients` scales them by the tower's share of the batch; otherwise
-    each update goes as far as one of a whole batch. For `max_staleness` see
+    `async_scale_gradients` multiplies gradients by the tower's fraction of the batch;
+    otherwise each update is as large as one of a whole batch. For `max_staleness` see
     `Coordinator`.
     """
 
     def __init__(
-        self, async_scale_gradients: bool = True, max_staleness: int = 0, **parts
+        self,
+        async_scale_gradients: bool = True,
+        max_staleness: int = 0,
+        **parts: Any,
     ):
         super().__init__(**parts)
         [self._copy] = self.strategy.copies
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
         self._scales = self._weights if async_scale_gradients else [1.0] * num_towers
-        # Its threads start here: in mid-run there may be no memory for one.
+        # Threads start here: during a run memory for a thread may be lacking.
         self.coordinator = Coordinator(
             num_towers, self.step, max_staleness=max_staleness
         )
         self._phase, self._is_compiled, self._is_training = 0, False, False
-        self._is_torn = False  # the state is inconsistent
-        # Of each tower's last update; the gradients of the last one of all.
-        self._tower_metrics = [{} for _ in self.devices]
-        self._sums = np.zeros(3)  # of a call, see `Trainer.train`
-        self._gradients = []
+        self._is_torn = False  # The state is inconsistent.
+        # Metrics of each tower's last update, and the most recent gradients.
+        self._tower_metrics: list[dict[str, Any]] = [{} for _ in self.devices]
+        self._gradients: list[tf.Tensor] = []
+        self._sums = np.zeros(3)  # Of a call, see `Trainer.train`.
         self._restart()
 
     # The compiled calls.
 
     def _compile(self):
-        """Traces all calls before there are threads, where an error is a plain one."""
+        """Trace all calls in the main thread, where errors are raised as usual."""
         if self._is_compiled:
             return
         copy = self._copy
@@ -96,7 +100,7 @@ class AsynchronousTrainer(Trainer):
         self._is_compiled = True
 
     def _step(self, phase, tower, values, batch):
-        """A tower's gradients including weight decay, new state and metrics."""
+        """Return a tower's gradients with weight decay, its new state and metrics."""
         [result] = self.towers.gradients(phase, [values], [batch], first_tower=tower)
         layout = self._copy.layout.params
         with tf.device(self.devices[tower]):
@@ -107,7 +111,7 @@ class AsynchronousTrainer(Trainer):
             norm = tf.sqrt(squared_norm(gradients))
             finite = tf.math.is_finite(total_loss + norm)
         with tf.device(self._copy.device):
-            # They are copied here, and not while the lock is held.
+            # Copied now, not while the lock is held.
             gradients = [tf.identity(gradient) for gradient in gradients]
             state = tf.nest.map_structure(tf.identity, (result.state, result.integers))
         metrics = {
@@ -120,11 +124,11 @@ class AsynchronousTrainer(Trainer):
         return gradients, state, metrics
 
     def _update(self, tower, norm, gradients, state):
-        """One update of the shared variables."""
+        """Update the shared variables."""
         copy, (state, integers) = self._copy, state
         update_fn = self.update_fn
         with tf.device(copy.device):
-            # The norm, and so the clipping, is that before the scaling.
+            # Clipping uses the norm before scaling.
             scale = tf.gather(tf.constant(self._scales, tf.float64), tower)
             scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
             arguments = *copy.update_arguments(), scaled, norm
@@ -134,8 +138,8 @@ class AsynchronousTrainer(Trainer):
                 tf.where(tower == 0, new, old)
                 for new, old in zip(integers, copy.read(copy.integers), strict=True)
             ]
-            values = [*params, *state, *integers, *sum(slots.values(), [])]
-            # The averages are the last but the number of steps.
+            values = [*params, *state, *integers, *itertools.chain(*slots.values())]
+            # Averages and the number of steps are the last variables.
             for variable, value in zip(copy.variables(), values, strict=False):
                 variable.assign(value, read_value=False)
         if self.guard.skips:
@@ -156,7 +160,7 @@ class AsynchronousTrainer(Trainer):
     # The threads of the towers.
 
     def _next_batches(self):
-        """Every tower's part of the next batch, on its device."""
+        """Return each tower's share of the next batch, on its device."""
         number, batches = tf.constant(self._num_drawn, tf.int64), []
         awaited = self.feed.wait(self._iterators)
         for tower, device in enumerate(self.devices):
@@ -170,17 +174,16 @@ class AsynchronousTrainer(Trainer):
             self._apply(tower, *self._compute(tower, self._fetch(tower), share))
 
     def _fetch(self, tower):
-        # The outputs of a call go to the device in scope, whatever is inside.
+        # Outputs of a call are copied to the device in scope.
         with self.coordinator.fetch(tower), tf.device(self.devices[tower]):
             return self._fetch_calls[tower]()
 
     def _compute(self, tower, values, share):
-        # Else the results, which are on this device already, would go back to the
-        # tower, to be copied once more while the lock is held.
+        # Results are on the device of the variables already: do not copy them back.
         with tf.device(self._copy.device):
             call = self._compute_calls[self._phase][tower]
             gradients, state, metrics = call(values, share)
-        # To read them is to wait for the device.
+        # Reading them waits for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
         if not (metrics["finite"] or self.guard.skips):
             raise self._not_finite_error(tower, metrics)
@@ -226,6 +229,7 @@ class AsynchronousTrainer(Trainer):
     # The contract.
 
     def train(self, num_steps):
+        """Take up to `num_steps` steps, see `Trainer.train`."""
         before = self.step
         self._compile()
         self._iterators = self.feed.start(before, num_steps)
@@ -243,7 +247,7 @@ class AsynchronousTrainer(Trainer):
         return self._metrics() if self.step > before else {}
 
     def _metrics(self):
-        """The metrics of the last step."""
+        """Return the metrics of the last step."""
         step, per_tower = self.step, self._tower_metrics
         values = {k: np.array([x[k] for x in per_tower]) for k in per_tower[0]}
         return {
@@ -261,22 +265,22 @@ class AsynchronousTrainer(Trainer):
         }
 
     def gradients(self, batch):
-        """Name -> the gradient of the last update, before clipping and scaling, whose
-        batch is not this one.
-        """
+        """Return the gradients of the last update, not those of the batch."""
         vectors = [vector.numpy() for vector in self._gradients]
         return self._copy.layout.params.read(vectors) if vectors else {}
 
     def trace(self):
+        """Trace all compiled calls of `train` without taking a step."""
         self._compile()
         calls = [*self._fetch_calls, self._apply_call, self._averages_call]
         return [call.graph for call in sum(self._compute_calls, calls)]
 
     def request_stop(self):
+        """Ask `train`, from another thread, to return after the current step."""
         self.coordinator.request_stop()
 
     def progress(self):
-        """As of synchronous towers; "computing" also names the slowest tower."""
+        """Return steps taken and activity; "computing" names the slowest tower."""
         steps, is_between_steps, tower = self.coordinator.progress()
         if not self._is_compiled:
             return steps, ACTIVITIES[TRACING]
@@ -286,14 +290,17 @@ class AsynchronousTrainer(Trainer):
         return steps, ACTIVITIES[COMPUTING] + name
 
     def state(self):
+        """Return the canonical state."""
         with self.coordinator.lock:
             return super().state()
 
     def load(self, state):
+        """Continue from a canonical state."""
         super().load(state)
         self._is_torn = False
 
     def describe(self):
+        """Return lines for the start banner."""
         where, *others = super().describe()
         return [f"{where}, which each tower updates alone", *others]
 
@@ -309,5 +316,4 @@ def _traced(call, *specs):
 
 
 def _specs(tensors):
-    """The specs of tensors or variables, in the same structure."""
     return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), tensors)

@@ -1,19 +1,19 @@
-"""Compilation of the step, chosen in one place.
+"""Compilation of the step, and of what towers share.
 
 A step on CPUs is a function that the loop calls: the rewriting for oneDNN follows the
 topological order of operations, which a loop does not have, and occasionally misses
-those that depend on their forward part, such as `MaxPoolGrad`. Grappler, TensorFlow's
-graph optimizer, takes longer than everything else before the first step, and longer
-with each tower; what a step gains by it is within a tower (bias and activation are
-fused with the convolution before them). So it optimizes the one trace that all towers
-share, where that is possible. On GPUs the step is part of the loop, because a call
-would copy the batch through the host.
+operations that depend on their forward part, such as `MaxPoolGrad`. Grappler,
+TensorFlow's graph optimizer, takes most of the time before the first step, and more
+with each tower; a step gains only from rewriting within a tower (bias and activation
+are fused with the convolution before them). So it optimizes the one trace that all
+towers share, if possible. On GPUs the step is part of the loop, because a call would
+copy the batch through the host.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import keras
@@ -24,8 +24,7 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config
 from towers import tf_internals
 from towers.messages import one_line
 from towers.models.layers.cpu_kernels import xla_fault
-
-CPU = "/device:CPU:0"
+from towers.parallel.devices import CPU, GPU, Device
 
 OFF = rewriter_config_pb2.RewriterConfig.OFF
 
@@ -34,28 +33,25 @@ OFF = rewriter_config_pb2.RewriterConfig.OFF
 class Compilation:
     """Compilation options of the step."""
 
-    # The loop calls the step, which is then optimized by itself, and the host asks
-    # after each step whether it was taken: cheaper there than to select between values.
-    on_cpus: bool
-    # Grappler optimizes the towers' trace, and nothing else.
-    optimizes_towers: bool = False
-    # XLA compiles the forward and backward part of each tower, and the update on GPUs.
+    device: Device  # CPU or GPU, for which the step is traced.
+    optimizes_towers: bool = False  # Grappler optimizes the towers, and nothing else.
+    # XLA compiles the forward and backward part of each tower, and the update if
+    # `device.updates_by_xla`.
     xla: bool = False
 
-    def step_options(self):
-        """A context in which the step is traced."""
+    def step_options(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the step is traced."""
         return disabled() if self.optimizes_towers else contextlib.nullcontext()
 
-    def loop_options(self):
-        """A context in which the loop is called: a loop that only calls the step has
-        nothing to optimize.
-        """
-        return disabled() if self.on_cpus else contextlib.nullcontext()
+    def loop_options(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the loop is called."""
+        # A loop that only calls the step has nothing to optimize.
+        return disabled() if self.device.waits_for_host else contextlib.nullcontext()
 
 
-CPU_TOWERS = Compilation(on_cpus=True, optimizes_towers=True)
-CPU_STEP = Compilation(on_cpus=True)
-GPU_LOOP = Compilation(on_cpus=False)
+CPU_TOWERS = Compilation(CPU, optimizes_towers=True)
+CPU_STEP = Compilation(CPU)
+GPU_LOOP = Compilation(GPU)
 
 
 def choose(
@@ -65,10 +61,11 @@ def choose(
     inspects: bool = False,
     xla: bool = False,
 ) -> Compilation:
-    """The compilation of a step with the network of each phase; `inspects` says whether
-    layers are computed one by one, see `sharding`.
+    """Choose how the step of some networks is compiled.
+
+    `inspects` says that layers are computed one by one, see `sharding`.
     """
-    if not all("CPU" in device for device in devices):
+    if not CPU.has(devices):
         return dataclasses.replace(GPU_LOOP, xla=xla)
     # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
     dtypes = {layer.compute_dtype for model in models for layer in model.layers}
@@ -84,9 +81,10 @@ def why_not_xla(
     device: str,
     deterministic: bool = False,
 ) -> str:
-    """Why XLA cannot compile the forward and backward part of a network on the device
-    of a tower, in a line; empty where it can. Found by a trial on two images; `labels`
-    is the type of one image's.
+    """Return why XLA cannot compile a network on the device of a tower, "" if it can.
+
+    The forward and backward part is tried on two images; `labels` is the type of the
+    label of one image.
     """
 
     def gradients(params, state, inputs, labels):
@@ -121,27 +119,28 @@ def why_not_xla(
             lower = trial.experimental_get_compiler_ir(*arguments)
             lower(stage="hlo", platform_name=kind)
     except (tf.errors.OpError, TypeError, ValueError) as error:
-        return one_line(str(error).split("_JIT: ")[-1], 120)  # the first operation
+        return one_line(str(error).split("_JIT: ")[-1], 120)
     return ""
 
 
 def optimized_for_cpu(
     definition: graph_pb2.GraphDef, outputs: Sequence[str]
 ) -> graph_pb2.GraphDef:
-    """A graph without devices as Grappler optimizes it for a CPU. `outputs` are names
-    of operations that stay; the functions that it calls do not change.
+    """Return a graph without devices as Grappler optimizes it for a CPU.
+
+    Operations whose names are `outputs` stay, and functions do not change.
     """
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)
     for node in graph.graph_def.node:
-        node.device = CPU
-    # A batch normalization stays apart from its activation, as in a whole step: fused,
-    # the two would want a multiple of 4 channels.
+        node.device = "/device:CPU:0"
+    # Batch normalization is not fused with its activation, as in a whole step: fused,
+    # it needs a multiple of 4 channels.
     kept = [x.name for x in definition.node if x.op.startswith("FusedBatchNorm")]
     graph.collection_def["train_op"].node_list.value.extend([*outputs, *kept])
     config = config_pb2.ConfigProto()
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    options.min_graph_nodes = -1  # however small it is
+    options.min_graph_nodes = -1  # No graph is too small.
     options.function_optimization = OFF
     optimized = tf_internals.optimize_graph(config, graph)
     for node in optimized.node:
@@ -151,9 +150,7 @@ def optimized_for_cpu(
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Functions that are called here, eagerly or in a graph that is traced, are not
-    optimized. One thread at a time.
-    """
+    """Switch Grappler off for functions that are called inside; not thread-safe."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
@@ -165,15 +162,13 @@ def disabled() -> Iterator[None]:
 
 
 class TracedOnce:
-    """A pure function of (key, *structures of tensors or None) that is traced once per
-    key and signature; `optimize` is applied once, for all copies.
+    """A pure function of structures of tensors or None, traced once per signature.
 
     Tracing a tower's forward and backward part takes Python much longer than copying
-    the operations, and the towers' parts differ in their devices alone. A call in a
-    graph copies the operations there, without those that no result needs, onto the
-    device in scope. They are part of that graph, so a step is as fast as if they had
-    been traced there; a call of a `tf.function` would make it slower. An eager call is
-    one of the function itself.
+    the operations, and the parts of the towers differ only in their devices. `copy`
+    adds the operations to the graph that is traced, on the device in scope, except
+    those that no result needs, which is faster than a call of the `tf.function`
+    `function`. `optimize` is applied once, for all copies.
     """
 
     def __init__(
@@ -181,30 +176,27 @@ class TracedOnce:
         function: Callable[..., Any],
         optimize: Callable[..., graph_pb2.GraphDef] | None = None,
     ):
-        self._function, self._optimize, self._traces = function, optimize, {}
+        self.function = tf.function(function, autograph=False)
+        self._optimize = optimize
+        self._read = functools.cache(self._read_trace)
 
-    def __call__(self, key: Hashable, *arguments: Any, name: str) -> Any:
-        """The results of the function of a plain value and tensors; `name` is the scope
-        of the copied operations.
-        """
-        if tf.executing_eagerly():
-            return self._function(key, *arguments)
-        specs = tf.nest.map_structure(_spec, arguments)
-        signature = key, tuple(tf.nest.flatten(specs))
-        if signature not in self._traces:
-            call = tf.function(functools.partial(self._function, key), autograph=False)
-            self._traces[signature] = self._read(call.get_concrete_function(*specs))
-        function, results, computed, definition = self._traces[signature]
+    def __call__(self, *arguments: Any, name: str) -> Any:
+        """Return the results for structures of tensors; `name` is their scope."""
+        trace = self.function.get_concrete_function(*specs(arguments))
+        return self.copy(trace, arguments, name)
 
+    def copy(self, trace: Any, arguments: Any, name: str) -> Any:
+        """Return the results of a trace of `function`, see `__call__`."""
+        results, computed, definition = self._read(trace)
         graph = tf.compat.v1.get_default_graph()
         inputs = [x for x in tf.nest.flatten(arguments) if x is not None]
-        inputs += function.captured_inputs
+        inputs += trace.captured_inputs
         values = {
             placeholder.name: graph.capture(value)
-            for placeholder, value in zip(function.inputs, inputs, strict=True)
+            for placeholder, value in zip(trace.inputs, inputs, strict=True)
         }
-        # The import would make other objects of them, which have no graph.
-        tf_internals.copy_functions(function.graph, graph)
+        # The import would create other function objects, without their graphs.
+        tf_internals.copy_functions(trace.graph, graph)
         read = {x for node in definition.node for x in node.input}
         copies = tf.graph_util.import_graph_def(
             definition,
@@ -215,17 +207,15 @@ class TracedOnce:
         values |= zip(computed, copies, strict=True)
         return tf.nest.map_structure(lambda x: values[x], results)
 
-    def _read(self, function):
-        """The function; names of its results and of the computed ones; the operations
-        that these need, and operations with side effects.
-        """
-        # The outputs are identities, which a copy does without.
-        sources = [_source(x) for x in function.outputs]
+    def _read_trace(self, trace):
+        """Return names of the results, of those computed, and all needed operations."""
+        # The outputs are identities, which a copy does not need.
+        sources = [_source(x) for x in trace.outputs]
         results = [x.name for x in sources]
-        inputs = {x.name: x.op.name for x in function.inputs}
+        inputs = {x.name: x.op.name for x in trace.inputs}
         computed = [x for x in dict.fromkeys(results) if x not in inputs]
 
-        graph = function.graph
+        graph = trace.graph
         wanted = [graph.get_tensor_by_name(x).op for x in computed]
         wanted += graph.control_outputs
         names = tuple(op.name for op in wanted)
@@ -243,22 +233,23 @@ class TracedOnce:
         definition = graph_pb2.GraphDef(
             node=_merge_constants(nodes, names, given), versions=definition.versions
         )
-        structure = function.structured_outputs
-        return (
-            function,
-            tf.nest.pack_sequence_as(structure, results),
-            computed,
-            definition,
-        )
+        structure = trace.structured_outputs
+        return tf.nest.pack_sequence_as(structure, results), computed, definition
+
+
+def specs(arguments: Any) -> Any:
+    """Return the types of a structure of tensors or None."""
+    return tf.nest.map_structure(
+        lambda x: None if x is None else tf.TensorSpec(x.shape, x.dtype), arguments
+    )
 
 
 def needed_operations(
     operations: Iterable[tf.Operation], known: Set[tf.Operation] = frozenset()
 ) -> set[tf.Operation]:
-    """All that run where these are wanted, these included, but for the known ones and
-    what those need.
-    """
-    pending, needed = list(operations), set()
+    """Return operations and all that they need, except known ones and their inputs."""
+    pending: list[Any] = list(operations)
+    needed: set[tf.Operation] = set()
     while pending:
         op = pending.pop()
         if op not in needed and op not in known:
@@ -269,29 +260,26 @@ def needed_operations(
 
 
 def compute_in_order(tensors: Sequence[tf.Tensor]) -> None:
-    """Has operations of a graph that is traced compute tensors one after the other.
+    """Let the graph that is traced compute tensors one after the other.
 
     TensorFlow may begin with any operation whose inputs are there, and leaves the
-    gradients of parameters for the end of the backward pass. Here what a later tensor
-    needs, and none before it, waits for those before it.
+    gradients of parameters for the end of the backward pass. With these control edges
+    an operation that only later tensors need waits for earlier ones.
     """
-    done, before = set(), None
-    for operation in [tensor.op for tensor in tensors]:
-        needed = needed_operations([operation], done)
-        for op in needed if before else ():
+    done: set[tf.Operation] = set()
+    for before, tensor in zip([None, *tensors], tensors, strict=False):
+        needed = needed_operations([tensor.op], done)
+        done |= needed
+        if before is None:
+            continue
+        for op in needed:
             inputs = [x.op for x in op.inputs]
             if inputs and not any(x in needed and x.inputs for x in inputs):
-                tf_internals.add_control_input(op, before)
-        done |= needed
-        before = operation
+                tf_internals.add_control_input(op, before.op)
 
 
 def _merge_constants(nodes, outputs, given):
-    """The nodes with one constant for each value, besides those that are outputs.
-
-    Grappler has a constant wait for the inputs that it was made of; not for those that
-    are given.
-    """
+    """Merge constants of the same value, except outputs; do not wait for `given`."""
     first, same, kept = {}, {}, []
     for node in nodes:
         waits_for_given = [x for x in node.input if x[0] == "^" and x[1:] in given]
@@ -304,14 +292,10 @@ def _merge_constants(nodes, outputs, given):
             kept.append(node)
     for node in kept:
         for index, name in enumerate(node.input):
-            mark = "^" if name.startswith("^") else ""  # of a control dependency
-            name = name.removeprefix("^")
-            node.input[index] = mark + same.get(name, name)
+            plain = name.removeprefix("^")
+            mark = name[: len(name) - len(plain)]  # "^" of a control dependency
+            node.input[index] = mark + same.get(plain, plain)
     return kept
-
-
-def _spec(tensor):
-    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def _source(tensor):

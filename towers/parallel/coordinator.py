@@ -1,7 +1,7 @@
 """Coordination of the threads of towers that share variables: fetches, applies, ends.
 
-It knows nothing of TensorFlow and of what is fetched and applied. The staleness of an
-update is the number of other updates applied between its fetch and its apply.
+The staleness of an update is the number of other updates that are applied between its
+fetch and its apply. This module does not depend on TensorFlow.
 """
 
 import collections
@@ -16,27 +16,26 @@ from typing import Any
 from towers.threads import JobThread
 
 # Shares drawn ahead for each tower. The slowest tower decides when the next batch is
-# drawn, so no other one makes more than 2 * SHARES_AHEAD + 1 updates during one of its
-# own: that bounds the staleness even where nothing else does.
+# drawn, so others make at most 2 * SHARES_AHEAD + 1 updates during one of its own: that
+# bounds the staleness even without `max_staleness`.
 SHARES_AHEAD = 2
 
 
 class Abandoned(Exception):
-    """Ends a call because the call of another thread has failed."""
+    """A call ends because that of another thread has failed."""
 
 
 class Coordinator:
-    """Every tower makes as many updates, one for its share of each batch.
+    """Coordinates towers that each make one update for their share of each batch.
 
-    One lock guards everything here, and is held by whoever fetches or applies. Each
-    tower has made `steps` updates before. Towers wait so that no update is staler than
-    `max_staleness`; 0 does not bound it.
+    One lock guards all attributes, and is held during a fetch or an apply. Towers wait
+    so that no update is staler than `max_staleness`; 0 does not bound it.
 
     Attributes:
         begun, applied: updates of each tower, counted from step 0.
         staleness: of the updates of the last `run`, in the order of their applies.
-        input_wait_secs: per tower, how long it waited in the last `run` for batches
-            that were being drawn; not for slower towers, which put the drawing off.
+        input_wait_secs: per tower, how long it waited in the last `run` while a batch
+            was being drawn; waiting for slower towers does not count.
     """
 
     def __init__(self, num_towers: int, steps: int, *, max_staleness: int = 0):
@@ -47,16 +46,18 @@ class Coordinator:
         self.restart(steps)
 
     def restart(self, steps: int) -> None:
-        """Resets all but the threads; every tower has made `steps` updates."""
+        """Reset all but the threads; every tower has made `steps` updates."""
         num_towers = len(self._threads) - 1
         self.begun, self.applied = [steps] * num_towers, [steps] * num_towers
         self.staleness: list[int] = []
         self.input_wait_secs = [0.0] * num_towers
-        # Per tower (share, when its batch was begun and drawn).
-        self._shares = [collections.deque() for _ in range(num_towers)]
-        # Tower -> number of updates applied before its fetch, the oldest fetch first.
+        # Per tower (share, times at which drawing its batch began and ended).
+        self._shares: list[collections.deque] = [
+            collections.deque() for _ in range(num_towers)
+        ]
+        # Tower -> number of updates applied before its fetch, oldest fetch first.
         self._in_flight: dict[int, int] = {}
-        self._holder: int | None = None  # the tower that fetches or applies
+        self._holder: int | None = None  # The tower that fetches or applies.
         self._target = steps
         self._errors: list[BaseException] = []
         self._stop = False
@@ -67,13 +68,12 @@ class Coordinator:
         draw: Callable[[], Sequence[Any]],
         work: Callable[[int], None],
     ) -> None:
-        """Has every tower make `num_steps` updates; fewer after a stop request. Where
-        some have begun a step by then, the others take it as well.
+        """Let every tower make `num_steps` updates; fewer after a stop request.
 
-        `draw` draws the next batch, a share for each tower; `work` is called with each
-        tower, in its thread, to `take_share`, `fetch` and `apply` until no share is
-        left. Raises what any thread raised first, when all calls have ended; go on with
-        `restart`.
+        Steps that some towers have begun by then are finished by all. `draw` draws the
+        next batch, a share for each tower. `work` is called for each tower, in its
+        thread, to `take_share`, `fetch` and `apply` until no share is left. The first
+        exception of any thread is raised when all have ended; then call `restart`.
         """
         num_towers = len(self.applied)
         self._target = self.applied[0] + num_steps
@@ -99,21 +99,23 @@ class Coordinator:
             self.lock.notify_all()
 
     def request_stop(self) -> None:
-        """Ends `run` after the steps in hand; waits for nothing, not for the lock."""
+        """End `run` after the current steps; does not wait for the lock."""
         self._stop = True
 
     def _last_step(self):
-        """The step up to which every tower goes."""
+        """Return the step at which every tower ends."""
         if self._errors:
             return 0
         return max(self.begun) if self._stop else self._target
 
     def progress(self) -> tuple[int, bool, int | None]:
-        """(whole steps applied, whether all towers are between the same two steps, else
-        which one is the last), without waiting for the lock.
+        """Return progress, without waiting for the lock.
+
+        It consists of the steps that all towers have applied, whether all are between
+        the same two steps, and otherwise which tower is the last.
         """
-        # What was applied is begun. Hence if these, read in this order, are equal, that
-        # is how things stood when the second was read.
+        # Applied updates were begun: if both are equal, read in this order, the state
+        # was consistent when the second was read.
         applied, begun = list(self.applied), list(self.begun)
         steps = sum(applied) // len(applied)
         if applied == begun == [steps] * len(applied):
@@ -142,7 +144,7 @@ class Coordinator:
                 self.lock.notify_all()
 
     def take_share(self, tower: int) -> Any | None:
-        """A tower's share of its next batch, waited for; None once it is to end."""
+        """Wait for a tower's share of its next batch; None at its end."""
 
         def is_at_end():
             return self.begun[tower] >= self._last_step()
@@ -160,7 +162,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def fetch(self, tower: int) -> Iterator[None]:
-        """Holds the lock while a tower copies the variables."""
+        """Hold the lock while a tower copies the variables."""
         with self._locked(
             tower, lambda: may_fetch(self._in_flight, self._max_staleness)
         ):
@@ -169,8 +171,9 @@ class Coordinator:
 
     @contextlib.contextmanager
     def apply(self, tower: int) -> Iterator[int]:
-        """Holds the lock while a tower updates the variables; gives the number of the
-        update, counted over all towers from 0.
+        """Hold the lock while a tower updates the variables.
+
+        Yields the number of the update, counted over all towers from 0.
         """
 
         def is_allowed():
@@ -197,20 +200,20 @@ class Coordinator:
 
 
 def may_fetch(in_flight: Mapping[int, int], max_staleness: float) -> bool:
-    """True if one more update may be under way; see `may_apply`."""
+    """Return whether one more update may be in flight; see `may_apply`."""
     return len(in_flight) <= max_staleness
 
 
 def may_apply(
     tower: int, num_updates: int, in_flight: Mapping[int, int], max_staleness: float
 ) -> bool:
-    """True if a tower may apply its update without another ever becoming too stale.
+    """Return whether a tower may apply its update without making another too stale.
 
     At any time the updates in flight could be applied in the order of their fetches,
-    none staler than the bound: a fetch goes behind max_staleness others at most, and an
-    apply that overtakes is put off where that would no longer hold. The oldest is never
-    put off, so nothing waits for ever. `in_flight` is tower -> number of updates
-    applied before its fetch, the oldest fetch first.
+    none staler than the bound: a fetch is behind at most max_staleness others, and an
+    apply that overtakes waits if it would break that. The oldest never waits, so there
+    is no deadlock. `in_flight` is tower -> number of updates applied before its fetch,
+    oldest fetch first.
     """
     older = list(in_flight.values())[: list(in_flight).index(tower)]
     return all(

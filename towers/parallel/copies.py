@@ -1,7 +1,8 @@
 """The copies of a run's variables: vectors on a device, and their canonical names."""
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -19,15 +20,20 @@ Arrays = dict[str, np.ndarray]
 
 
 def variable(value: tf.Tensor | np.ndarray | bool | float, name: str) -> tf.Variable:
-    """A variable that no tape watches, on the current device."""
+    """Create a variable that no tape watches, on the current device."""
     return tf.Variable(value, trainable=False, name=name)
 
 
+def num_bytes(variables: Iterable[tf.Variable]) -> int:
+    """Return the size of variables, or tensors, in bytes."""
+    return sum(x.shape.num_elements() * x.dtype.size for x in variables)
+
+
 class Weights(enum.Enum):
-    """The parameters, and the model state, that an evaluation uses."""
+    """Parameters and model state that an evaluation uses."""
 
     RAW = "raw"
-    EMA = "ema"  # their exponential moving averages
+    EMA = "ema"  # Exponential moving averages.
 
 
 class Initial(NamedTuple):
@@ -38,7 +44,7 @@ class Initial(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> "Initial":
-        """The initial values of a model."""
+        """Return the initial values of a model."""
         values = (
             dict(zip(variable_names(part), (v.value for v in part), strict=True))
             for part in (model.trainable_variables, model.non_trainable_variables)
@@ -46,29 +52,29 @@ class Initial(NamedTuple):
         return cls(*values)
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Initial":
-        """The results of a function of each value."""
+        """Apply a function to each value."""
         return Initial(*({k: function(v) for k, v in part.items()} for part in self))
 
 
 class Values(NamedTuple):
     """Parameters, model state and the number of steps on one device."""
 
-    params: list[tf.Tensor]  # vectors
-    state: list[tf.Tensor]  # vectors of the float entries
-    integers: list[tf.Tensor]  # its other entries
-    step: list[tf.Tensor] = []  # the steps taken, int64; empty for inference alone
+    params: list[tf.Tensor]  # Vectors.
+    state: list[tf.Tensor]  # Vectors of the float entries of the model state.
+    integers: list[tf.Tensor]  # Its other entries.
+    step: Sequence[tf.Tensor] = ()  # [steps taken, int64]; empty for inference.
 
     def copied_to(self, device: str) -> "Values":
-        """The same values on another device."""
+        """Copy the values to another device."""
         with tf.device(device):
             return Values(*([tf.identity(x) for x in part] for part in self))
 
     def ramp(self) -> tf.Tensor | None:
-        """The ramp of the step, see `optim.update.ramp`; None in inference."""
+        """Return the ramp of the step, see `optim.update.ramp`; None in inference."""
         return ramp(*self.step) if self.step else None
 
     def read(self) -> "Values":
-        """The tensors, where these are variables."""
+        """Read the values of variables."""
         return Values(*([x.value() for x in part] for part in self))
 
 
@@ -83,14 +89,14 @@ class NetworkLayout:
         self.integers = [name for name in initial.state if name not in floats]
 
     def state_views(self, values: Values) -> list[tf.Tensor]:
-        """The model state in the order of the model."""
+        """Return the model state in the order of the model."""
         floats, integers = iter(self.state.views(values.state)), iter(values.integers)
         return [next(floats if x else integers) for x in self._is_float]
 
     def pack_state(
         self, state: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The vectors of a model state in the order of the model, and its integers."""
+        """Return the vectors and integers of a state in the order of the model."""
         pairs = list(zip(state, self._is_float, strict=True))
         floats = self.state.pack([x for x, is_float in pairs if is_float])
         return floats, [x for x, is_float in pairs if not is_float]
@@ -102,8 +108,9 @@ class NetworkLayout:
         moments: Mapping[str, Moment],
         ramp: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """The new vectors of the state, where entries that are in `moments` are moments
-        of a batch, and move what was there before; for the ramp see `ramped`.
+        """Return the new state, in which `moments` of a batch move the old values.
+
+        Entries without moments are replaced by new ones; for the ramp see `ramped`.
         """
         if not moments:
             return list(new)
@@ -113,15 +120,15 @@ class NetworkLayout:
         moved = []
         for before, moment, momentum, factor in zip(old, new, *columns, strict=True):
             stays, rest = ramped(momentum, ramp, before.dtype)
-            moment = scaled(scaled(moment, factor), rest)
-            moved.append(scaled(before, stays) + moment)
+            added = scaled(scaled(moment, factor), rest)
+            moved.append(scaled(before, stays) + added)
         return moved
 
 
 def copies_on(
     model: keras.Model, devices: Sequence[str]
 ) -> tuple[NetworkLayout, list[Values]]:
-    """The layout of a network's values, and variables with them on each device."""
+    """Return the layout of a network, and its variables on each device."""
     initial, copies = Initial.of(model), []
     layout = NetworkLayout(initial)
     for device in devices:
@@ -135,12 +142,11 @@ def copies_on(
 
 
 class Copy:
-    """Parameters, slots, moving averages and model state on one device, or the shards
-    of them that it owns, and the number of steps taken.
+    """The variables on one device, or its shard of them.
 
-    The update determines the slots, and whether averages are kept. `params`, `state`
-    and `slots` (name -> as `params`) are variables, a vector each; `integers` are the
-    other entries of the state, `averages` of `params`, then of `state`.
+    `params`, `state` and `slots` (name -> as `params`) are vectors, `integers` the
+    other entries of the model state, and `averages` those of `params`, then of `state`.
+    The update determines the slots, and whether averages are kept.
     """
 
     def __init__(
@@ -170,17 +176,18 @@ class Copy:
             }
             self.averages = []
             if update_fn.ema_decay and keeps_averages:
-                self.averages = [variable(x, "averages") for x in sum(values, [])]
+                both = itertools.chain(*values)
+                self.averages = [variable(x, "averages") for x in both]
             self.step = variable(np.int64(0), "step")
 
     def read(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Values of variables of this copy."""
-        # `read_value` would add a copy that may be on another device.
+        """Read variables of this copy."""
+        # `read_value` would add a copy, perhaps on another device.
         with tf.device(self.device):
             return [variable.value() for variable in variables]
 
     def fetch(self, weights: Weights = Weights.RAW) -> Values:
-        """Parameters and model state, and the number of steps, on this device."""
+        """Read parameters, model state and the number of steps."""
         params, state = self.params, self.state
         if weights is Weights.EMA:
             count = len(self.params)
@@ -188,7 +195,7 @@ class Copy:
         return Values(*map(self.read, (params, state, self.integers, [self.step])))
 
     def update_arguments(self) -> tuple:
-        """The layout, step, parameters and slots, as `Update` takes them."""
+        """Return layout, step, parameters and slots, as `Update` takes them."""
         slots = {name: self.read(own) for name, own in self.slots.items()}
         [step] = self.read([self.step])
         return self.layout.params, step, self.read(self.params), slots
@@ -196,35 +203,29 @@ class Copy:
     def moved_averages(
         self, values: Sequence[tf.Tensor], ema_decay: float
     ) -> list[tf.Tensor]:
-        """The moving averages after a step with new values; none where none are
-        kept.
-        """
+        """Return the moving averages after a step with new values, if they are kept."""
         if not self.averages:
             return []
         [step] = self.read([self.step])
         return moving_averages(self.read(self.averages), values, step, ema_decay)
 
     def variables(self) -> list[tf.Variable]:
-        """All of them."""
-        slots = sum(self.slots.values(), [])
-        parts = (self.params, self.state, self.integers, slots, self.averages)
-        return [*sum(parts, []), self.step]
+        """Return all variables; the last one is the number of steps."""
+        parts = self.params, self.state, self.integers, *self.slots.values()
+        return [*itertools.chain(*parts, self.averages), self.step]
 
     def num_bytes(self) -> dict[str, int]:
-        """Bytes of the variables, by purpose."""
+        """Return the bytes of the variables, by purpose."""
         kinds = {
             "parameters": self.params,
-            "slots": sum(self.slots.values(), []),
+            "slots": itertools.chain(*self.slots.values()),
             "averages": self.averages,
             "model state": [*self.state, *self.integers, self.step],
         }
-        return {
-            kind: sum(v.shape.num_elements() * v.dtype.size for v in variables)
-            for kind, variables in kinds.items()
-        }
+        return {kind: num_bytes(variables) for kind, variables in kinds.items()}
 
     def numpy(self) -> Arrays:
-        """Canonical name -> array, in the order of the canonical state."""
+        """Return canonical name -> array, in the order of the canonical state."""
         arrays = {f"state/{k}": v.numpy() for k, v in self._named_integers()}
         for name, layout, variables in self._named_vectors():
             values = layout.read([variable.numpy() for variable in variables])
@@ -237,7 +238,7 @@ class Copy:
         return {name: arrays[name] for name in names}
 
     def load(self, named: Mapping[str, np.ndarray]) -> None:
-        """Assigns a canonical state, without "step"."""
+        """Assign a canonical state, without "step"."""
         for name, layout, variables in self._named_vectors():
             values = layout.write({k: named[name.format(k)] for k in layout.places})
             for variable, value in zip(variables, values, strict=True):
@@ -249,7 +250,7 @@ class Copy:
         return zip(self.layout.integers, self.integers, strict=True)
 
     def _named_vectors(self):
-        """(canonical name with {} for the variable's, layout, variables)."""
+        """Yield name with {} for the variable's, layout, variables."""
         params, state = self.layout.params, self.layout.state
         yield "params/{}", params, self.params
         yield "state/{}", state, self.state
@@ -261,7 +262,7 @@ class Copy:
 
 
 def whole(shards: Sequence[Arrays]) -> Arrays:
-    """Canonical name -> array, of the shards of one copy along the last axis."""
+    """Join the shards of one copy along the last axis; canonical name -> array."""
     if len(shards) == 1:
         return shards[0]
     return {
@@ -271,9 +272,7 @@ def whole(shards: Sequence[Arrays]) -> Arrays:
 
 
 def check_equal(copies: Sequence[Copy], num_shards: int) -> None:
-    """Compares all copies, `num_shards` entries each, bit for bit; a NumericError names
-    the tower and the variable that differ.
-    """
+    """Raise NumericError if copies of `num_shards` entries each differ in any bit."""
     for shard in range(num_shards):
         first, *others = copies[shard::num_shards]
         expected = first.numpy() if others else {}

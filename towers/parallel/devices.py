@@ -1,4 +1,4 @@
-"""The devices of the towers."""
+"""The devices of the towers, and what differs between CPUs and GPUs."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import pathlib
 import platform
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -19,8 +19,45 @@ from towers.threads import num_cores, num_driver_gpus
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
 
-# The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
+# Tracing time grows faster than their number; see docs/reliability.md, "Sizes".
 MAX_DEVICES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What differs between CPUs and GPUs; docs/gpus.md gives the reasons."""
+
+    kind: str  # TensorFlow's name.
+    # Tensors are in host memory: no copies to the device, and int32 stays int32.
+    in_host_memory: bool
+    # The loop calls each step as a function, and the host asks after it whether it was
+    # taken. Otherwise steps are part of the loop, step numbers live on the device, and
+    # a refused step keeps the old values by selection.
+    waits_for_host: bool
+    updates_by_xla: bool  # With XLA the update is compiled too, not only the towers.
+    stacks_updates: bool  # Parameters of one shape are updated together.
+    has_nccl: bool  # Several devices can sum with NCCL.
+    worker_pack_mb: float  # Size of the buffers in which workers send gradients.
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Return whether all devices of these names are of this kind."""
+        return all(device_of(name) is self for name in names)
+
+
+CPU = Device("CPU", True, True, False, False, False, 1.0)
+GPU = Device("GPU", False, False, True, True, True, 25.0)
+
+
+def device_of(name: str) -> Device:
+    """Return the kind of a device by its name, such as "/GPU:1"."""
+    return GPU if "GPU" in name else CPU
+
+
+def share_memory(name: str, other: str) -> bool:
+    """Return whether one device reads tensors of the other without a copy."""
+    on_host = device_of(name).in_host_memory and device_of(other).in_host_memory
+    return name == other or on_host
+
 
 RESTART = (
     "TensorFlow has made its devices already and cannot change them in this process; "
@@ -32,10 +69,10 @@ RESTART = (
 class Devices:
     """The chosen devices."""
 
-    kind: str  # "CPU" or "GPU"
-    towers: tuple[str, ...]  # one device name per tower, such as "/GPU:1"
-    remarks: tuple[str, ...] = ()  # lines for the start banner
-    share_gpus: bool = False  # each GPU is split into several logical devices
+    kind: str  # "CPU" or "GPU".
+    towers: tuple[str, ...]  # A device name per tower, such as "/GPU:1".
+    remarks: tuple[str, ...] = ()  # Lines for the start banner.
+    share_gpus: bool = False  # Each GPU is split into several logical devices.
 
 
 def configure(
@@ -46,19 +83,20 @@ def configure(
     core_per_tower: bool = True,
     cpu_towers: int = 1,
 ) -> Devices:
-    """Chooses the towers' devices and sets TensorFlow up for them.
+    """Choose the towers' devices and set up TensorFlow for them.
 
-    GPUs without a tower are hidden, so that TensorFlow takes no memory of them, and the
-    memory of the others is taken as needed. TensorFlow makes its devices when it first
-    computes and cannot change them later: a second call in a process gets those that
-    are there, or is refused where it needs others.
+    GPUs without a tower are hidden, so that TensorFlow reserves no memory there; memory
+    of the others grows as needed. TensorFlow creates its devices when it first computes
+    and cannot change them later: a second call in a process returns existing devices,
+    or is refused.
 
     With `device_memory_mb`, the limit of a logical device, each GPU is split into as
-    many of them as num_towers needs. With `core_per_tower` towers on a CPU compute with
-    one thread each where they are at least as many as its cores, instead of sharing all
-    threads in every operation; it applies to the whole process, also to fewer towers
-    later. `cpu_towers` are made without a GPU if num_towers is 0. Fewer devices than
-    num_towers are a ConfigError.
+    many as `num_towers` needs. With `core_per_tower` CPU towers compute with one thread
+    each if there are at least as many as cores; this applies to the whole process, also
+    later. `num_towers` 0 stands for all GPUs, or for `cpu_towers` without GPUs.
+
+    Raises:
+        ConfigError: there are fewer devices than num_towers.
     """
     order = _numbers(device_order, num_towers)
     if max(order, default=num_towers - 1) >= MAX_DEVICES:
@@ -90,13 +128,11 @@ def configure(
         if is_chosen:
             raise
         order = range(1)
-    return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
+    return Devices(CPU.kind, tuple(f"/CPU:{i}" for i in order), tuple(remarks))
 
 
 def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
-    """The towers' devices on GPUs; the other GPUs are hidden. `why` says why some of
-    `all_gpus` cannot be used; `order` is empty for the first that can.
-    """
+    """Choose GPUs and hide the others; `why` explains why some cannot be used."""
     remarks = [why] if why and not (order or num_towers) else []
     numbered = all_gpus if order else gpus
     order = order or range(num_towers or len(gpus))
@@ -126,13 +162,14 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
         f"/GPU:{per_gpu * shown.index(gpu) + i % per_gpu}"
         for gpu, i in zip(used, order, strict=True)
     )
-    return Devices("GPU", tuple(towers), tuple(remarks), per_gpu > 1)
+    return Devices(GPU.kind, tuple(towers), tuple(remarks), per_gpu > 1)
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
-    """Hides all other GPUs, so that TensorFlow takes no memory of them. Returns the
-    GPUs that TensorFlow has, in order; it cannot change them once it has created
-    devices.
+    """Hide all other GPUs; return the visible ones, in order.
+
+    TensorFlow reserves no memory on hidden GPUs. Once it has created its devices, it
+    cannot change them, and other GPUs may be visible.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(list(gpus), "GPU")
@@ -161,7 +198,7 @@ def _numbers(device_order, num_towers):
 
 
 def processor_name() -> str:
-    """Name of the CPU, if the system reports it."""
+    """Return the name of the CPU, if the system reports it."""
     with contextlib.suppress(OSError):
         table = pathlib.Path("/proc/cpuinfo").read_text()
         if match := re.search(r"^model name\s*: (.*)$", table, re.M):
@@ -170,7 +207,7 @@ def processor_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that TensorFlow uses, each once."""
+    """Return the distinct names of the GPUs that TensorFlow uses."""
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     return sorted({x.get("device_name", "") for x in details})
@@ -191,7 +228,6 @@ def _make_logical_cpus(count, core_per_tower):
 
 
 def _make_logical(device, count, refusal, memory_limit=None):
-    """Splits a physical device into `count` logical devices."""
     made = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
     try:
         tf.config.set_logical_device_configuration(device, [made] * count)
@@ -200,13 +236,13 @@ def _make_logical(device, count, refusal, memory_limit=None):
 
 
 def _take_memory_as_needed(gpus):
-    """Has the memory of GPUs grow; returns remarks for the start banner."""
+    """Let the memory of GPUs grow; return remarks for the start banner."""
     for gpu in gpus:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:
             return ("TensorFlow was used before, and has taken all memory of the GPUs",)
-        except ValueError:  # it has logical devices
+        except ValueError:  # The GPU has logical devices.
             raise ConfigError(
                 f"device_memory_mb=0 after a call with a limit: {RESTART}"
             ) from None
@@ -214,21 +250,19 @@ def _take_memory_as_needed(gpus):
 
 
 def unused_gpu() -> str:
-    """Says what may be missing where the driver sees a GPU but TensorFlow does not."""
+    """Return a hint if the driver sees a GPU that TensorFlow does not; otherwise ""."""
     count = num_driver_gpus()
     if not count:
         return ""
     return (
         f"the driver sees {count} GPU(s) that TensorFlow cannot use: pip install "
         "'tensorflow[and-cuda]' brings its CUDA packages; with TF_CPP_MIN_LOG_LEVEL=0 "
-        "TensorFlow says what it misses"
+        "TensorFlow prints what is missing"
     )
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
-    """Refuses variables that alone do not fit a device: `num_bytes` are theirs, device
-    -> bytes. The ConfigError names the device and both numbers.
-    """
+    """Raise ConfigError if variables (device -> bytes) exceed the memory limit."""
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
         raise ConfigError(
@@ -239,11 +273,11 @@ def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
 
 
 def normalize_in_nhwc(model: keras.Model) -> None:
-    """Lets the GPU kernels of batch normalization in 16 bits compute in NHWC.
+    """Let the GPU kernels of batch normalization in 16 bits compute in NHWC.
 
-    Without cuDNN's persistent mode they transpose to NCHW and back, five times a layer
-    in a step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode takes multiples of
-    four channels, and is read once, before the first of these kernels.
+    Without cuDNN's persistent mode they transpose to NCHW and back, five times per
+    layer and step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode needs multiples
+    of four channels; TensorFlow reads it once, before the first of these kernels.
     """
     layers = layers_of(model)
     norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
@@ -252,7 +286,7 @@ def normalize_in_nhwc(model: keras.Model) -> None:
 
 
 def enable_determinism() -> None:
-    """Kernels that repeat bit for bit, and no TF32 rounding, on GPUs as well."""
+    """Use deterministic kernels, and no TF32, so that results repeat bit for bit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tf.config.experimental.enable_op_determinism()

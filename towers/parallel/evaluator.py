@@ -4,19 +4,18 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.data.augment.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
 from towers.parallel.copies import Values, Weights, copies_on
-from towers.parallel.devices import HOST
+from towers.parallel.devices import CPU, HOST
 from towers.parallel.loop import (
     Feed,
     add_on_each,
@@ -27,42 +26,43 @@ from towers.parallel.loop import (
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.towers import LossFn, Towers, tower_counts
+from towers.parallel.workers import ALONE, Workers
 
-# Aimed at by one compiled call; between calls a stop request is served.
+# Target duration of one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
 
-Counts = dict[str, float]
+Counts = dict[str, Any]
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Generic[T]):
-    """The results of an evaluation, such as counts, with one kind of weights or two."""
+    """Results of an evaluation, such as counts, for one or two kinds of weights."""
 
     by_weights: Mapping[Weights, T]
 
     @property
     def reported_weights(self) -> Weights:
-        """The weights that a run reports: the EMA weights, where they are evaluated."""
+        """Return the weights that a run reports: the EMA weights if evaluated."""
         return Weights.EMA if Weights.EMA in self.by_weights else Weights.RAW
 
     @property
     def reported(self) -> T:
-        """The result that a run reports."""
+        """Return the result that a run reports."""
         return self.by_weights[self.reported_weights]
 
     def map(self, function: Callable[[T], U]) -> "Evaluation[U]":
-        """The function of the result with each kind of weights."""
+        """Apply a function to the result of each kind of weights."""
         return Evaluation({k: function(x) for k, x in self.by_weights.items()})
 
 
 class Evaluator:
     """Computes the logits of batches, and counts correct predictions.
 
-    `fetch` gives per device the values of the network with a kind of weights; `devices`
-    are the first ones of each tower; each of the workers has its part of every batch.
-    With `keeps_logits`, as with a multi-label loss, `counts` returns all logits.
+    `fetch` returns, per device, values of the network for a kind of weights; `devices`
+    has the first device of each tower. Each worker has its part of every batch. With
+    `keeps_logits`, or a multi-label loss, `counts` returns all logits.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Evaluator:
         self._num_shards = num_shards
         self._multi_label = getattr(loss_fn, "multi_label", False)
         self._keeps_logits = keeps_logits or self._multi_label
-        self._calls = functools.cache(self._compile)
+        self._calls: Callable[..., Any] = functools.cache(self._compile)
         self._predict_batch = tf.function(self._predict, autograph=False)
 
     def counts(
@@ -93,28 +93,29 @@ class Evaluator:
         weights: Sequence[Weights] = (Weights.RAW,),
         heartbeat: Callable[[], None] = lambda: None,
     ) -> Evaluation[Counts]:
-        """Sums of `tower_counts` over batches, with all weights in one pass.
+        """Sum `tower_counts` over batches, for all weights in one pass.
 
-        The feed gives each tower its part of every batch, with "mask" and
-        "positions"; it is the same object for every evaluation of the same images, as
-        each is compiled for. `heartbeat` is called after each compiled call.
+        The feed gives each tower its part of every batch, with "mask" and "positions".
+        Calls are compiled per feed object: use the same one for every evaluation of the
+        same images. `heartbeat` is called after each compiled call.
 
         Returns:
             "correct" and "images", whole numbers, and "loss", the sum over the images;
-            with test-time augmentation also "correct_tta". And "predictions", float64
+            with test-time augmentation also "correct_tta"; "predictions", float64
             [images, 3]: label, class of the largest logit, and loss of each image in
-            the order of their positions; "probabilities", float64 [images], of these
-            classes. Where logits are kept, "logits", float32 [images, num_classes]. Of
-            label sets "labels", bool [images, num_classes]; the first column of
-            "predictions" is then 0.
+            the order of positions; "probabilities", float64 [images], of these classes.
+            If logits are kept, "logits", float32 [images, num_classes]. With label sets
+            "labels", bool [images, num_classes]; then the first column of "predictions"
+            is 0.
         """
         feed.restart()
         iterators = feed.start(0, 0)
         with self._compilation.step_options():
             count_batches = self._calls(feed, tuple(weights))
-        totals, rows, done, num = None, [], 0, 1
+        totals: list[Counts] = []
+        pieces, done, num = [], 0, 1
         while done < num_batches:
-            # Sums over workers are distinguished by their order in a call.
+            # Sums over workers are matched by their order in a call.
             own = {"num": np.array(min(num, num_batches - done))}
             num = int(self._workers.broadcast(own)["num"])
             started = time.monotonic()
@@ -122,25 +123,25 @@ class Evaluator:
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
             with self._compilation.step_options():
                 counts, predictions = count_batches(iterators, *arguments)
-            sums = [{k: v.numpy() for k, v in sums.items()} for sums in counts]
-            rows.append(predictions.numpy())
-            totals = sums if totals is None else _added(totals, sums)
+            sums = [{k: v.numpy() for k, v in x.items()} for x in counts]
+            pieces.append(predictions.numpy())
+            totals = _added(totals, sums) if totals else sums
             done += num
             secs = max(time.monotonic() - started, 1e-3)
             num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
             heartbeat()
-        results = {}
-        for kind, sums in zip(weights, totals, strict=True):
-            values = self._workers.add(np.array(list(sums.values())))
-            results[kind] = dict(zip(sums, values.tolist(), strict=True))
-        rows = np.concatenate(rows)  # of the images of this worker
+        results: dict[Weights, Counts] = {}
+        for kind, total in zip(weights, totals, strict=True):
+            values = self._workers.add(np.array(list(total.values())))
+            results[kind] = dict(zip(total, values.tolist(), strict=True))
+        rows = np.concatenate(pieces)  # Of the images of this worker.
         rows = rows.reshape(-1, rows.shape[-1])
         rows = rows[rows[:, 1] > 0]
         ordered = np.zeros([int(results[weights[0]]["images"]), rows.shape[1]])
         ordered[rows[:, 0].astype(np.int64)] = rows
         ordered = self._workers.add(ordered)
         num_kept = 0
-        if self._keeps_logits:  # the columns are position, weight, label and per kind
+        if self._keeps_logits:  # Columns: position, weight, label; then per kind.
             sets = len(weights) + self._multi_label
             num_kept = (rows.shape[1] - 3 - 3 * len(weights)) // sets
         *_, label = ordered[:, :3].T
@@ -159,9 +160,7 @@ class Evaluator:
         return Evaluation(results)
 
     def _compile(self, feed, weights):
-        """(iterators, first batch, number of batches) -> the counts for each kind of
-        weights.
-        """
+        """Compile (iterators, first batch, number of batches) -> counts per weights."""
 
         def count_batch(pieces):
             counts, predicted = [], []
@@ -185,10 +184,10 @@ class Evaluator:
         count = tf.function(
             count_batch, autograph=False, experimental_attributes={"_noinline": True}
         )
-        on_cpus = all("CPU" in device for device in self._devices)
+        waits_for_host = CPU.has(self._devices)
 
         def count_batches(iterators, first, num_batches):
-            with tf.device(HOST):  # where the arguments are
+            with tf.device(HOST):  # The arguments are there.
                 first = tf.identity(first)
 
             def is_wanted(done, *_):
@@ -200,7 +199,8 @@ class Evaluator:
                     with tf.device(HOST):
                         on_host = [first + done] * len(feed.devices)
                     pieces = make_batches(feed, awaited, numbers or on_host)
-                    counts, rows = (count if on_cpus else count.python_function)(pieces)
+                    call = count if waits_for_host else count.python_function
+                    counts, rows = call(pieces)
                     with tf.device(HOST):
                         predictions = predictions.write(tf.cast(done, tf.int32), rows)
                     numbers = add_on_each(gpus, numbers, 1)
@@ -212,8 +212,8 @@ class Evaluator:
                 zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in weights]
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
-                # Each GPU counts the batches: a number of the host would drain it.
-                gpus = [] if on_cpus else feed.devices
+                # Each GPU counts the batches: a number from the host would drain it.
+                gpus = [] if waits_for_host else feed.devices
                 numbers = add_on_each(gpus, [first] * len(gpus), 0)
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
                 with around_loop():
@@ -233,12 +233,12 @@ class Evaluator:
         batches: Iterable[Mapping[str, tf.Tensor]],
         weights: Sequence[Weights] = (Weights.RAW,),
     ) -> Iterator[dict[Weights, dict[str, np.ndarray]]]:
-        """Computes batches with the "mask" of the images in one process.
+        """Compute batches with the "mask" of the images in one process.
 
         Yields:
             Per batch and kind of weights, for its n images whose mask is 1: "logits"
-            [n, num_classes]; where it has labels, "labels" and "loss" [n]; with
-            test-time augmentation "logits_tta", float64 [n, num_classes].
+            [n, num_classes]; "labels" and "loss" [n] if it has labels; with test-time
+            augmentation "logits_tta", float64 [n, num_classes].
         """
         for batch in batches:
             counts = np.asarray(batch["mask"]) > 0
@@ -250,7 +250,6 @@ class Evaluator:
             }
 
     def _predict(self, batch, weights):
-        """The outputs for one batch with each kind of weights, in the graph."""
         size = batch["mask"].shape[0]
         with tf.device(HOST):
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
@@ -268,9 +267,7 @@ class Evaluator:
         return outputs
 
     def _compute(self, fetched, pieces):
-        """Per tower the logits of its piece of a batch, and with test-time augmentation
-        the mean logits over the transforms, else none.
-        """
+        """Return logits per tower, and the means over transforms, if there are any."""
         logits = self._logits(fetched, pieces)
         if not self._transforms:
             return logits, []
@@ -298,7 +295,6 @@ class Evaluator:
             return [tf.concat(x, 0) for x in zip(*columns, strict=True)]
 
     def _mean_logits(self, fetched, pieces, plain):
-        """Mean logits per tower over the images and their transforms."""
         totals = [0.0] * len(pieces)
         for weight, transform in self._transforms:
             logits = plain
@@ -324,8 +320,9 @@ def _added(totals, sums):
 def create_predictor(
     model: keras.Model, devices: Sequence[str], transforms: Sequence[Transform]
 ) -> Evaluator:
-    """Computes a whole network with its trained values on every device, each for its
-    share of a batch. Its output need not be logits without test-time augmentation.
+    """Return an evaluator of a trained network, with a copy on every device.
+
+    Without test-time augmentation its output need not be logits.
     """
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy

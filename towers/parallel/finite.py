@@ -1,16 +1,15 @@
 """Steps whose loss or gradients are not finite: loss scaling, skipping, the error.
 
-Such a step makes no update. With dynamic loss scaling the factor on the loss is halved
-while that may help; with `--on_nonfinite=skip` the step is counted and the next batch
-is another one; else the run ends with an error. All of that is decided on the device of
-the first copy, which the host need not wait for: after a step that may not be taken
-nothing changes, until the host reads `stopped` and raises the error.
+Such a step makes no update. Dynamic loss scaling halves the factor on the loss while
+that may help; `--on_nonfinite=skip` counts the step and continues with the next batch;
+otherwise the run ends with an error. The device of the first copy decides, and the host
+need not wait for it: after a refused step nothing changes until the host reads
+`stopped` and raises the error.
 
 Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is
-multiplied with a factor before it is differentiated, and the gradients, float32 again,
-are divided by it. After many good steps in a row the factor is doubled (Micikevicius et
-al. 2018, arXiv:1710.03740, section 3.2; the constants are as in Keras'
-LossScaleOptimizer).
+multiplied by a factor before it is differentiated, and the gradients, float32 again,
+are divided by it. After many good steps the factor is doubled (Micikevicius et al.
+2018, arXiv:1710.03740, section 3.2; constants as in Keras' LossScaleOptimizer).
 """
 
 import numpy as np
@@ -20,18 +19,16 @@ from towers.errors import NumericError
 from towers.parallel.copies import variable
 
 INITIAL_SCALE = 2.0**15
-LARGEST_SCALE = 2.0**24  # a loss of 1 times that still leaves room for float32 sums
+LARGEST_SCALE = 2.0**24  # Sums of losses of about 1 are still precise in float32.
 GROWTH_STEPS = 2000
 
-# Consecutive steps that are not finite after which a run ends: the last one is not
-# skipped. A single batch may cause one; where there are many, no other batch helps.
+# Consecutive steps that are not finite after which a run ends, the last one included.
+# A single batch may cause one such step; after many, no other batch helps.
 TOO_MANY_IN_A_ROW = 10
 
 
 class FiniteGuard:
-    """Decides whether a step makes its update, and whether it counts. Its variables are
-    on a device; `skips` says whether steps that are not finite are skipped.
-    """
+    """Decides on a device whether a step makes its update, and whether it counts."""
 
     def __init__(self, device: str, *, scale_loss: bool = False, skips: bool = False):
         self.device, self.scale_loss, self.skips = device, scale_loss, skips
@@ -45,7 +42,7 @@ class FiniteGuard:
                 self._in_a_row = variable(np.int64(0), "skipped_in_a_row")
 
     def named(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable."""
+        """Return canonical name -> variable."""
         named = {}
         if self.scale_loss:
             named["loss_scale/scale"] = self._scale
@@ -56,36 +53,37 @@ class FiniteGuard:
         return named
 
     def read_scale(self) -> tf.Tensor | None:
-        """The factor on the loss, a float32 scalar; None where it is not scaled."""
+        """Return the factor on the loss, a float32 scalar; None without scaling."""
         return self._read(self._scale) if self.scale_loss else None
 
     def is_running(self) -> tf.Tensor:
-        """A bool scalar: no step was refused yet."""
+        """Return whether no step was refused yet, a bool scalar."""
         return ~self._read(self._stopped)
 
     def restart(self) -> None:
-        """Forgets a step that was refused."""
+        """Forget a refused step."""
         self._stopped.assign(False)
 
     @property
     def stopped(self) -> bool:
-        """True if a step was refused; the state is the one before that step."""
+        """Return whether a step was refused; the state is the one before that step."""
         return bool(self._stopped.numpy())
 
     def num_skipped(self) -> dict[str, int]:
-        """The number of skipped steps as a metric, where steps are skipped."""
+        """Return the number of skipped steps as a metric, if steps may be skipped."""
         return {"skipped_steps": int(self._skipped.numpy())} if self.skips else {}
 
     def num_in_a_row(self) -> int:
-        """The steps that were skipped since the last update."""
+        """Return the number of steps skipped since the last update."""
         return int(self._in_a_row.numpy()) if self.skips else 0
 
     def decide(
         self, is_finite: tf.Tensor, running: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Decides in the graph, once in a step and on the guard's device, whether a
-        step makes its update, and whether it is taken, with or without one; `running`
-        is what `is_running` gave. All are bool scalars.
+        """Decide in the graph, once per step and on the guard's device.
+
+        Returns whether the step makes its update, and whether it is taken, with or
+        without one; `running` is the result of `is_running`. All are bool scalars.
         """
         is_taken = updates = running & is_finite
         falls = tf.constant(False)
@@ -131,9 +129,9 @@ def not_finite_error(
     skips: bool,
     consequence: str = "the parameters are those before this step",
 ) -> NumericError:
-    """The error that names the step, counted from 1, and the towers where something was
-    not `finite`, bool [num_towers]; if all were, their mean overflowed. With `skips` it
-    is the last of too many such steps.
+    """Return the error of a step, counted from 1, and of towers that are not `finite`.
+
+    If all are, their mean overflowed. With `skips` too many steps were skipped.
     """
     bad = [
         f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
@@ -142,7 +140,7 @@ def not_finite_error(
     if not bad:
         culprit = "the weight decay, or the mean gradient with it,"
     row = f", {TOO_MANY_IN_A_ROW} times in a row" if skips else ""
-    hint = "" if skips else "; --on_nonfinite=skip goes on without this step"
+    hint = "" if skips else "; --on_nonfinite=skip continues without this step"
     return NumericError(
         f"step {step}: {culprit} is not finite{row}; {consequence}. The learning rate "
         f"is {learning_rate:g}, the norm of the gradient {gradient_norm:g}. A lower "

@@ -1,10 +1,9 @@
-"""Recomputation of activations in the backward pass (Chen et al. 2016,
-arXiv:1604.06174).
+"""Recomputation of activations in the backward pass (Chen et al. 2016).
 
-A network is cut into segments where one tensor is all that later layers read of earlier
-ones, as between residual blocks. The forward pass keeps the inputs of the segments, and
-the activations of the last one. The backward pass computes those of each other segment
-again, when it gets there.
+A network is cut into segments at tensors that are the only input of later layers from
+earlier ones, as between residual blocks. The forward pass keeps the inputs of the
+segments, and the activations of the last one. The backward pass computes those of each
+other segment again. See arXiv:1604.06174.
 """
 
 import functools
@@ -20,32 +19,25 @@ from towers.errors import ConfigError
 from towers.keras_internals import calls_of, has_mask, run_calls
 from towers.models.layers.normalization import taking_moments
 
-ACCURACY = 2**-10  # of the memory that the cuts minimize, as a fraction
+ACCURACY = 2**-10  # Relative accuracy of the search for minimum memory.
 
 
 class Segment(NamedTuple):
-    """Consecutive calls of layers.
-
-    Attributes:
-        calls: in order, see `keras_internals.calls_of`.
-        inputs: tensors that they read; the inputs of the network, and of another
-            segment at most one.
-        output: the tensor that the next segment reads, or the logits.
-    """
+    """Consecutive calls of layers, see `keras_internals.calls_of`."""
 
     calls: Sequence[Any]
-    inputs: list[keras.KerasTensor]
-    output: keras.KerasTensor
+    inputs: list[keras.KerasTensor]  # Of the network, and at most one of a segment.
+    output: keras.KerasTensor  # Read by the next segment, or the logits.
 
     def __call__(self, inputs: Sequence[Any], replace=lambda operation: operation):
-        """The output; `replace` gives what is called in place of an operation."""
+        """Return the output; `replace` returns what is called for an operation."""
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         run_calls(self.calls, values, replace)
         return values[id(self.output)]
 
 
 def segments(model: keras.Model) -> list[Segment]:
-    """The segments of a Functional model that need the least memory.
+    """Return the segments of a Functional model that need the least memory.
 
     Raises:
         ConfigError: no tensor divides the network.
@@ -53,7 +45,8 @@ def segments(model: keras.Model) -> list[Segment]:
     calls = calls_of(model)
     last_read = {id(x): at for at, call in enumerate(calls) for x in call.input_tensors}
     last_read |= {id(x): len(calls) for x in model.outputs}
-    sizes, cuts, alive = [0], [(0, None)], {}
+    sizes, cuts = [0], [(0, None)]
+    alive: dict[int, keras.KerasTensor] = {}
     for at, call in enumerate(calls):
         alive |= {id(x): x for x in call.outputs}
         alive = {key: x for key, x in alive.items() if last_read.get(key, -1) > at}
@@ -62,8 +55,8 @@ def segments(model: keras.Model) -> list[Segment]:
             [x] = alive.values()
             if tf.as_dtype(x.dtype).is_floating and not has_mask(x):
                 cuts.append((at + 1, x))
-    total, low, high, chosen = sizes[-1], 0, sizes[-1], []
-    while high - low > ACCURACY * total:
+    low, high, chosen = 0.0, float(sizes[-1]), []
+    while high - low > ACCURACY * sizes[-1]:
         limit = (low + high) / 2
         if (found := _within(limit, cuts, sizes)) is None:
             low = limit
@@ -83,7 +76,7 @@ def segments(model: keras.Model) -> list[Segment]:
 
 
 def whole(model: keras.Model) -> list[Segment]:
-    """A single segment."""
+    """Return the network as a single segment."""
     return [Segment(calls_of(model), model.inputs, model.outputs[0])]
 
 
@@ -92,46 +85,30 @@ def _size(x):
 
 
 def _within(limit, cuts, sizes):
-    """The cuts with which no moment of the backward pass needs more memory than the
-    limit: the kept tensors before a segment, and all in it. Of those the ones with the
-    longest last segment; None where there are none.
+    """Return cuts so that the backward pass never needs more memory than the limit.
 
-    Args:
-        cuts: (number of calls before, tensor) of all that are possible, the first one
-            being the beginning.
-        sizes: bytes of the outputs of so many calls.
+    It needs the kept tensors before a segment, and all within it. Among possible cuts
+    (number of calls before, tensor), the ones with the longest last segment are chosen;
+    None if there are none. `sizes` are cumulative bytes of the outputs of the calls.
     """
-    kept, before = [0], [None]  # the least memory of the tensors up to a cut
+    best = [(0.0, [])]  # Per cut: minimum memory of the kept tensors, and their cuts.
     for index, (at, x) in enumerate(cuts):
         if index:
             fitting = [
-                (kept[i], i)
+                (best[i][0], i)
                 for i, (begin, _) in enumerate(cuts[:index])
-                if kept[i] + sizes[at] - sizes[begin] <= limit
+                if best[i][0] + sizes[at] - sizes[begin] <= limit
             ]
-            least, last = min(fitting, default=(math.inf, 0))
-            kept.append(least + _size(x))
-            before.append(last)
-        if kept[index] + sizes[-1] - sizes[at] <= limit:
-            path = []
-            while index:
-                path.insert(0, cuts[index])
-                index = before[index]
-            return path
+            kept, last = min(fitting, default=(math.inf, 0))
+            best.append((kept + _size(x), [*best[last][1], cuts[index]]))
+        kept, chosen = best[index]
+        if kept + sizes[-1] - sizes[at] <= limit:
+            return chosen
     return None
 
 
 class RecomputedNetwork:
-    """A network that keeps the inputs of its segments; a tower uses it as a
-    `keras.Model`.
-
-    Args:
-        model: a Functional model.
-        xla: whether XLA compiles the tower.
-
-    Raises:
-        ConfigError: as of `segments`.
-    """
+    """A network whose segments are recomputed; a tower uses it as a `keras.Model`."""
 
     def __init__(self, model: keras.Model, xla: bool = False):
         self._model, self._segments, self._xla = model, segments(model), xla
@@ -144,7 +121,7 @@ class RecomputedNetwork:
         inputs: Sequence[tf.Tensor] | tf.Tensor,
         training: bool,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The logits and the new state, as of `keras.Model`."""
+        """Return the logits and the new state, like `keras.Model`."""
 
         def replace(operation):
             is_layer = isinstance(operation, keras.layers.Layer)
@@ -165,11 +142,11 @@ class RecomputedNetwork:
                 y = self._call(segment, given, scope, replace)
                 values[id(segment.output)] = y
             logits = last([values[id(x)] for x in last.inputs], replace)
-            state = map(scope.get_current_value, self._model.non_trainable_variables)
-            return logits, list(state)
+            moved = map(scope.get_current_value, self._model.non_trainable_variables)
+            return logits, list(moved)
 
     def _call(self, segment, inputs, scope, replace):
-        """The output of a segment whose activations are not kept."""
+        """Return the output of a segment without keeping its activations."""
         own = {
             id(variable)
             for call in segment.calls
@@ -187,7 +164,7 @@ class RecomputedNetwork:
                 pairs = [*zip(params, again[count:], strict=True), *before]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(again)
-                    # The state has moved in the forward pass.
+                    # The forward pass has moved the state already.
                     with keras.StatelessScope(pairs), taking_moments():
                         y = segment(again[:count], replace)
                 return tape.gradient(y, again, upstream)
@@ -200,8 +177,9 @@ class RecomputedNetwork:
 def barrier(
     upstream: tf.Tensor, tensors: Sequence[tf.Tensor], xla: bool = False
 ) -> list[tf.Tensor]:
-    """The tensors, once `upstream` is there: what is computed of them is not what was
-    computed of them before, for an optimizer of graphs.
+    """Return the tensors once `upstream` is computed.
+
+    Grappler then does not merge operations on them with earlier equal ones.
     """
     if xla:
         return tf_internals.optimization_barrier(upstream, *tensors)[1:]

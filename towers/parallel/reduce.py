@@ -1,18 +1,18 @@
 """Means over the towers: the shares of a batch, and all-reduce.
 
-A strategy averages vectors, a list of them per tower: `average_gradients` on one
-device, `all_reduce` on all. All algorithms are plain data flow in one graph: a copy to
-another device is an identity there. Every element of a sum is computed once and then
-copied, so that no two devices can round differently.
+A strategy averages a list of vectors per tower: `average_gradients` on one device,
+`all_reduce` on all. All algorithms are plain data flow in one graph: a copy to another
+device is an identity there. Every element of a sum is computed once and then copied, so
+that all devices have the same bits.
 
-    star    everything is sent to the first device, added there and handed out (the
-            `allreduce` of the from-scratch chapter)
+    star    all tensors are sent to the first device, which adds them and distributes
+            the sum (the `allreduce` of Dive into Deep Learning)
     tree    neighbors add up pairwise, in log2 rounds, then the sum goes back down
     ring    the tensor is cut into one piece per device; each piece travels once around
-            to be added up and once more to be handed out (Patarasuk and Yuan 2009)
+            to be added up, and once more to be distributed (Patarasuk and Yuan 2009)
     nccl    NVIDIA's library, through TensorFlow; needs two or more physical GPUs. All
-            results have to be read: TensorFlow prunes an NcclAllReduce whose result
-            nobody reads, and the others wait for it (its issue 19690)
+            results must be read: TensorFlow prunes an NcclAllReduce whose result is not
+            used, and the others wait for it (TensorFlow's issue 19690)
 """
 
 import itertools
@@ -25,15 +25,16 @@ from numpy.typing import ArrayLike
 
 from towers.data.share import shares
 from towers.errors import ConfigError
+from towers.parallel.devices import device_of
 
 
 def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
-    """A scalar in a type; `tf.cast` rounds a Python number to float32 on its way."""
+    """Return a scalar of a type; `tf.cast` would round a Python number to float32."""
     return tf.cast(tf.convert_to_tensor(number, dtype_hint=dtype), dtype)
 
 
 def without_int32(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """A batch for a GPU, whose int32 tensors would be in host memory."""
+    """Cast int32 to int64, because int32 tensors of a GPU are in host memory."""
     return {
         name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
         for name, x in batch.items()
@@ -43,11 +44,7 @@ def without_int32(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 def split_batch(
     batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
 ) -> list[dict[str, tf.Tensor]]:
-    """Cuts every tensor of a batch along its first axis into pieces of `sizes`.
-
-    Of several micro-batches, one after the other, each is cut so, and a tower gets its
-    pieces of all.
-    """
+    """Cut a batch, or each of several micro-batches in it, into pieces of `sizes`."""
     ends = list(itertools.accumulate(sizes))
 
     def piece(value, first, end):
@@ -64,43 +61,44 @@ def split_batch(
 
 
 def tower_weights(sizes: Sequence[int]) -> list[float]:
-    """Each tower's share of the images."""
+    """Return each tower's fraction of the images."""
     return [size / sum(sizes) for size in sizes]
 
 
 def squared_norm(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of squares of all elements, a scalar.
+    """Return the sum of squares of all elements, a scalar.
 
-    It is finite where every element is (and smaller than 1e19 in float32), so one
-    number says whether a tower's gradients can be used.
+    It is finite if all elements are (and below 1e19 in float32), so one number tells
+    whether a tower's gradients can be used.
     """
     return 2 * tf.add_n([tf.nn.l2_loss(vector) for vector in vectors])
 
 
 def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
-    """The sum of weight * tensor, the weights adding up to 1; one comes back as is."""
+    """Return the sum of weight * tensor; weights add up to 1."""
     if len(tensors) == 1:
         return tensors[0]
-    if len(set(weights)) == 1:  # half the passes over the memory
+    if len(set(weights)) == 1:  # Half the passes over memory.
         return scaled(tf.add_n(tensors), weights[0])
     return tf.add_n([scaled(x, w) for x, w in zip(tensors, weights, strict=True)])
 
 
 def scaled(tensor: tf.Tensor, factor: ArrayLike) -> tf.Tensor:
-    """The tensor times a constant, or a tensor of its type, in its own type."""
+    """Multiply a tensor by a factor in the type of the tensor."""
     return tensor * tf.convert_to_tensor(factor, tensor.dtype)
 
 
 def average_gradients(
     tower_grads: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
 ) -> list[tf.Tensor]:
-    """The gradient of the mean loss over the whole batch, on the current device.
+    """Return the gradient of the mean loss over the whole batch, on the current device.
 
-    It is the function of TensorFlow's CIFAR-10 multi-GPU tutorial, weighted by images.
+    This is the function of TensorFlow's CIFAR-10 multi-GPU tutorial, weighted by
+    images.
 
     Args:
         tower_grads: per tower, the gradients of its own mean loss, vectors.
-        weights: per tower, its share of the images, adding up to 1.
+        weights: per tower, its fraction of the images; they add up to 1.
     """
     return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
 
@@ -110,12 +108,11 @@ def average_states(
     weights: Sequence[float],
     targets: Sequence[str],
 ) -> list[list[tf.Tensor]]:
-    """The towers' new model states, vectors, averaged on the first target; per target
-    the mean.
+    """Average the new model states of the towers; return the mean on each target.
 
-    Where all towers agree the mean is that value to the last bit, so that what no
-    training changes, such as frozen filters, stays what it is. States are never sent in
-    a narrower type: statistics would no longer move once a change is below a rounding.
+    It is computed on the first target. If all towers agree, it is their value to the
+    last bit, so that constants such as frozen filters do not drift. States are never
+    sent in a narrower type: statistics would stop moving once changes are rounded away.
     """
 
     def mean(first, *others):
@@ -132,22 +129,22 @@ def average_states(
 class Wire(NamedTuple):
     """The transfer of tensors between devices."""
 
-    dtype: tf.DType  # that is sent
-    scale: float  # factor on every sum, once, before it is distributed
+    dtype: tf.DType  # In which tensors are sent.
+    scale: float  # Factor on every sum before it is distributed.
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """A partial sum, cast on the device."""
+        """Cast a partial sum on a device."""
         with tf.device(device):
             return tf.cast(tensor, self.dtype)
 
     def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """A sum, scaled and cast on the device."""
+        """Scale and cast a sum on a device."""
         with tf.device(device):
             tensor = tensor if self.scale == 1 else scaled(tensor, self.scale)
             return tf.cast(tensor, self.dtype)
 
 
-def star(tensors, devices, wire):
+def _star(tensors, devices, wire):
     dtype, home = tensors[0].dtype, devices[0]
     sent = [tensors[0], *map(wire.part, tensors[1:], devices[1:])]
     with tf.device(home):
@@ -155,7 +152,7 @@ def star(tensors, devices, wire):
     return [to_device(total, device) for device in devices]
 
 
-def tree(tensors, devices, wire):
+def _tree(tensors, devices, wire):
     partial, stride, parents = list(tensors), 1, {}
     while stride < len(devices):
         for low in range(0, len(devices) - stride, 2 * stride):
@@ -170,7 +167,7 @@ def tree(tensors, devices, wire):
     return [sums[device] for device in range(len(devices))]
 
 
-def ring(tensors, devices, wire):
+def _ring(tensors, devices, wire):
     count, shape = len(devices), tensors[0].shape
     sizes = shares(shape.num_elements(), count)
     pieces = []  # [device][piece]
@@ -179,12 +176,12 @@ def ring(tensors, devices, wire):
             pieces.append(tf.split(tf.reshape(tensor, [-1]), sizes))
     gathered = [[None] * count for _ in devices]
     for piece in range(count):
-        # Around once: piece p starts on device p and is added to on each one after it.
+        # First round: piece p starts on device p, and each next device adds its own.
         total, at = pieces[piece][piece], piece
         for _ in range(count - 1):
             sent, at = wire.part(total, devices[at]), (at + 1) % count
             total = _add(sent, pieces[at][piece], devices[at], tensors[0].dtype)
-        # And once more: the sum is copied unchanged.
+        # Second round: the sum is copied unchanged.
         total = wire.total(total, devices[at])
         for _ in range(count):
             gathered[at][piece] = total
@@ -197,8 +194,8 @@ def ring(tensors, devices, wire):
     return results
 
 
-def nccl(tensors, devices, wire):
-    # An operation may have several results.
+def _nccl(tensors, devices, wire):
+    # The index is part of the name, as one operation may have several results.
     reduced, name = [], f"{tensors[0].name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
@@ -213,26 +210,25 @@ def nccl(tensors, devices, wire):
     return reduced
 
 
-# Bytes that NCCL adds up at once: as PyTorch's DistributedDataParallel.
+# Bytes that NCCL adds up at once, as in PyTorch's DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
 
 # (a tensor on each device, devices, wire) -> per device the sum, in the wire's dtype.
 ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
-    "star": star,
-    "tree": tree,
-    "ring": ring,
-    "nccl": nccl,
+    "star": _star,
+    "tree": _tree,
+    "ring": _ring,
+    "nccl": _nccl,
 }
 
 
-def buckets(tensors: Sequence[tf.Tensor], most_bytes: float) -> list[list[int]]:
-    """Groups positions of consecutive tensors with at most `most_bytes` together; a
-    larger tensor is a group alone.
-    """
-    groups, size = [], math.inf
+def buckets(tensors: Sequence[tf.Tensor], max_bytes: float) -> list[list[int]]:
+    """Group positions of consecutive tensors; a larger tensor is a group alone."""
+    groups: list[list[int]] = []
+    size = math.inf
     for place, tensor in enumerate(tensors):
         num_bytes = tensor.shape.num_elements() * tensor.dtype.size
-        if size + num_bytes > most_bytes:
+        if size + num_bytes > max_bytes:
             groups.append([])
             size = 0
         groups[-1].append(place)
@@ -241,14 +237,13 @@ def buckets(tensors: Sequence[tf.Tensor], most_bytes: float) -> list[list[int]]:
 
 
 def _joined(*tensors):
-    """One tensor of the elements of several; a single one comes back as is."""
     if len(tensors) == 1:
         return tensors[0]
     return tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
 
 
 def _parted(joined, *likes):
-    """The inverse of `_joined` for tensors of these shapes."""
+    """Invert `_joined` for tensors of these shapes."""
     if len(likes) == 1:
         return [joined]
     parts = tf.split(joined, [x.shape.num_elements() for x in likes])
@@ -262,48 +257,41 @@ def all_reduce(
     algorithm: str = "star",
     dtype: tf.DType | None = None,
 ) -> list[list[tf.Tensor]]:
-    """Adds lists of tensors, of the same shapes and types on each device, up over
-    devices: per device the list of sums, the same bits on every one.
+    """Sum lists of tensors over devices; each device gets the same bits.
 
-    Args:
-        weights: per device what its tensors count, adding up to 1 for a mean; the sum
-            by default.
-        algorithm: a key of ALGORITHMS.
-        dtype: what travels between devices, such as tf.bfloat16; additions are done in
-            the tensors' own type. By default that type travels.
+    `vectors` has a list per device, of the same shapes and types, `weights` a factor
+    per device, which add up to 1 for a mean; `algorithm` is a key of ALGORITHMS.
+    Tensors are sent in `dtype`, by default their own, and added up in their own type.
     """
     if len(devices) == 1:
         return [list(vectors[0])]
     weights = [1.0] * len(devices) if weights is None else list(weights)
-    # Equal weights scale the sum, once, instead of the summands on each device.
+    # Equal weights scale the sum once, instead of the addends on each device.
     equal = len(set(weights)) == 1
-    sums = [[] for _ in devices]
+    sums: list[list[tf.Tensor]] = [[] for _ in devices]
     packed = BUCKET_BYTES if algorithm == "nccl" else 0
     for places in buckets(vectors[0], packed):
         groups = [[own[place] for own in vectors] for place in places]
         tensors = on_each(_joined, devices, *groups)
-        own = tensors[0].dtype
+        own_dtype = tensors[0].dtype
         if not equal:
             tensors = on_each(scaled, devices, tensors, weights)
-        wire = Wire(dtype or own, weights[0] if equal else 1.0)
+        wire = Wire(dtype or own_dtype, weights[0] if equal else 1.0)
         totals = ALGORITHMS[algorithm](tensors, devices, wire)
-        totals = on_each(tf.cast, devices, totals, [own] * len(devices))
-        for so_far, some in zip(
-            sums, on_each(_parted, devices, totals, *groups), strict=True
-        ):
-            so_far.extend(some)
+        totals = on_each(tf.cast, devices, totals, [own_dtype] * len(devices))
+        parted = on_each(_parted, devices, totals, *groups)
+        for total, some in zip(sums, parted, strict=True):
+            total.extend(some)
     return sums
 
 
 def check_algorithm(
     algorithm: str, devices: Sequence[str], dtype: tf.DType | None
 ) -> None:
-    """Raises ConfigError where an algorithm cannot run on these devices or with a type
-    that travels.
-    """
+    """Raise ConfigError if an algorithm cannot use these devices or this type."""
     if algorithm != "nccl":
         return
-    num_gpus = sum("GPU" in device for device in devices)
+    num_gpus = sum(device_of(device).has_nccl for device in devices)
     if num_gpus < 2:
         raise ConfigError(
             f"all_reduce=nccl with {num_gpus} GPU(s): NCCL needs two or more; use "
@@ -317,24 +305,18 @@ def check_algorithm(
 
 
 def _add(a, b, device, dtype):
-    """A + b on a device, in the wider type that the tensors came in."""
     with tf.device(device):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
 
 
 def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
-    """A copy of a tensor on a device."""
+    """Copy a tensor to a device."""
     with tf.device(device):
         return tf.identity(tensor)
 
 
-def share_memory(device: str, other: str) -> bool:
-    """True if a tensor on one device can be read on the other without a copy."""
-    return device == other or ("CPU" in device and "CPU" in other)
-
-
 def on_each(function: Callable, devices: Sequence[str], *lists: Sequence) -> list:
-    """The function of the elements that lists have for a device, there."""
+    """Call a function on each device, with the elements of lists for that device."""
     results = []
     for device, *values in zip(devices, *lists, strict=True):
         with tf.device(device):

@@ -1,14 +1,13 @@
-"""The towers: one after the other computes, on its own device, the loss of its share of
-a batch and the gradients.
+"""The towers: each computes, on its own device, the loss and gradients of its share.
 
-`Towers.gradients` has the loop, `tower_gradients` and `tower_loss` are what it calls. A
-tower is a pure function of (vectors, batch): it creates no variable and knows no other
-tower.
+`Towers.gradients` is the loop over the towers; for each of them `tower_gradients`
+differentiates `tower_loss`. A tower is a pure function of (vectors, batch): it creates
+no variable and does not depend on other towers.
 """
 
 import collections
 import functools
-import zlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,37 +18,40 @@ from towers.models.layers.normalization import ramping, taking_moments
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel import compilation
-from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
-from towers.parallel.copies import NetworkLayout, Values, copies_on
+from towers.parallel.compilation import (
+    Compilation,
+    TracedOnce,
+    optimized_for_cpu,
+    specs,
+)
+from towers.parallel.copies import NetworkLayout, Values, copies_on, num_bytes
 from towers.parallel.recompute import RecomputedNetwork
 from towers.parallel.reduce import in_dtype, squared_norm
 
 
 class TowerResult(NamedTuple):
-    """The result of a tower on its share of a batch, or the part of one of its devices.
-    Weight decay does not depend on the images: it is added to the mean over the towers.
-    """
+    """The result of a tower on its share of a batch, or of one device of the tower."""
 
-    gradients: list[tf.Tensor]  # of the loss, vectors
-    state: list[tf.Tensor]  # vectors of the new model state
-    integers: list[tf.Tensor]  # its entries that are not floats
-    loss: tf.Tensor  # mean over the share, a scalar
-    correct: tf.Tensor  # number of images that are predicted correctly, float scalar
+    gradients: list[tf.Tensor]  # Of the loss without weight decay; vectors.
+    state: list[tf.Tensor]  # Vectors of the new model state.
+    integers: list[tf.Tensor]  # Its entries that are not floats.
+    loss: tf.Tensor  # Mean over the share, a scalar.
+    correct: tf.Tensor  # Number of correct predictions, a float scalar.
 
     def is_finite(self) -> tf.Tensor:
-        """A bool scalar: the loss and all gradients are finite."""
+        """Return whether the loss and all gradients are finite, a bool scalar."""
         norm = squared_norm(self.gradients)
         return tf.math.is_finite(self.loss) & tf.math.is_finite(norm)
 
 
 class Towers:
-    """The whole network on every tower's device; only its `stateless_call` is needed.
+    """The full network on the device of each tower.
 
-    `sharding.network.SplitTowers` has the same functions and attribute. With
-    `recompute` activations are computed again in the backward pass.
+    The networks only need `stateless_call`. `sharding.network.SplitTowers` has the same
+    interface. With `recompute`, activations are computed again in the backward pass.
     """
 
-    transferred_bytes = 0  # of activations and their gradients that cross devices
+    transferred_bytes = 0  # Bytes of activations and gradients that cross devices.
 
     def __init__(
         self,
@@ -65,26 +67,23 @@ class Towers:
         networks = {phase.model: phase.model for phase in phases}
         if recompute:
             networks = {x: RecomputedNetwork(x, compilation.xla) for x in networks}
-        # Phases that are alike but for their end share a trace.
+        # Phases that differ only in their ends share a trace.
         self._phases = [
             phase._replace(end_step=0, model=networks[phase.model]) for phase in phases
         ]
-
-        plain = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
-
-        def compiled(phase, *args):
-            call = functools.partial(plain, phase)
-            return tf.function(call, autograph=False, jit_compile=True)(*args)
-
-        def logits(_, *args):
-            return tower_logits(phases[-1].model, layout, *args)
-
-        # Traced once for all towers with as many images, and copied to their devices.
+        # Towers with equally many images share a trace.
         optimize = optimized_for_cpu if compilation.optimizes_towers else None
-        self._tower_gradients = TracedOnce(
-            compiled if compilation.xla else plain, optimize
+        self._tower_fns = {}
+        for phase in self._phases:
+            compute = functools.partial(
+                tower_gradients, phase, loss_fn=loss_fn, layout=layout
+            )
+            if compilation.xla:
+                compute = tf.function(compute, autograph=False, jit_compile=True)
+            self._tower_fns[phase] = TracedOnce(compute, optimize)
+        self._logits_fn = TracedOnce(
+            functools.partial(tower_logits, phases[-1].model, layout), optimize
         )
-        self._tower_logits = TracedOnce(logits, optimize)
 
     def gradients(
         self,
@@ -96,42 +95,33 @@ class Towers:
     ) -> list[TowerResult]:
         """Return the result of each tower on its share of a batch, on its device.
 
-        Args:
-            phase: number of the phase of the run.
-            fetched: parameters and model state on each tower's device.
-            batches: share of each tower: inputs by name, "labels", and "sample_weights"
-                if there are any.
-            loss_scale: see `tower_gradients`.
-            first_tower: number of the tower of the first entries.
+        `fetched` and `batches` have an entry for each tower from `first_tower` on; see
+        `tower_gradients`.
         """
-        phase, results = self._phases[phase], []
+        settings, results = self._phases[phase], []
+        tower_fn = self._tower_fns[settings]
         for tower, (values, batch) in enumerate(
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                if self._teacher:
-                    batch = self._teacher(batch, tower)
-                batch = resize_to_phase(batch, phase.model)
-                result = self._tower_gradients(
-                    phase, values, batch, loss_scale, name=f"tower_{tower}"
-                )
-                results.append(result)
+                share = self._teacher(batch, tower) if self._teacher else batch
+                arguments = values, resize_to_phase(share, settings.model), loss_scale
+                # `tower_gradients`, which calls `tower_loss`, is traced here.
+                trace = tower_fn.function.get_concrete_function(*specs(arguments))
+                results.append(tower_fn.copy(trace, arguments, f"tower_{tower}"))
         return results
 
     def logits(
         self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Return the logits of each tower's share in inference, in the last phase; a
-        small batch may be cut into fewer shares than there are towers.
-        """
+        """Return the logits of each tower's share in inference, in the last phase."""
         names = {x.name for x in self._phases[-1].model.inputs}
         logits = []
         for tower, batch in enumerate(batches):
             with tf.device(self._devices[tower]):
                 inputs = {name: x for name, x in batch.items() if name in names}
-                name = f"tower_{tower}"
                 logits.append(
-                    self._tower_logits(None, fetched[tower], inputs, name=name)
+                    self._logits_fn(fetched[tower], inputs, name=f"tower_{tower}")
                 )
         return logits
 
@@ -145,19 +135,19 @@ def tower_gradients(
     loss_fn: LossFn,
     layout: NetworkLayout,
 ) -> TowerResult:
-    """Return the loss of one tower's share and its gradients.
+    """Return the loss of one tower's share of a batch, and its gradients.
 
-    Call it inside the `tf.device` of the tower: the gradient operations then land there
-    too.
+    Call it inside the `tf.device` of the tower, which places gradient operations there.
 
     Args:
-        phase: of the run: the network, whose own variables are not read, and the
-            parameters whose gradient is zero.
+        phase: the network, whose own variables are not read, and frozen parameters,
+            whose gradient is zero.
         values: parameters and model state, vectors.
         batch: the model's inputs by name, "labels", and "sample_weights" and
             "teacher_logits" if there are any.
-        loss_scale: the loss is multiplied by it before it is differentiated, and the
-            gradients are divided by it.
+        loss_scale: factor on the loss during differentiation.
+        loss_fn: (logits, labels[, teacher logits]) -> loss of each image.
+        layout: of the vectors.
 
     Raises:
         ValueError: the loss does not depend on a parameter that is not frozen.
@@ -175,7 +165,7 @@ def tower_gradients(
                 phase.model, params, state, batch, loss_fn
             )
         scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
-    # Gradients of the views are parts of the vectors' gradients, and cost nothing.
+    # Gradients of the views are parts of the gradients of the vectors, at no cost.
     gradients, view_gradients = tape.gradient(scaled, (values.params, views))
     check_complete(view_gradients, layout, phase.frozen)
     gradients = [
@@ -196,9 +186,7 @@ def tower_loss(
     batch: Mapping[str, tf.Tensor],
     loss_fn: LossFn,
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Return the mean loss of one tower's share, a scalar; the number of its images
-    that are predicted correctly, a float scalar; and the new model state.
-    """
+    """Return mean loss, number of correct predictions and new state of a share."""
     inputs = model_inputs(model, batch)
     logits, state = model.stateless_call(params, state, inputs, training=True)
     losses = loss_fn(logits, *loss_targets(batch))
@@ -215,7 +203,7 @@ def loss_targets(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
 def check_complete(
     gradients: Sequence[tf.Tensor | None], layout: NetworkLayout, frozen: frozenset[str]
 ) -> None:
-    """Raises ValueError where a parameter that is not frozen has no gradient."""
+    """Raise ValueError if a parameter that is not frozen has no gradient."""
     for name, gradient in zip(layout.params.places, gradients, strict=True):
         if gradient is None and name not in frozen:
             raise ValueError(
@@ -226,7 +214,7 @@ def check_complete(
 def unscaled(
     gradients: Sequence[tf.Tensor], loss_scale: tf.Tensor | float
 ) -> list[tf.Tensor]:
-    """The gradients over the factor by which their loss was multiplied."""
+    """Divide gradients by the factor on their loss."""
     return [g / in_dtype(loss_scale, g.dtype) for g in gradients]
 
 
@@ -236,7 +224,7 @@ def tower_logits(
     values: Values,
     batch: Mapping[str, tf.Tensor],
 ) -> tf.Tensor:
-    """The logits of one tower's share in inference."""
+    """Return the logits of one tower's share in inference."""
     params, state = layout.params.views(values.params), layout.state_views(values)
     return model.stateless_call(
         params, state, model_inputs(model, batch), training=False
@@ -246,9 +234,7 @@ def tower_logits(
 def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """The float64 scalars "correct", "images" and "loss", the sum over the images of
-    one tower's share; images whose mask is 0 do not count.
-    """
+    """Return float64 sums over a share; images whose mask is 0 do not count."""
     mask = tf.cast(batch["mask"], tf.float64)
 
     def count(values):
@@ -262,7 +248,7 @@ def tower_counts(
 
 
 def model_input(batch: Mapping[str, tf.Tensor], x: keras.KerasTensor) -> tf.Tensor:
-    """An input of a model; an evaluation has no noise, and needs none."""
+    """Return an input of a model; noise, which evaluations do not have, is zero."""
     value = batch.get(x.name)
     if value is None:
         value = tf.zeros([tf.shape(batch["images"])[0], *x.shape[1:]], x.dtype)
@@ -272,17 +258,17 @@ def model_input(batch: Mapping[str, tf.Tensor], x: keras.KerasTensor) -> tf.Tens
 def model_inputs(
     model: keras.Model, batch: Mapping[str, tf.Tensor]
 ) -> list[tf.Tensor] | tf.Tensor:
-    """All inputs of a model, or the only one; see `model_input`."""
+    """Return all inputs of a model, or the only one; see `model_input`."""
     inputs = [model_input(batch, x) for x in model.inputs]
     return inputs if len(inputs) > 1 else inputs[0]
 
 
 def count_correct(loss_fn: LossFn, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Number of correct predictions, a float32 scalar.
+    """Return the number of correct predictions, a float32 scalar.
 
-    The largest logit is the label's, of a mixed image the label with the largest share.
-    With a loss of several labels an image: the logits of all labels, or shares above
-    1/2, are at least 0 and others are not.
+    A prediction is correct if the largest logit is that of the label, or of the largest
+    share of a mixed image. With several labels per image, the logits of exactly the
+    labels (shares above 1/2) must be at least 0.
     """
     return tf.reduce_sum(_is_correct(loss_fn, logits, labels))
 
@@ -293,39 +279,36 @@ def _is_correct(loss_fn, logits, labels):
         return tf.cast(tf.reduce_all(is_right, axis=1), tf.float32)
     if len(labels.shape) > 1:
         labels = tf.argmax(labels, axis=1)
-    # int64, because a GPU has int32 compared by the host.
+    # GPUs compare int64; int32 is compared on the host.
     return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)
 
 
 class Teacher:
-    """Adds the logits of a trained network in inference, which takes images alone and
-    has a copy on every tower's device, to the batches of the towers (distillation).
+    """Adds the logits of a trained network to the batches of towers (distillation).
+
+    The network takes only images, and has a copy on the device of every tower.
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str]):
         layout, self._copies = copies_on(model, devices)
-        self._devices, self.checksum = devices, 0  # a CRC-32 of the values
-        for variable in model.weights:
-            self.checksum = zlib.crc32(variable.numpy().tobytes(), self.checksum)
-        on_cpus = compilation.choose(devices, [model]).optimizes_towers
-
-        def logits(_, values, batch):
-            return tower_logits(model, layout, values, batch)
-
-        self._logits = TracedOnce(logits, optimized_for_cpu if on_cpus else None)
+        self._devices = devices
+        optimizes = compilation.choose(devices, [model]).optimizes_towers
+        self._logits_fn = TracedOnce(
+            functools.partial(tower_logits, model, layout),
+            optimized_for_cpu if optimizes else None,
+        )
 
     def __call__(
         self, batch: Mapping[str, tf.Tensor], tower: int
     ) -> dict[str, tf.Tensor]:
-        """The batch of a tower with "teacher_logits", on the device in scope."""
+        """Return the batch of a tower with "teacher_logits", on the device in scope."""
         values, images = self._copies[tower].read(), {"images": batch["images"]}
-        logits = self._logits(None, values, images, name=f"teacher_{tower}")
+        logits = self._logits_fn(values, images, name=f"teacher_{tower}")
         return {**batch, "teacher_logits": logits}
 
     def variable_bytes(self) -> collections.Counter[str]:
-        """Device -> bytes of the copies there."""
-        sizes = collections.Counter()
+        """Return device -> bytes of the copies there."""
+        sizes: collections.Counter[str] = collections.Counter()
         for device, copy in zip(self._devices, self._copies, strict=True):
-            for variable in sum(copy, []):
-                sizes[device] += variable.shape.num_elements() * variable.dtype.size
+            sizes[device] += num_bytes(itertools.chain(*copy))
         return sizes

@@ -1,5 +1,6 @@
-"""The contract of a trainer, which takes steps with a strategy and evaluates, and the
-synchronous one. A trainer owns the metrics; its strategy owns the variables.
+"""Trainers take steps with a strategy, and evaluate; here the synchronous one.
+
+A trainer owns the metrics; its strategy owns the variables.
 """
 
 import abc
@@ -12,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
 from towers.optim.losses import LossFn
@@ -21,23 +21,27 @@ from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.compilation import Compilation
 from towers.parallel.copies import check_equal, variable, whole
-from towers.parallel.devices import HOST
+from towers.parallel.devices import HOST, device_of
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Batch, Feed, Loop, colocated_identity
+from towers.parallel.micro_batches import MicroBatches
 from towers.parallel.reduce import shares, split_batch, without_int32
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.step import Step
 from towers.parallel.strategies.strategy import Strategy
 from towers.parallel.towers import Teacher, Towers
+from towers.parallel.workers import ALONE, Workers
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Trainer(abc.ABC):
-    """Trains a network on several devices; `assemble_trainer` makes one of its parts.
+    """Trains a network on several devices; `assemble_trainer` creates one.
 
-    A subclass has `train`, `gradients`, `trace`, `request_stop`, `progress` and
-    `_restart`, after which the next `train` begins at the current step.
+    Attributes:
+        sizes: images of a micro-batch per tower, over all workers.
+        rate_factor: factor on all learning rates, float64.
+        remarks: lines for the start banner.
     """
 
     strategy: Strategy
@@ -47,57 +51,83 @@ class Trainer(abc.ABC):
     evaluator: Evaluator
     guard: FiniteGuard
     phases: Sequence[Phase]
-    sizes: Sequence[int]  # images of a micro-batch per tower, over all workers
+    sizes: Sequence[int]
     compilation: Compilation
     accumulate_steps: int
     teacher: Teacher | None
-    rate_factor: tf.Variable | None  # float64, on all learning rates
-    feed: Feed | None
+    rate_factor: tf.Variable | None
+    feed: Any  # A Feed, or None if no step is taken.
     workers: Workers
-    remarks: Sequence[str]  # lines for the start banner
+    remarks: Sequence[str]
 
     @property
     def devices(self) -> list[str]:
-        """The devices of the towers."""
+        """Return the devices of the towers."""
         return list(self.strategy.devices)
 
     @property
     def step(self) -> int:
-        """The steps taken."""
+        """Return the number of steps taken."""
         return int(self.strategy.copies[0].step.numpy())
 
     @abc.abstractmethod
     def train(self, num_steps: int) -> dict:
-        """Takes up to `num_steps` steps, updates with the gradient of the mean loss
-        over the whole batch (of asynchronous towers, one by each); fewer where
-        `request_stop` was called or a phase of the run ends.
+        """Take up to `num_steps` steps, each with the gradient of the mean loss.
+
+        Fewer steps are taken if `request_stop` was called or a phase of the run ends.
+        A step of asynchronous towers is one update by each tower.
 
         Returns:
-            The metrics of the last step taken; empty if none was. "step" is the number
-            of steps taken since the run began; "loss" the mean loss over all images of
-            the batch and "total_loss" with weight decay; "tower_losses" the loss of
-            each tower; "accuracy" the share of the batch's images with a correct
-            prediction; "learning_rate"; "gradient_norm" of the mean gradient before
-            clipping; "loss_scale" where the loss is scaled; "skipped_steps" so far,
-            where any may be (of asynchronous towers, updates); "staleness" of
-            asynchronous updates. Of all steps of this call are "input_wait_secs", the
-            seconds that they waited for batches (of asynchronous towers the mean over
-            the towers), and "sums": of the losses, of the correct predictions, and the
-            number of these steps; steps whose loss is not finite do not count.
+            The metrics of the last step, empty if none was taken: "step", the number of
+            steps since the run began; "loss", the mean over all images of the batch;
+            "total_loss", with weight decay; "tower_losses"; "accuracy" on the batch;
+            "learning_rate"; "gradient_norm" of the mean gradient before clipping;
+            "loss_scale" if the loss is scaled; "skipped_steps" so far if steps (or
+            asynchronous updates) may be skipped; "staleness" of asynchronous updates.
+            And over all steps of this call: "input_wait_secs", how long they waited for
+            batches (asynchronous: mean over towers); "sums" of the losses, of correct
+            predictions, and the number of these steps. Steps whose loss is not finite
+            are left out of the sums.
 
         Raises:
-            NumericError: a tower's loss or gradients are not finite, and the step is
-                not skipped. The parameters are the ones before that step (of an
-                asynchronous tower, that update).
+            NumericError: the loss or a gradient of a tower is not finite, and the step
+                is not skipped. The parameters are those before the step (asynchronous:
+                before the update).
         """
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The canonical state: name -> host array, in a fixed order.
+    @abc.abstractmethod
+    def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return name -> mean gradient of the next step on a batch, for histograms.
 
-        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
-        path (and the slot's name), then `loss_scale/` where the loss is scaled,
-        `skipped/` where steps may be skipped, and `step`. It does not depend on the
-        strategy or on the number of towers. Copies that differ are a NumericError.
+        No step is taken. The batch is the part of this process.
+        """
+
+    @abc.abstractmethod
+    def trace(self) -> list[tf.Graph]:
+        """Trace all compiled calls of `train` without taking a step."""
+
+    @abc.abstractmethod
+    def request_stop(self) -> None:
+        """Ask `train`, from another thread, to return after the current step."""
+
+    @abc.abstractmethod
+    def progress(self) -> tuple[int, str]:
+        """Return steps taken and one of ACTIVITIES; other threads may call it."""
+
+    @abc.abstractmethod
+    def _restart(self) -> None:
+        """Let the next `train` begin at the current step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the canonical state: name -> host array, in a fixed order.
+
+        The names are `params/`, `state/`, `slots/` and `averages/`, each followed by
+        the path of the variable (and the name of the slot), then `loss_scale/` if the
+        loss is scaled, `skipped/` if steps may be skipped, and `step`. They do not
+        depend on the strategy or on the number of towers.
+
+        Raises:
+            NumericError: copies of a variable differ.
         """
         check_equal(self.strategy.copies, self.strategy.num_shards)
         state = whole([shard.numpy() for shard in self.strategy.shards])
@@ -105,19 +135,19 @@ class Trainer(abc.ABC):
         return state | {"step": np.array(self.step, np.int64)}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from a canonical state, whichever strategy wrote it."""
+        """Continue from a canonical state, whichever strategy wrote it."""
         self.strategy.load(state)
         for name, own in self.guard.named().items():
             own.assign(state[name])
         self._restart()
 
-    def evaluate(self, *args, **kwargs) -> Evaluation[Counts]:
-        """See `Evaluator.counts`."""
+    def evaluate(self, *args: Any, **kwargs: Any) -> Evaluation[Counts]:
+        """Evaluate on all devices, see `Evaluator.counts`."""
         return self.evaluator.counts(*args, **kwargs)
 
     def variable_bytes(self) -> dict[str, int]:
-        """Device -> bytes of the variables there."""
-        sizes = collections.Counter()
+        """Return device -> bytes of the variables there."""
+        sizes: collections.Counter[str] = collections.Counter()
         for copy in self.strategy.copies:
             sizes[copy.device] += sum(copy.num_bytes().values())
         if self.teacher:
@@ -125,26 +155,25 @@ class Trainer(abc.ABC):
         return dict(sizes)
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, 0 for the first, times the factor of `scale_rate`."""
+        """Return the rate of a step, 0 for the first, times the `rate_factor`."""
         with tf.device(HOST):
             rate = self.update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
         return rate if self.rate_factor is None else rate * self.rate_factor.numpy()
 
     def scale_rate(self, factor: float) -> None:
-        """Multiplies all learning rates of the schedule by a factor from now on, in
-        place of an earlier one.
-        """
-        self.rate_factor.assign(factor)
+        """Set a factor on all learning rates of the schedule."""
+        if self.rate_factor is not None:
+            self.rate_factor.assign(factor)
 
     def read_rate_factor(self) -> tf.Tensor | None:
-        """In the graph: that factor, a float64 scalar; None where there is none."""
+        """Return that factor in the graph, a float64 scalar, or None."""
         return None if self.rate_factor is None else self.rate_factor.read_value()
 
     def describe(self) -> list[str]:
-        """Lines for the start banner: what lives where, and the share of each tower."""
+        """Return lines for the start banner: devices of variables, shares of towers."""
         lines = [*self.strategy.description, *self.remarks]
         if self.strategy.num_shards > 1:
-            self.trace()  # only then is it known
+            self.trace()  # It sets `transferred_bytes`.
             lines.append(
                 "bytes of activations that cross devices per step: "
                 f"{self.transferred_bytes:,}"
@@ -161,22 +190,25 @@ class Trainer(abc.ABC):
 
     @property
     def transferred_bytes(self) -> int:
-        """Bytes of activations, and of their gradients, that cross devices per step: an
-        upper bound, of the traced phase with most of them, without what frozen
-        parameters save.
+        """Return the bytes of activations and gradients that cross devices per step.
+
+        It is the maximum over the traced phases; frozen parameters may need less.
         """
         return self.towers.transferred_bytes * self.accumulate_steps
 
 
 class SynchronousTrainer(Trainer):
-    """Towers that meet in every step: `loop` takes many of `train_step`."""
+    """A trainer whose towers synchronize in every step."""
 
-    def __init__(self, **parts):
+    def __init__(self, **parts: Any):
         super().__init__(**parts)
+        towers: Towers | SplitTowers | MicroBatches = self.towers
+        if self.accumulate_steps > 1:
+            towers = MicroBatches(self.towers, self.accumulate_steps)
         self.train_step = Step(
             strategy=self.strategy,
             sizes=self.sizes,
-            towers=self.towers,
+            towers=towers,
             update_fn=self.update_fn,
             trainable_variables=self.model.trainable_variables,
             phases=self.phases,
@@ -185,41 +217,35 @@ class SynchronousTrainer(Trainer):
             accumulate_steps=self.accumulate_steps,
             read_rate_factor=self.read_rate_factor,
         )
-        self.loop = self.create_loop(self.feed)
-        self._inspect = tf.function(self._inspect_step, autograph=False)
-
-    def create_loop(
-        self,
-        feed: Feed,
-        train_step: Callable | None = None,
-        zero_metrics: Callable[[], tf.Tensor] | None = None,
-    ) -> Loop:
-        """A loop on these batches, of this trainer's step or of a function in its
-        place, see `Loop`.
-        """
-        return Loop(
-            train_step or self.train_step,
-            zero_metrics or self.train_step.zero_metrics,
+        self.loop = Loop(
+            self.train_step,
+            self.train_step.zero_metrics,
             num_phases=len(self.phases),
-            feed=feed,
+            feed=self.feed,
             compilation=self.compilation,
         )
+        self._inspect = tf.function(self._inspect_step, autograph=False)
 
     def train(self, num_steps):
-        before = self.step
+        """Take up to `num_steps` steps in one compiled call, see `Trainer.train`."""
+        before, loop = self.step, self.loop
         phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
             with self.workers.noticing_losses():
-                num_begun, wait_secs, values = self.loop(phase, before, num_steps)
+                arguments = loop.start(phase, before, num_steps)
+                if not loop.is_compiled[phase]:
+                    # Not left to the call: TensorFlow warns of calls that trace.
+                    loop.compiled.get_concrete_function(*loop.signature(phase))
+                num_begun, wait_secs, values = loop.run(*arguments)
         except WorkerLostError:
-            self.loop.reset(self.step)
+            loop.reset(self.step)
             raise
         if not num_begun:
             return {}
         step, metrics = self.step, self.train_step.read_metrics(values)
         if self.guard.stopped:
             self._restart()
-            # The batch and the parameters are unchanged: compute again to name the
+            # The batch and the parameters are unchanged: compute again to find the
             # tower.
             finite, _ = self._inspect_next_step()
             raise not_finite_error(
@@ -234,14 +260,11 @@ class SynchronousTrainer(Trainer):
         metrics |= self.guard.num_skipped()
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
-    def gradients(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """Name -> the mean gradient of the next step, which is not taken, on its batch,
-        or the images of this process; for histograms. It is computed anew: to carry it
-        out of every step would cost copies.
-        """
-        # Not from the feed: of each data set that it makes for a step TensorFlow keeps
-        # some functions.
-        if "GPU" in self.devices[0]:
+    def gradients(self, batch):
+        """Return name -> mean gradient of the next step on a batch."""
+        # Computed anew: gradients that leave the loop would be copied in every step.
+        # And not from the feed: TensorFlow never frees all functions of a data set.
+        if not device_of(self.devices[0]).in_host_memory:
             batch = without_int32(batch)
         batches = split_batch(batch, self.strategy.sizes)
         _, shards = self._inspect(phase_at(self.phases, self.step), batches)
@@ -252,20 +275,18 @@ class SynchronousTrainer(Trainer):
             ]
         )
 
-    def trace(self) -> list[tf.Graph]:
-        """Traces all compiled calls that `train` makes, without taking a step; their
-        graphs. The first `train` then need not.
-        """
+    def trace(self):
+        """Trace all compiled calls of `train` without taking a step."""
         return [self.loop.trace(phase) for phase in range(len(self.phases))]
 
-    def request_stop(self) -> None:
-        """Asks `train`, from another thread, to return after the step in hand."""
-        # Several workers agree before each call; one alone must not stop within it.
+    def request_stop(self):
+        """Ask `train`, from another thread, to return after the current step."""
+        # Several workers agree before each call; none of them may stop within it.
         if self.workers.size == 1:
             self.loop.request_stop()
 
-    def progress(self) -> tuple[int, str]:
-        """(steps taken, one of ACTIVITIES), readable from another thread meanwhile."""
+    def progress(self):
+        """Return steps taken and one of ACTIVITIES."""
         return self.loop.progress()
 
     def _restart(self):
@@ -275,12 +296,16 @@ class SynchronousTrainer(Trainer):
         self.loop.reset(self.step)
 
     def _inspect_step(self, phase, batches):
-        """(Whether finite per tower, mean gradients per shard); no step is taken."""
-        gradients = self.train_step.gradients(phase, batches)
+        """Return whether each tower is finite, and the mean gradients per shard."""
+        fetched, scale = self.strategy.fetch(), self.guard.read_scale()
+        results = self.train_step.towers.gradients(phase, fetched, batches, scale)
+        gradients = self.train_step.add_weight_decay(
+            phase, results, self.strategy.mean_fn(results)
+        )
         num_shards, vectors = self.strategy.num_shards, gradients.per_copy
-        with tf.control_dependencies(tf.nest.flatten(vectors)):  # see `reduce.nccl`
+        with tf.control_dependencies(tf.nest.flatten(vectors)):  # See `reduce`, nccl.
             shards = tf.nest.map_structure(colocated_identity, vectors[:num_shards])
-        finite = tf.stack([result.is_finite() for result in gradients.results])
+        finite = tf.stack([result.is_finite() for result in results])
         finite = tf.reduce_all(tf.reshape(finite, [-1, num_shards]), axis=1)
         finite = self.workers.gather(tf.cast(finite, tf.float64))
         return tf.cast(finite, tf.bool), shards
@@ -290,70 +315,90 @@ class SynchronousTrainer(Trainer):
         return self._inspect(phase_at(self.phases, step), self.feed.batches_of(step))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A single-device Functional model, and how towers compute it.
+
+    Its variables are the initial values. It is the network of the last phase.
+    """
+
+    model: keras.Model
+    phases: Sequence[Phase] = ()
+    sync_batch_norm: bool = False  # normalize with the moments of all towers
+    recompute: bool = False  # compute activations again in the backward pass
+    compile_towers: bool = False  # by XLA
+    not_compiled: str = ""  # why not, for the start banner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The losses of training and evaluation, and the teacher of a distillation."""
+
+    loss_fn: LossFn
+    eval_loss_fn: LossFn | None = None  # by default `loss_fn`
+    teacher: keras.Model | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Sizes, batches and safeguards of steps."""
+
+    micro_batch_size: int  # images over all towers that are computed at once
+    accumulate_steps: int = 1  # batches of this size in a step
+    feed: Feed | None = None  # None if no step is taken
+    scale_loss: bool = False  # for gradients in float16
+    skip_not_finite: bool = False
+    scale_rate: bool = False  # `Trainer.scale_rate` may be called
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Test-time augmentation, and whether the logits of all images are kept."""
+
+    tta: Sequence[Transform] = ()
+    keeps_logits: bool = False
+
+
 def assemble_trainer(
     strategy: Strategy,
-    model: keras.Model,
-    loss_fn: LossFn,
+    network: Network,
+    objective: Objective,
     update_fn: Update,
-    micro_batch_size: int,
-    *,
-    feed: Feed | None = None,
+    steps: StepOptions,
+    evaluations: EvaluationOptions,
     workers: Workers = ALONE,
-    accumulate_steps: int = 1,
-    phases: Sequence[Phase] = (),
-    tta: Sequence[Transform] = (),
-    eval_loss_fn: LossFn | None = None,
-    keeps_logits: bool = False,
-    compile_towers: bool = False,
-    not_compiled: str = "",
-    sync_batch_norm: bool = False,
-    scale_loss: bool = False,
-    skip_not_finite: bool = False,
-    scale_rate: bool = False,
-    teacher: keras.Model | None = None,
-    recompute: bool = False,
-    trainer_class: type[Trainer] = SynchronousTrainer,
-    **options: Any,
+    create: Callable[..., Trainer] = SynchronousTrainer,
 ) -> Trainer:
-    """A trainer with its parts: the network of the towers, what guards its steps, its
-    teacher, its evaluator.
-
-    Args:
-        strategy: made for the model.
-        model: a single-device Functional model; its variables are the initial values.
-        micro_batch_size: images over all towers that are computed at once; a step has
-            several such batches with `accumulate_steps`.
-        feed: the batches; None where no step is taken.
-        phases: of the run, in order; `model` is the network of the last one. Empty
-            where all steps are alike and nothing is frozen.
-        compile_towers: whether XLA compiles each tower; `not_compiled` says why it does
-            not, for the start banner.
-        scale_rate: whether `Trainer.scale_rate` may be called.
-        recompute: compute activations again in the backward pass, see `recompute`.
-        trainer_class, options: what trains, and its further arguments.
-    """
+    """Return a trainer: the network of the towers, its guard, teacher and evaluator."""
     num_shards, devices = strategy.num_shards, list(strategy.devices)
-    phases = phases_of(phases, model)
+    model, loss_fn = network.model, objective.loss_fn
+    phases = phases_of(network.phases, model)
     grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
     lead_devices = [group[0] for group in grid]
-    inspects = num_shards > 1 or sync_batch_norm
-    models = [phase.model for phase in phases]
+    inspects = num_shards > 1 or network.sync_batch_norm
     compiled = compilation.choose(
-        devices, models, inspects=inspects, xla=compile_towers
+        devices,
+        [phase.model for phase in phases],
+        inspects=inspects,
+        xla=network.compile_towers,
     )
-    remarks = ["XLA compiles each tower"] if compile_towers else []
-    if not_compiled and not compile_towers:
-        remarks = [f"XLA does not compile the towers: {not_compiled}"]
+    remarks = []
+    if network.compile_towers:
+        remarks = ["XLA compiles each tower"]
+    elif network.not_compiled:
+        remarks = [f"XLA does not compile the towers: {network.not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]
-    teacher_fn = teacher and Teacher(teacher, lead_devices)
+    teacher = None
+    if objective.teacher is not None:
+        teacher = Teacher(objective.teacher, lead_devices)
     towers = whole_towers = Towers(
         phases,
         loss_fn,
         layouts[0],
         lead_devices,
         compiled,
-        teacher_fn,
-        recompute and not inspects,
+        teacher,
+        network.recompute and not inspects,
     )
     if inspects:
         towers = SplitTowers(
@@ -361,43 +406,45 @@ def assemble_trainer(
             loss_fn,
             layouts,
             grid,
-            sync_batch_norm,
+            network.sync_batch_norm,
             workers,
-            micro_batch_size,
-            teacher_fn,
-            recompute,
+            steps.micro_batch_size,
+            teacher,
+            network.recompute,
         )
     evaluator = Evaluator(
         strategy.fetch,
         # In inference synchronized batch normalization is like any other.
         towers if num_shards > 1 else whole_towers,
-        eval_loss_fn or loss_fn,
+        objective.eval_loss_fn or loss_fn,
         lead_devices,
-        tta,
+        evaluations.tta,
         workers,
         num_shards=num_shards,
-        keeps_logits=keeps_logits,
+        keeps_logits=evaluations.keeps_logits,
         compiled=compiled,
     )
+    guard = FiniteGuard(
+        strategy.home, scale_loss=steps.scale_loss, skips=steps.skip_not_finite
+    )
     rate_factor = None
-    if scale_rate:
+    if steps.scale_rate:
         with tf.device(strategy.home):
             rate_factor = variable(np.float64(1), "rate_factor")
-    return trainer_class(
+    return create(
         strategy=strategy,
         model=model,
         towers=towers,
         update_fn=update_fn,
         evaluator=evaluator,
-        guard=FiniteGuard(strategy.home, scale_loss=scale_loss, skips=skip_not_finite),
+        guard=guard,
         phases=phases,
-        sizes=shares(micro_batch_size, len(grid) * workers.size),
+        sizes=shares(steps.micro_batch_size, len(grid) * workers.size),
         compilation=compiled,
-        accumulate_steps=accumulate_steps,
-        teacher=teacher_fn,
+        accumulate_steps=steps.accumulate_steps,
+        teacher=teacher,
         rate_factor=rate_factor,
-        feed=feed,
+        feed=steps.feed,
         workers=workers,
         remarks=remarks,
-        **options,
     )

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,11 @@ _BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
 
 
 class Outputs:
-    """Writes what a run leaves; a context manager that waits for the last checkpoint.
+    """Checkpoints and reports of a run; a context manager that waits for them.
 
     Attributes:
         saved_step: the step of the last checkpoint that was begun, or restored; 0
-            before the first, as step 0 is not saved; -1 where it is to be replaced.
+            before the first, as step 0 is not saved; -1 if it is to be replaced.
         committed: steps and folders of checkpoints, until they are taken.
     """
 
@@ -41,15 +42,15 @@ class Outputs:
         self._stack.enter_context(self._background)
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
     def describe(self, **about: str) -> None:
-        """Adds to the description of this process, see `Lock.describe`."""
+        """Add to the description of this process, see `Lock.describe`."""
         self.lock.describe(**about)
 
     def say(self, line: str) -> None:
-        """Prints a line about the run, once for all workers."""
+        """Print a line about the run, once for all workers."""
         console.line(line)
 
     def save(
@@ -57,9 +58,7 @@ class Outputs:
         take_snapshot: Callable[[], Snapshot | None],
         saving: Callable[[], contextlib.AbstractContextManager],
     ) -> None:
-        """Write a checkpoint, unless None, in the background; raise an earlier
-        error.
-        """
+        """Write a checkpoint, unless None, in the background; raise earlier errors."""
         self.lock.assert_same_folder()
         snapshot = take_snapshot()
         if snapshot is None:
@@ -77,16 +76,16 @@ class Outputs:
         self.saved_step = snapshot.step
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is committed. Raises what `save` does."""
+        """Wait until the last checkpoint is committed; raise its error."""
         self._background.wait()
 
     def raise_error(self) -> None:
-        """Raises the error of a checkpoint that could not be written; does not wait."""
+        """Raise the error of a checkpoint that could not be written; do not wait."""
         self._background.raise_job_error()
 
 
 class NoOutputs(Outputs):
-    """Of a worker that is not the chief: nothing is written or printed."""
+    """Outputs of a worker that is not the chief: nothing is written or printed."""
 
     def __init__(self):
         self.reports, self.saved_step, self.committed = NoReports(), None, []
@@ -98,7 +97,7 @@ class NoOutputs(Outputs):
 
 
 def is_between_steps(trainer: Trainer) -> bool:
-    """True if no update is under way, so that the parameters are consistent."""
+    """Return whether no update is under way, so that the state is consistent."""
     return trainer.progress()[1] in _BETWEEN_STEPS
 
 

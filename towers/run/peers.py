@@ -1,9 +1,8 @@
-"""The workers of a run: how this process joins them, and what all must agree on.
+"""Joining the workers of a run, and what all of them must agree on.
 
-While TensorFlow waits for workers, no signal is served and no time limit holds (tried
-with 2.21: it keeps the interpreter's lock). So it is called only when every worker is
-known to be there: each listens at its port, greets with its number, and looks whether
-the others do.
+While TensorFlow 2.21 waits for workers, it keeps the interpreter's lock: no signal is
+served and no time limit holds. So it is called only when every worker is known to be
+there: each listens at its port, greets with its number, and probes the others.
 """
 
 import contextlib
@@ -23,35 +22,36 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console, tf_internals
-from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
-from towers.cluster.workers import ALONE, Workers
-from towers.config import FIELDS, Config
+from towers.cluster.cluster_spec import Cluster
+from towers.cluster.workers import ClusterWorkers
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, WorkerLostError
 from towers.messages import one_line
 from towers.parallel.devices import Devices, gpu_names, processor_name
+from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import versions
 from towers.threads import num_cores
 
-# How long a worker waits for the others to start, where --stuck_after_secs sets no
-# limit.
+# Time that a worker waits for the others to start, if --stuck_after_secs is 0.
 START_SECS = 600.0
 
-# Time that the chief waits for the lock of its folder: the server of a network file
-# system keeps the lock of a lost machine, usually for 90 s.
+# Time that the chief waits for the lock of its folder: a network file system keeps the
+# lock of a lost machine, usually for 90 s.
 LOCK_SECS = 120.0
 
-# Options of a machine, in which workers may differ.
-OWN_OPTIONS = "data_dir", "image_dir", "image_cache_mb"
-OWN_OPTIONS += "device_memory_mb", "stuck_after_secs"
+# Options in which workers may differ.
+OWN_OPTIONS = (
+    *("data_dir", "image_dir", "image_cache_mb", "device_memory_mb"),
+    "stuck_after_secs",
+)
 
-# What a run takes from the weights that it starts from.
+# Preprocessing that a run takes from the weights that it starts from.
 _PREPROCESSING = {"interpolation", "center_crop", "mean", "std"}
 
-# Training images that are compared between workers.
+# Number of training images that are compared between workers.
 NUM_CHECKED = 16
 
-# Number of threads of an operation; TensorFlow reads it where it makes its threads.
+# TensorFlow reads the number of threads of an operation from this variable.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 # A worker without a heartbeat for this time is lost.
@@ -60,7 +60,7 @@ HEARTBEAT_SECS = 10.0
 # Missing workers are named after this time.
 _ANNOUNCE_SECS = 10.0
 
-# A name that does not resolve is waited for this long: Kubernetes makes those of a
+# Time that a worker waits for a name to resolve: Kubernetes creates the names of a
 # Service when its pods start.
 NAME_SECS = 30.0
 
@@ -72,39 +72,17 @@ _SERVER_SECS = 120.0
 WAITING = "waiting for the other workers"
 
 
-def cluster_of(
-    config: Config, cluster: Cluster | None, allow_public_address: bool
-) -> Cluster | None:
-    """Return the cluster of a run, by the command or else the environment; None if it
-    has one worker. ConfigError if it is wrong.
-    """
-    has_workers = config.choice_of("strategy").processes
-    cluster = cluster or find_cluster(reads_slurm=has_workers)
-    if cluster is None or cluster.size == 1:
-        return None
-    if not has_workers:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and strategy="
-            f"{config.strategy} trains in one process; set --strategy=multi_worker"
-        )
-    if config.device_order:
-        raise ConfigError(
-            f"device_order={config.device_order} with several workers: each takes its "
-            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
-        )
-    validate_addresses(cluster, allow_public_address)
-    return cluster
-
-
 def refuse_workers(cluster: Cluster | None, option: str) -> None:
-    """Raise ConfigError if there are several workers where an option takes one."""
+    """Raise ConfigError if there are several workers, and an option takes one."""
     if cluster is not None and cluster.size > 1:
         why = f"{cluster.origin} names {cluster.size} workers, and {option} takes one "
         raise ConfigError(f"{why}process: call it without them")
 
 
-def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
-    """Start the server of this worker and wait for the others, which must be alike."""
+def join(
+    cluster: Cluster | None, devices: Devices, all_reduce: str, stuck_after_secs: float
+) -> Workers:
+    """Start the server of this worker and wait for the others."""
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
@@ -113,34 +91,45 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         f"server listens on port {port} of all addresses of this machine, without a "
         "password and unencrypted; keep it in a private network"
     )
-    limit = config.stuck_after_secs
-    workers = connect(
+    secs = HEARTBEAT_SECS
+    if stuck_after_secs:
+        secs = min(secs, stuck_after_secs / 2)
+    return connect(
         cluster.addresses,
         cluster.index,
         num_gpus=len(devices.towers) if devices.kind == "GPU" else 0,
-        communication=config.all_reduce,
-        wait_secs=limit or START_SECS,
-        heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
+        communication=all_reduce,
+        wait_secs=stuck_after_secs or START_SECS,
+        heartbeat_secs=secs,
     )
-    own = {name: version for name, version in versions().items() if name != "python"}
+
+
+def validate_machines(
+    workers: Workers,
+    devices: Devices,
+    options: Mapping[str, Any],
+    compares_rounding: bool,
+    init_from: str = "",
+) -> None:
+    """Raise ConfigError if workers differ in versions, devices or options.
+
+    With `compares_rounding` each worker sums by itself, and all must round alike.
+    """
+    if workers.size == 1:
+        return
+    own: dict[str, Any] = {k: v for k, v in versions().items() if k != "python"}
     own["devices"] = f"{len(devices.towers)} {devices.kind}"
-    # Norms, and Muon's products: every worker computes these sums by itself, and they
-    # have to round alike.
-    if config.clip_norm or config.choice_of("optimizer").sums:
-        if devices.kind == "GPU":
-            own["GPUs"] = gpu_names()
-        else:
-            own[f"threads ({_THREADS})"] = _num_threads()
-            own["processor"] = processor_name()
-    options = {
-        name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
-    }
-    validate_alike(workers, own | options, config.init_from)
-    return workers
+    if compares_rounding and devices.kind == "GPU":
+        own["GPUs"] = gpu_names()
+    elif compares_rounding:
+        own[f"threads ({_THREADS})"] = _num_threads()
+        own["processor"] = processor_name()
+    shared = {k: v for k, v in options.items() if k not in OWN_OPTIONS}
+    validate_alike(workers, own | shared, init_from)
 
 
 def _num_threads():
-    """Threads of an operation on a CPU, in the order in which TensorFlow decides."""
+    """Return the number of threads of an operation, as TensorFlow decides it."""
     text = os.environ.get(_THREADS, "").strip() or "0"
     if not re.fullmatch("[0-9]{1,4}", text):  # TensorFlow would ignore it
         raise ConfigError(f"{_THREADS}={text}: should be a number of threads")
@@ -157,14 +146,17 @@ def connect(
     wait_secs: float,
     heartbeat_secs: float = HEARTBEAT_SECS,
 ) -> Workers:
-    """Wait for all workers and start TensorFlow's server, after its devices were
-    configured and before it computes; `num_gpus` 0 adds up on the host. ConfigError if
-    this worker cannot listen, or another program does at an address; WorkerLostError if
-    not all came.
+    """Wait for all workers and start TensorFlow's server, before it computes.
+
+    Its devices must be configured; `num_gpus=0` sums on the host.
+
+    Raises:
+        ConfigError: this worker cannot listen, or another program uses an address.
+        WorkerLostError: not all workers came.
     """
     wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.
-    os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
+    os.environ.update(no_grpc_proxy=",".join(_split(x)[0] for x in addresses))
     # A single thread would end the backward pass before it begins to send.
     if num_cores() == 1:
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
@@ -183,9 +175,10 @@ def connect(
     tf_internals.configure_coordination_service(len(addresses), heartbeat_secs)
     # TensorFlow takes SIGTERM for itself.
     handler = signal.getsignal(signal.SIGTERM)
-    # Where one ends at this very moment, TensorFlow would wait for it for ever. In a
-    # notebook `sys.stderr` is no file.
-    faulthandler.dump_traceback_later(_SERVER_SECS, exit=True, file=sys.__stderr__)
+    # TensorFlow would wait forever for a worker that ends at this very moment. In a
+    # notebook `sys.stderr` is not a file.
+    file = sys.__stderr__ or 2
+    faulthandler.dump_traceback_later(_SERVER_SECS, exit=True, file=file)
     try:
         engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except RuntimeError as error:
@@ -200,11 +193,11 @@ def connect(
         faulthandler.cancel_dump_traceback_later()
         if threading.current_thread() is threading.main_thread() and handler:
             signal.signal(signal.SIGTERM, handler)
-    return Workers(engine, addresses, index)
+    return ClusterWorkers(engine, addresses, index)
 
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
-    """Waits until every worker listens at its address; errors are as in `connect`."""
+    """Wait until every worker listens at its address; errors are as in `connect`."""
     begun, told = time.monotonic(), set()
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
@@ -218,8 +211,8 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
             if unresolved:
                 limit = min(wait_secs, NAME_SECS)
                 hint = ": the host name does not resolve; correct it, or the network's"
-            named = [f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5]]
-            named = f"worker {', '.join(named)}"
+            listed = (f"{i} ({addresses[i]})" for i in (unresolved or missing)[:5])
+            named = f"worker {', '.join(listed)}"
             if waited > limit:
                 raise WorkerLostError(f"{named} did not come within {limit:g} s{hint}")
             if (hint or waited >= _ANNOUNCE_SECS) and hint not in told:
@@ -239,7 +232,7 @@ def _split(address):
 
 @contextlib.contextmanager
 def _answering(port, greeting):
-    """Greet those who probe a port, in a thread, as two may probe each other."""
+    """Answer probes of a port in a thread, as two workers may probe each other."""
     dual, stop = socket.has_dualstack_ipv6(), threading.Event()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -253,7 +246,7 @@ def _answering(port, greeting):
 
     def answer():
         while not stop.is_set():
-            # Nobody has come, or the other one is gone again.
+            # Nobody has come, or the prober is gone again.
             with contextlib.suppress(OSError), listener.accept()[0] as other:
                 other.sendall(greeting)
 
@@ -288,14 +281,14 @@ def _is_there(index, address):
     )
 
 
-# What workers compare.
+# Comparisons between workers.
 
 
 def validate_data(
     workers: Workers, data: DataSet, num_examples: int, init_from: str = ""
 ) -> None:
-    """Raises ConfigError where the data of workers differ."""
-    if workers.size == 1:
+    """Raise ConfigError if the data of workers differ."""
+    if workers.size == 1 or data.train is None:
         return
     # Some images, over the whole data set, and their labels.
     places = np.linspace(0, data.train.num_examples - 1, NUM_CHECKED).astype(np.int64)
@@ -319,9 +312,10 @@ def validate_data(
 def validate_alike(
     workers: Workers, own: Mapping[str, Any], init_from: str = ""
 ) -> None:
-    """Raises ConfigError where workers differ, with the names and both values. A
-    continued chief has the preprocessing from its checkpoint, others from `init_from`,
-    which is named then.
+    """Raise ConfigError with names and both values if workers differ.
+
+    A continued chief has the preprocessing from its checkpoint, others from
+    `init_from`, which is named then.
     """
     for worker, differing in _unlike_chief(workers, own):
         listed = ", ".join(
@@ -334,7 +328,7 @@ def validate_alike(
 
 
 def _unlike_chief(workers, own):
-    """The workers that differ from the chief, and name -> both values."""
+    """Yield each worker that differs from the chief, and name -> both values."""
     chief, *others = workers.exchange(own)
     for index, other in enumerate(others, start=1):
         both = {name: (other.get(name), chief.get(name)) for name in {**chief, **other}}
@@ -343,8 +337,8 @@ def _unlike_chief(workers, own):
 
 
 def validate_copies(workers: Workers, state: Mapping[str, np.ndarray]) -> None:
-    """Raises NumericError where a worker has other bits than the chief."""
-    own = {k: zlib.crc32(np.ascontiguousarray(array)) for k, array in state.items()}
+    """Raise NumericError if a worker has other bits than the chief."""
+    own = {k: zlib.crc32(array.tobytes()) for k, array in state.items()}
     for worker, differing in _unlike_chief(workers, own):
         name = f"{next(iter(differing))} of {worker}"
         raise NumericError(f"{name} differs from the chief's; the last save is whole")

@@ -1,9 +1,8 @@
 """Periods of logs, summaries, checkpoints and evaluations.
 
-What is due after a step depends on the step alone, not on when a process began. So a
-run that was stopped and continued logs and evaluates at the same steps as one that was
-not. Checkpoints and summaries that are due by the clock come on top, at steps that the
-chief chooses for all workers (`training.run.Run.agree`); they change no parameter.
+They depend on the step alone, not on when a process began, so a run that was stopped
+and continued logs and evaluates at the same steps as one that was not. Checkpoints and
+summaries by the clock come on top (`training.run.Run.agree`) and change no parameter.
 """
 
 import dataclasses
@@ -24,20 +23,24 @@ class Periods:
     images_per_epoch: int = 0
 
     def logs(self, step: int) -> bool:
+        """Return whether the metrics of a step are written."""
         every = self.log_every_steps
         return step in (1, self.total_steps) or step == _next(step - 1, every)
 
     def summarizes(self, step: int) -> bool:
+        """Return whether a summary is written after a step."""
         return step == _next(step - 1, self.summary_every_steps)
 
     def saves(self, step: int) -> bool:
+        """Return whether a checkpoint is saved after a step."""
         return step == _next(step - 1, self.checkpoint_every_steps)
 
     def evaluates(self, step: int) -> bool:
+        """Return whether the network is evaluated after a step."""
         return step == self._next_evaluation(step - 1)
 
     def num_evaluations(self, step: int, last_step: int) -> int:
-        """Evaluations after `step`, until `last_step` inclusive."""
+        """Return the number of evaluations after `step`, up to `last_step`."""
         if not self.images_per_eval or step >= last_step:
             return 0
 
@@ -48,8 +51,8 @@ class Periods:
         is_added = last_step == self.total_steps and ends_between
         return int(done(last_step) - done(step)) + is_added
 
-    def next_due(self, step: int) -> int:
-        """The first step after `step` after which anything is due, or an epoch ends."""
+    def next_due(self, step: int) -> float:
+        """Return the next step after which anything is due, or an epoch ends."""
         return min(
             1 if step < 1 else self.total_steps,
             _next(step, self.log_every_steps),
@@ -65,7 +68,7 @@ class Periods:
         return min(self._next_multiple(step, self.images_per_eval), self.total_steps)
 
     def _next_multiple(self, step, images):
-        """The first step after `step` that completes a multiple of `images`."""
+        """Return the next step that completes a multiple of `images`."""
         if images == 0:
             return math.inf
         done = step * self.images_per_step // images

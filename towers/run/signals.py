@@ -1,4 +1,4 @@
-"""The signals that stop a run. Imports nothing that takes time."""
+"""The signals that stop a run; without imports that take time."""
 
 import contextlib
 import os
@@ -12,20 +12,21 @@ STOP_SIGNALS = (
     *(signal.SIGUSR1, signal.SIGUSR2),  # warnings of a time limit, as Slurm sends them
 )
 _STATUS = "/proc/self/status"
-_EXIT_CODE = 75  # of towers.errors.Preempted
-_WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
+_EXIT_CODE = 75  # as of towers.errors.Preempted
+_WRITE_SECS = 1.0  # a line waits this long for its reader
 
 
 def catch(handler: Callable[..., None]) -> dict[int, Callable[..., None] | int | None]:
-    """Sets the handler of the stop signals, in the main thread; returns what `restore`
-    takes. A closed terminal that is ignored, as with `nohup`, stays so, and so does a
-    SIGUSR1 or SIGUSR2 that the program around us uses.
+    """Set the handler of the stop signals, in the main thread; return former ones.
+
+    A SIGHUP that is ignored, as with `nohup`, stays so, and so does a SIGUSR1 or
+    SIGUSR2 that the calling program uses.
     """
     return {x: signal.signal(x, handler) for x in STOP_SIGNALS if not _is_used(x)}
 
 
 def _is_used(number):
-    """Return whether the program around us ignores a signal, or uses SIGUSR1 or 2."""
+    """Return whether the calling program ignores a signal, or uses SIGUSR1 or 2."""
     former = signal.getsignal(number)
     if number in (signal.SIGTERM, signal.SIGINT):
         return False
@@ -42,7 +43,7 @@ def _is_used(number):
 
 
 def restore(handlers: dict[int, Callable[..., None] | int | None]) -> None:
-    """Sets the handlers from before `catch`."""
+    """Set the handlers that `catch` has returned."""
     for number, handler in handlers.items():
         # None stands for one that Python did not install and cannot restore.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -51,13 +52,13 @@ def restore(handlers: dict[int, Callable[..., None] | int | None]) -> None:
 def exit_on_signals(
     message: str = "nothing to save; the same command continues", stream: str = "stdout"
 ) -> None:
-    """From here on a signal ends the process with a message: until a watchdog takes
-    over, there is nothing to save. The stream of `sys` is kept in the file that it is
-    now, as `towers.quiet_imports` puts another one in its place for a while.
+    """Let signals end the process with a message, until a watchdog takes over.
+
+    The message goes to the current file of the stream.
     """
     try:
         descriptor = os.dup(getattr(sys, stream).fileno())
-    except (AttributeError, OSError, ValueError):  # it is closed, or no file
+    except (AttributeError, OSError, ValueError):  # it is closed, or not a file
         descriptor = None
 
     def stop(number, frame):
@@ -65,15 +66,12 @@ def exit_on_signals(
         line = f"stopped by {name}, {message}\n"
         # The signal may have interrupted a print, which cannot be nested, and nobody
         # may be left to read the line.
-        try:
+        errors = AttributeError, OSError, RuntimeError, TypeError, ValueError
+        with contextlib.suppress(*errors):
             sys.stdout.flush()
-        except (AttributeError, OSError, RuntimeError, ValueError):
-            pass
-        try:
+        with contextlib.suppress(*errors):
             if select.select([], [descriptor], [], _WRITE_SECS)[1]:
                 os.write(descriptor, line.encode())
-        except (OSError, TypeError, ValueError):
-            pass
         os._exit(_EXIT_CODE)
 
     catch(stop)
@@ -81,7 +79,7 @@ def exit_on_signals(
 
 @contextlib.contextmanager
 def preemptible() -> Iterator[None]:
-    """Clear away what was begun inside after a signal, then raise Preempted."""
+    """Let a signal unwind the code inside, then raise Preempted."""
     names = []
 
     def interrupt(number, frame):

@@ -22,27 +22,27 @@ from towers.parallel.trainer import Trainer
 from towers.run import signals
 from towers.threads import JobThread
 
-# After a signal: how long an interruptible activity may go on, and after how long a
+# After a signal: time that an interruptible activity may go on, and time after which a
 # step that computes is reported.
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
-# Factor on the time limit while a step is compiled, kernels are chosen and GPUs
-# connect.
+# Factor on the time limit while steps are compiled and GPUs connect.
 _STARTING_FACTOR = 6
 
 # The main thread inspects the worker this often.
 _TICK_SECS = 0.1
 
-# Between two ticks no more than this counts: the rest is a pause.
+# Maximum time that counts between two ticks; the rest is a pause.
 _LONGEST_TICK_SECS = 1.0
 
-_local = threading.local()  # in a worker thread, `worker`
+_local = threading.local()  # `worker` in a worker thread
 
 
 class AwakeClock:
-    """Reads the seconds in which this process ran, for ticks that are near together: a
-    stop, as by Ctrl-Z or `docker pause`, counts as `_LONGEST_TICK_SECS`.
+    """Seconds in which this process ran, if they are read often.
+
+    A stop, as by Ctrl-Z or `docker pause`, counts as `_LONGEST_TICK_SECS`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -50,6 +50,7 @@ class AwakeClock:
         self._read_at, self._secs = clock(), 0.0
 
     def __call__(self) -> float:
+        """Return the seconds so far."""
         now = self._clock()
         self._secs += min(now - self._read_at, _LONGEST_TICK_SECS)
         self._read_at = now
@@ -57,8 +58,9 @@ class AwakeClock:
 
 
 class Watchdog:
-    """Calls functions under watch; a context manager that catches the stop signals,
-    where it is entered in the main thread of the process.
+    """Calls functions in a worker thread, and watches signals and the clock.
+
+    A context manager that catches the stop signals if it is entered in the main thread.
 
     Args:
         trainer: its progress is watched, and it is asked to stop.
@@ -68,10 +70,6 @@ class Watchdog:
             _STARTING_FACTOR times as many while it compiles; 0 waits forever.
         clock: returns seconds; by default an `AwakeClock`.
         tick: gets the steps taken and the activity, ten times a second.
-
-    Attributes:
-        stopped_by: the name of the signal that stops the run, or None.
-        progress_at: the time of the last progress, as `time.time`.
     """
 
     def __init__(
@@ -87,12 +85,14 @@ class Watchdog:
         self._interruptible = interruptible
         self._stuck_after_secs = stuck_after_secs
         self._clock = AwakeClock() if clock is None else clock
-        self._handlers, self._threads = {}, []
-        self.stopped_by: str | None = None
+        self._handlers: dict[int, Any] = {}
+        self._threads: list[JobThread] = []
+        self.stopped_by: str | None = None  # a signal
         self.progress_at = time.time()
 
     @property
     def stop_requested(self) -> bool:
+        """Return whether a signal was caught."""
         return self.stopped_by is not None
 
     def __enter__(self) -> "Watchdog":
@@ -103,7 +103,7 @@ class Watchdog:
         self._threads = [JobThread("worker"), JobThread("worker")]
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *error: object) -> None:
         signals.restore(self._handlers)
         self._threads.clear()
 
@@ -113,11 +113,11 @@ class Watchdog:
     # Called by the worker.
 
     def training(self) -> contextlib.AbstractContextManager:
-        """The trainer trains inside: it publishes its steps and activities itself."""
+        """Let the trainer publish its steps and activities inside."""
         return _local.worker.doing(None)
 
     def saving(self) -> contextlib.AbstractContextManager:
-        """The state is read inside, or its checkpoint waited for; uninterruptible."""
+        """Read the state inside, or wait for its checkpoint; uninterruptible."""
         return _local.worker.doing("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
@@ -128,13 +128,18 @@ class Watchdog:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a worker thread; return its result, or raise its error.
+
         After a signal the trainer is asked to stop; a step that computes, a save, and
-        what is outside of activities are finished first. Preempted if it was abandoned
-        in an activity, StuckError if it made no progress for `stuck_after_secs`.
+        what is outside of activities are finished first.
+
+        Raises:
+            Preempted: the function was abandoned in an activity.
+            StuckError: it made no progress for `stuck_after_secs`.
         """
         thread = self._threads.pop() if self._threads else JobThread("worker")
         worker = _Worker()
-        future = thread.submit(worker.call, function, *args)
+        thread.submit(setattr, _local, "worker", worker)
+        future = thread.submit(function, *args)
         try:
             self._watch(worker, future)
         except BaseException:
@@ -190,7 +195,7 @@ class Watchdog:
 
 
 def _print_stacks():
-    """Prints where each thread is."""
+    """Print where each thread is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, innermost in sys._current_frames().items():
         console.error(f"Thread {names.get(ident, ident)} (most recent call first):")
@@ -206,8 +211,10 @@ class _Abandoned(BaseException):
 
 
 class _Worker:
-    """A function that another thread calls. Once abandoned it raises `_Abandoned` when
-    it enters or leaves an activity, for which both take `lock`, or reports progress.
+    """The activities of a function that a worker thread calls.
+
+    Once abandoned it raises `_Abandoned` when it enters or leaves an activity, for
+    which both threads take `lock`, or reports progress.
     """
 
     def __init__(self):
@@ -216,10 +223,6 @@ class _Worker:
         self.activity: str | None = None  # the trainer's own
         self.beats = 0
         self._is_abandoned = False
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        _local.worker = self
-        return function(*args)
 
     @contextlib.contextmanager
     def doing(self, activity: str | None, uninterruptible: bool = False):

@@ -16,7 +16,7 @@ from towers.parallel.trainer import Trainer
 from towers.reporting.quantities import counted
 from towers.run.folder import RunFolder
 
-# With fewer images a tower, a GPU is hardly used.
+# Images per tower below which a GPU is hardly used.
 MANY_IMAGES = 64
 
 
@@ -73,7 +73,7 @@ def print_banner(
             for device, size in trainer.variable_bytes().items()
         ]
     notes = [*devices.remarks, *classes.few_images(data)]
-    # A tower on each GPU, which nobody asked for, may leave it few images.
+    # num_towers=0 takes all GPUs, which may leave each of them few images.
     is_chosen = config.num_towers or config.device_order
     count, least = len(trainer.sizes), min(trainer.sizes)
     if devices.kind == "GPU" and not is_chosen and count > 1 and least < MANY_IMAGES:
@@ -90,7 +90,7 @@ def print_banner(
 
 
 def print_entry(name: str, text: str) -> None:
-    """A name and a text in lines of at most 80 characters, unless a word is longer."""
+    """Print a name and a text in lines of at most 80 characters."""
     for line in textwrap.wrap(
         f"{name:12} {text}",
         console.columns(80),
@@ -122,7 +122,7 @@ def _warnings(config, parts):
 
 
 def _num_params(trainer):
-    """Number of the parameters, and of the ones frozen from the first step on."""
+    """Return the numbers of parameters that are trained, and frozen, in a text."""
     frozen, counts = trainer.phases[0].frozen, [0, 0]
     for variable in trainer.model.trainable_variables:
         counts[variable.path in frozen] += math.prod(variable.shape)
@@ -131,18 +131,12 @@ def _num_params(trainer):
 
 
 def _options(config, origins):
-    """The options that are not defaults, by the layer that set them."""
+    """Yield lines of the options that are not defaults, by the layer that set them."""
     others = [name for name in non_defaults(config) if name not in origins]
-    # See `with_resize_of_weights`.
-    of_weights = {"interpolation", "center_crop"}.intersection(
-        others if origins else ()
-    )
-    origins = {**origins, **dict.fromkeys(others, "config")}
-    origins |= dict.fromkeys(sorted(of_weights), "the trained weights")
-    name = "options"
-    for layer in dict.fromkeys(origins.values()):
-        values = ", ".join(
-            f"{n}={getattr(config, n)}" for n in origins if origins[n] == layer
-        )
-        yield name, f"{layer}: {values}"
-        name = ""
+    layers = {**origins, **dict.fromkeys(others, "config")}
+    if origins:  # See `with_resize_of_weights`.
+        by_weights = {"interpolation", "center_crop"}.intersection(others)
+        layers |= dict.fromkeys(sorted(by_weights), "the trained weights")
+    for i, layer in enumerate(dict.fromkeys(layers.values())):
+        values = (f"{n}={getattr(config, n)}" for n in layers if layers[n] == layer)
+        yield "" if i else "options", f"{layer}: {', '.join(values)}"

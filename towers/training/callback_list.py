@@ -13,16 +13,20 @@ from towers.run.outputs import Outputs
 class CallbackError(BaseException):
     """Carries an error of a user's callback past the handlers of the run's own."""
 
+    def __init__(self, error: BaseException):
+        super().__init__(error)
+        self.error = error
+
 
 class CallbackList:
-    """Calls the callbacks of the user; `is_calling` is True meanwhile."""
+    """The callbacks of the user; `is_calling` is True while one is called."""
 
     def __init__(self, callbacks: Sequence[Callback], outputs: Outputs):
         self._callbacks, self._outputs = callbacks, outputs
         self.is_calling = False
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of all callbacks; CallbackError, unless a tracker fails."""
+        """Call a method of all callbacks; their errors are CallbackErrors."""
         self.is_calling = True
         try:
             for callback in self._callbacks:
@@ -38,16 +42,17 @@ class CallbackList:
             self.is_calling = False
 
     def call_of_checkpoints(self) -> None:
-        """Calls `on_checkpoint` for the checkpoints that were committed."""
+        """Call `on_checkpoint` for the checkpoints that were committed."""
         while committed := self._outputs.committed:
             self.call("on_checkpoint", *committed.pop(0))
 
     def end(self, step: int) -> None:
+        """Call `on_end`."""
         self.call_of_checkpoints()
         self.call("on_end", step)
 
     def notify_exception(self, step: int, error: BaseException) -> None:
-        """Calls `on_exception` of all callbacks."""
+        """Call `on_exception` of all callbacks."""
         for callback in self._callbacks:
             try:
                 callback.on_exception(step, error)

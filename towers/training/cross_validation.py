@@ -35,21 +35,22 @@ def cross_validate(
     class_names: Sequence[str | int] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains one run for each of several equal parts of the training images, which it
-    holds out, in `fold-0`, `fold-1` and so on. The same call continues.
+    """Train a run for each of several equal parts of the training images.
 
-    The folder also gets `folds.json`, the result, and `out_of_fold.csv` with the
-    probabilities of every training image by the run that held it out.
+    Each run holds out one part, in `fold-0`, `fold-1` and so on. The same call
+    continues. The folder also gets `folds.json`, the result, and `out_of_fold.csv` with
+    the probabilities of every training image by the run that held it out.
 
     Args:
         workdir: a folder for the runs.
-        config: of the runs, without `validation_fraction`.
-        folds: number of parts, from 2 on.
-        data, class_names: as of `train`.
+        config: the Config of the runs, without `validation_fraction`.
+        folds: number of parts, at least 2.
+        data: as in `train`.
+        class_names: as in `train`.
         **options: further arguments of `train`.
 
     Returns:
-        Name of a figure on held-out images at the best step -> "mean" and "std" over
+        Name of a metric on held-out images at the best step -> "mean" and "std" over
         the runs, and "values", one per run.
 
     Raises:
@@ -65,7 +66,8 @@ def cross_validate(
     reads_slurm = config.choice_of("strategy").processes
     cluster = options.get("cluster") or find_cluster(reads_slurm=reads_slurm)
     refuse_workers(cluster, f"folds={folds}")
-    folder, rows = pathlib.Path(os.path.expanduser(workdir)), []
+    folder = pathlib.Path(os.path.expanduser(workdir))
+    rows: list[list[Any]] = []
     values: dict[str, list[float]] = {}
     store.make_folders(folder)
     for number in range(folds):
@@ -77,7 +79,7 @@ def cross_validate(
         for name in filter(result.__contains__, METRICS):
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
-    table = {
+    table: dict[str, dict[str, Any]] = {
         name: {"mean": np.mean(x), "std": np.std(x, ddof=1), "values": x}
         for name, x in values.items()
     }
@@ -85,7 +87,8 @@ def cross_validate(
     text, head = io.StringIO(), ["index", "path", "fold", "label"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, *predicted.class_names])
-    writer.writerows(sorted(rows, key=lambda row: row[0]))
+    rows.sort(key=lambda row: row[0])
+    writer.writerows(rows)
     store.write_aside(folder / OUT_OF_FOLD, text.getvalue())
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
@@ -95,7 +98,7 @@ def cross_validate(
 
 
 def _rows(predicted, fold):
-    """Rows of `out_of_fold.csv`: numbers of the training images, labels by name."""
+    """Yield rows of `out_of_fold.csv`: numbers of the images, labels by name."""
     multi_label = predicted.labels.ndim == 2
     names, source = np.array(predicted.class_names), predicted.source
     for index, row in enumerate(predicted.probabilities):

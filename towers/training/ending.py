@@ -24,20 +24,20 @@ from towers.training.run import Run
 
 @contextlib.contextmanager
 def callbacks_at_the_end(run: Run) -> Iterator[None]:
-    """Tells the callbacks how the steps that a run takes inside have ended."""
+    """Notify the callbacks how the steps inside have ended."""
     callbacks, watchdog = run.callbacks, run.watchdog
     try:
         yield
         watchdog.call(callbacks.end, run.step)
     except BaseException as raised:
-        error = raised.__cause__ if isinstance(raised, CallbackError) else raised
-        # One that hangs is not waited for again.
+        error = raised.error if isinstance(raised, CallbackError) else raised
+        # A callback that hangs is not called again.
         if not (callbacks.is_calling and isinstance(error, StuckError)):
             try:
                 watchdog.call(callbacks.notify_exception, run.step, error)
             except StuckError as stuck:
                 console.line(str(stuck))
-        del error  # and with its traceback the state of the run
+        del error  # its traceback holds the state of the run
         raise
 
 
@@ -47,9 +47,12 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     watchdog = run.watchdog
     try:
         # An abandoned activity leaves the state of a finished step.
-        with contextlib.suppress(Preempted):
-            with data_errors_of_tensorflow(), run.workers.noticing_losses():
-                yield
+        with (
+            contextlib.suppress(Preempted),
+            data_errors_of_tensorflow(),
+            run.workers.noticing_losses(),
+        ):
+            yield
         watchdog.call(run.save_and_wait)
         run.wait_for_chief()
     except (CheckpointError, RunFolderError, StuckError):
@@ -105,7 +108,7 @@ def report_run(run: Run) -> None:
 
 
 def progress_text(run: Run) -> str:
-    """Such as "step 5 of 10"."""
+    """Return the steps taken, such as "step 5 of 10"."""
     if run.step > run.last_step:
         return f"step {run.step}, beyond {run.last_step}"
     message = f"step {run.step} of {run.last_step}"

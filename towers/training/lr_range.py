@@ -1,7 +1,7 @@
 """Learning-rate range tests: the loss while the rate grows, step by step.
 
-Smith 2015, arXiv:1506.01186, section 3.3; with a rate that grows exponentially, the end
-at four times the lowest smoothed loss: Gugger 2018, "How Do You Find A Good Learning
+Smith 2015, arXiv:1506.01186, section 3.3. The rate grows exponentially until the
+smoothed loss is four times its minimum: Gugger 2018, "How Do You Find A Good Learning
 Rate". The suggestion is where the loss falls most steeply, as fastai's `steep`.
 """
 
@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers.config import Config
 from towers.errors import NumericError
 from towers.optim.schedules import Schedule
 
-NAME = "lr_range_test"  # of the flag and the picture
+NAME = "lr_range_test"  # the flag and the picture
 
-# The rates. Most optimizers that divide by the size of the gradients take smaller ones.
+# Learning rates. Optimizers that divide by the size of the gradients take smaller ones.
 LOWEST, LOWEST_SCALE_FREE, HIGHEST = 1e-5, 1e-6, 100.0
 
 # The number of steps: some epochs, within these bounds.
@@ -31,14 +30,12 @@ SMOOTHING = 0.1
 # The loss has diverged at this multiple of the lowest one.
 DIVERGED = 4.0
 
-# Where the loss falls by less than this share, nothing is suggested.
+# Minimum relative fall of the loss for a suggestion.
 MIN_FALL = 0.01
 
 
 class LrRange(NamedTuple):
-    """The result of a test: learning rate, loss and Gaussian mean of each step, float64
-    [steps], and the rate of the steepest fall in two digits, or None.
-    """
+    """Learning rate, loss and its Gaussian mean, float64 [steps]; the suggestion."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -79,15 +76,17 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
     return LrRange(rates, losses, smoothed, suggestion)
 
 
-def num_steps(config: Config, num_examples: int) -> int:
-    epochs = math.ceil(NUM_EPOCHS * num_examples / config.images_per_step)
+def num_steps(images_per_step: int, num_examples: int) -> int:
+    """Return the number of steps of a test."""
+    epochs = math.ceil(NUM_EPOCHS * num_examples / images_per_step)
     return min(max(epochs, MIN_STEPS), MAX_STEPS)
 
 
-def growing_rate(config: Config, num_examples: int) -> Schedule:
-    """The schedule of a test: up to HIGHEST, by the same factor in each step."""
-    last = (num_steps(config, num_examples) - 1) * config.images_per_step
-    is_scale_free = config.choice_of("optimizer").scale_free
+def growing_rate(
+    images_per_step: int, is_scale_free: bool, num_examples: int
+) -> Schedule:
+    """Return a rate that grows to HIGHEST, by the same factor in each step."""
+    last = (num_steps(images_per_step, num_examples) - 1) * images_per_step
     lowest = LOWEST_SCALE_FREE if is_scale_free else LOWEST
 
     def rate(images_seen):
@@ -98,7 +97,7 @@ def growing_rate(config: Config, num_examples: int) -> Schedule:
 
 
 def draw(result: LrRange) -> bytes:
-    """The loss against the rate, as a PNG; the suggestion is marked."""
+    """Return a PNG of the loss against the rate; the suggestion is marked."""
     from matplotlib.figure import Figure  # takes a while
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -4,14 +4,14 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from towers import build, build_trainer, console
 from towers.callbacks import Callback
-from towers.config import Config
+from towers.config import FIELDS, Config, non_defaults
 from towers.config.metrics import metrics_of
 from towers.data.batches import EvalBatches
 from towers.errors import (
@@ -43,13 +43,17 @@ from towers.training.summaries import Summaries
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
 
+# Options in TensorBoard's table of hyperparameters, besides non-default options.
+HPARAMS = ("dataset", "model", "batch_size", "optimizer", "learning_rate", "num_epochs")
+
 
 class Run:
-    """A training under way. Its methods are called inside of `Watchdog.call`, except
-    where they say otherwise.
+    """A training under way.
+
+    Its methods are called inside of `Watchdog.call`, unless they say otherwise.
 
     Attributes:
-        best_by: the metric that decides which step is best, for "auto" its name.
+        best_by: the metric that decides which step is best; "auto" is resolved.
         progress: what a checkpoint stores besides the tensors.
         evaluated: step and figures of the last evaluation; None before the first.
         stopped: whether all workers agreed to stop before the last step.
@@ -73,7 +77,7 @@ class Run:
         self.best_by = auto if config.best_by == "auto" else config.best_by
         self.last_step = parts.last_step
         self.progress = Progress()
-        self.evaluated: tuple[int, Evaluation[Mapping[str, Any]]] | None = None
+        self.evaluated: tuple[int, Evaluation] | None = None
         self.stopped = False
         self.callbacks = CallbackList(callbacks, outputs)
         self.watchdog = Watchdog(
@@ -93,22 +97,23 @@ class Run:
 
     @property
     def step(self) -> int:
+        """The steps taken."""
         return self.progress.step
 
     @property
     def is_out_of_patience(self) -> bool:
-        """True if the run ends early: `patience` evaluations without improvement."""
+        """Whether the run ends early: `patience` evaluations without improvement."""
         return 0 < self.config.patience <= self.progress.num_worse
 
     @property
     def is_at_end(self) -> bool:
-        """True if no step is left."""
+        """Whether no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
 
-    # What all workers agree on.
+    # Agreements of all workers.
 
     def start_from_chief(self) -> None:
-        """Gives every worker the state and the progress that the chief has restored."""
+        """Give every worker the state and the progress that the chief has restored."""
         if self.workers.size == 1:
             return
         state = self.trainer.state()
@@ -120,13 +125,15 @@ class Run:
         scale_rate(self.trainer, self.config, self.progress.num_plateaus)
 
     def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
-        """Agrees on the next actions of all workers: the chief's, by its clock. Returns
-        the steps to take, at most `steps_to_border`, and none after a signal to any
-        worker; and whether a checkpoint, and a summary, are due by the clock then.
+        """Return the next actions of all workers, as the chief decides.
+
+        They are the number of steps to take, at most `steps_to_border`, and 0 after a
+        signal to any worker; and whether a checkpoint, and a summary, are due by the
+        clock then.
         """
         config, step, now = self.config, self.step, time.monotonic()
         num_steps = min(
-            1 if self._summaries.is_pending else config.steps_per_loop,
+            config.steps_per_loop,
             self._periods.next_due(step) - step,
             self.last_step - step,
             self.progress.stopwatch.steps_in(CALL_SECS),
@@ -134,7 +141,7 @@ class Run:
         )
         with self.watchdog.activity(WAITING):
             num_steps, saves, summarizes = self.workers.agree(
-                num_steps,
+                int(num_steps),
                 now - self._saved_at > config.checkpoint_every_secs > 0,
                 now - self._summaries.written_at > config.summary_every_secs > 0,
                 self.watchdog.stop_requested,
@@ -143,9 +150,10 @@ class Run:
         return num_steps, saves, summarizes
 
     def wait_for_chief(self) -> None:
-        """No worker ends before the chief has saved the last step; or, where all have
-        agreed to stop, at once: another one may still be receiving what they agreed.
-        Called outside of `Watchdog.call`.
+        """Wait until the chief has saved the last step; outside of `Watchdog.call`.
+
+        If all have agreed to stop, wait for nothing but this agreement, which another
+        worker may still be receiving.
         """
         stops_alone = self.watchdog.stop_requested and not self.stopped
         if self.workers.size == 1 or stops_alone:
@@ -164,56 +172,59 @@ class Run:
     # Steps.
 
     def begin(self) -> None:
-        """Calls `on_start`, and evaluates the last step if a stop came before that."""
+        """Open the board, call `on_start`, and make up for a missed evaluation."""
+        config, split = self.config, self.parts.eval_split[0]
+        hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
+        options = dataclasses.asdict(config)
+        self.reports.on_board(lambda board: board.begin(options, hparams), split)
+        self.display.update(step=self.step, epoch=self._epoch_at(self.step))
         self._saved_at = self._evaluated_at = time.monotonic()
         self._summaries.written_at = self._saved_at
-        options = dataclasses.asdict(self.config)
         self.callbacks.call("on_start", self.folder.path, options, self.step)
         if self.progress.open_record:
             self.outputs.saved_step = -1  # its checkpoint lacks the evaluation
             self.evaluate_and_save()
 
-    def train(self, num_steps: int) -> dict[str, Any]:
-        """Take up to `num_steps` steps; return the metrics of the last, if any."""
+    def count(self, metrics: dict[str, Any], secs: float) -> int:
+        """Count the steps of a call of the trainer; return their number.
+
+        Figures of the whole call, and not of its last step, leave the metrics.
+        """
         config, parts, progress = self.config, self.parts, self.progress
-        before, started = self.step, time.monotonic()
-        with self.watchdog.training():
-            metrics = self.trainer.train(num_steps)
-        if not metrics:
-            return metrics
-        secs, step = time.monotonic() - started, metrics.pop("step")
+        before, step = self.step, metrics.pop("step")
         self._staleness.extend(metrics.pop("staleness", ()))
-        progress.stopwatch.add(step - before, secs, metrics.pop("input_wait_secs"))
+        stopwatch = progress.stopwatch
+        stopwatch.add(step - before, secs, metrics.pop("input_wait_secs"))
         if step in {phase.end_step for phase in parts.phases}:
-            progress.stopwatch.begin_phase()
+            stopwatch.begin_phase()
         epoch = before * config.images_per_step // parts.num_examples
         progress.means.add(epoch, metrics.pop("sums"))
         progress.step = step
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
-        epoch = step * config.images_per_step / parts.num_examples
-        progress.open_record = {"step": step, "epoch": epoch}
-        self._show(metrics)
-        return metrics
-
-    def _show(self, metrics):
-        """Gives the display what is known after a call."""
-        step, last_step, progress = self.step, self.last_step, self.progress
-        evaluations = self._periods.num_evaluations(step - 1, last_step)
-        means = progress.means.means(self.config.images_per_step)
-        loss, accuracy = means or (None, None)
+        progress.open_record = {"step": step, "epoch": self._epoch_at(step)}
+        loss, accuracy = progress.means.means(config.images_per_step) or (None, None)
+        evaluations = self._periods.num_evaluations(step - 1, self.last_step)
         self.display.update(
             step=step,
-            epoch=progress.open_record["epoch"],
+            epoch=self._epoch_at(step),
             loss=loss,
             accuracy=accuracy,
             learning_rate=metrics["learning_rate"],
             skipped_steps=metrics.get("skipped_steps", 0),
-            secs_left=progress.stopwatch.secs_left(last_step - step, evaluations),
-            **self._speed(progress.stopwatch.speed()),
+            secs_left=stopwatch.secs_left(self.last_step - step, evaluations),
+            **self._speed(stopwatch.speed()),
         )
+        return step - before
+
+    def _epoch_at(self, step):
+        return step * self.config.images_per_step / self.parts.num_examples
+
+    def _record(self, metrics):
+        """Add metrics to the record of the last step."""
+        self.progress.open_record = (self.progress.open_record or {}) | metrics
 
     def _speed(self, lap):
-        """Figures of a lap; none before there is one."""
+        """Return the figures of a lap; none before there is one."""
         if lap is None:
             return {}
         return {
@@ -222,10 +233,8 @@ class Run:
         }
 
     def write(self, metrics: dict[str, Any], summary_due: bool) -> None:
-        """Write metrics, and a summary, where due by the step or the clock."""
+        """Write metrics, and a summary, if due by the step or the clock."""
         step = self.step
-        if self._summaries.is_pending:
-            self._summaries.write_update(step)
         if summary_due or self._periods.logs(step):
             metrics |= self._speed(self.progress.stopwatch.lap())
             if staleness := self._staleness:
@@ -234,7 +243,7 @@ class Run:
                 values = {"updates": staleness}
                 self.reports.on_board(lambda x: x.histograms(step, values, "staleness"))
                 staleness.clear()
-            self.progress.open_record |= metrics
+            self._record(metrics)
             self.reports.scalars(step, metrics)
         if summary_due or self._periods.summarizes(step):
             self._summaries.write(step)
@@ -242,10 +251,11 @@ class Run:
     # Evaluations and checkpoints.
 
     def evaluate_and_save(self, save_due: bool = False) -> None:
-        """Evaluate, write the record of the step, and save, each where due."""
+        """Evaluate, write the record of the step, and save, each if due."""
         is_best = self._periods.evaluates(self.step) and self.evaluate()
-        record = self.progress.open_record
-        if is_of_interest := record.keys() - {"step", "epoch"}:
+        record = self.progress.open_record or {}
+        is_of_interest = bool(record.keys() - {"step", "epoch"})
+        if is_of_interest:
             self.reports.record(record)
         self.progress.open_record = None  # before what may raise: it is counted
         if is_of_interest:
@@ -260,9 +270,9 @@ class Run:
             self.save()
 
     def evaluate(self) -> bool:
-        """Evaluates, and returns whether the step is the best so far.
+        """Evaluate, and return whether the step is the best so far.
 
-        A run reports the accuracy of the EMA weights, where it keeps them; and only
+        A run reports the accuracy of the EMA weights, if it keeps them; and only
         images held out of the training set may decide which step is best.
         """
         config, progress = self.config, self.progress
@@ -271,20 +281,23 @@ class Run:
         record = record_of(evaluation, split, [self._metric.name])
         if means := progress.means.means(config.images_per_step):
             record["epoch_loss"], record["epoch_accuracy"] = means
-        progress.open_record |= record
+        self._record(record)
         result = evaluation.reported
         self._summaries.write_evaluation(self.step, record, result["predictions"])
-        score = result["accuracy"], result["loss"], self._metric.score(result)
-        score += self.best_by, config.min_delta
+
+        def add_to(progress: Progress) -> bool:
+            score = result["accuracy"], result["loss"], self._metric.score(result)
+            return progress.add_evaluation(*score, self.best_by, config.min_delta)
+
         # A callback may end the run, which then evaluates again.
-        is_best = split == "validation" and copy.copy(progress).add_evaluation(*score)
+        is_best = split == "validation" and add_to(copy.copy(progress))
         now = time.monotonic()
         line = epoch_line(
             self._epoch_of_evaluation(),
             evaluation,
             split,
             config.tta,
-            [self._metric.name] * self._metric.is_recorded,
+            [self._metric.name] if self._metric.is_recorded else [],
             record.get("epoch_loss"),
             now - self._evaluated_at,
             is_best,
@@ -296,7 +309,7 @@ class Run:
         self.evaluated = self.step, evaluation
         if split != "validation":
             return False
-        progress.add_evaluation(*score)
+        add_to(progress)
         by_accuracy = config.choice_of("schedule").by_accuracy
         num_worse = progress.num_worse
         if by_accuracy and num_worse and num_worse % config.plateau_patience == 0:
@@ -325,7 +338,7 @@ class Run:
         return evaluation
 
     def _figures(self, counts):
-        """`figures_of_counts`, with the metric of best_by where it is recorded."""
+        """Return `figures_of_counts`, with the metric of best_by if it is recorded."""
         result, metric = figures_of_counts(counts), self._metric
         if not metric.is_recorded:
             return result
@@ -333,10 +346,10 @@ class Run:
 
     def _epoch_of_evaluation(self):
         """Return the epoch of an evaluation, without a last batch's spill-over."""
-        config, epoch = self.config, self.progress.open_record["epoch"]
+        config, epoch = self.config, self._epoch_at(self.step)
         every = config.eval_every_epochs
         multiple = math.floor(epoch / every + 1e-9) * every
-        if epoch - multiple < config.images_per_step / self.parts.num_examples:
+        if epoch - multiple < self._epoch_at(1):
             epoch = multiple
         return round(min(epoch, config.num_epochs), 3)
 
@@ -346,7 +359,7 @@ class Run:
         self._saved_at = time.monotonic()
 
     def _take_snapshot(self):
-        """The state and the progress, with its step set; None if they are saved."""
+        """Return state and progress, with its step set; None if they are saved."""
         trainer, saved_step = self.trainer, self.outputs.saved_step
         if is_between_steps(trainer) and trainer.progress()[0] == saved_step:
             self.progress.step = saved_step
@@ -359,14 +372,13 @@ class Run:
             **self.progress.to_json(),
             "images_seen": step * self.config.images_per_step,
             "seed": self.config.seed,
-            "teacher": trainer.teacher and trainer.teacher.checksum,
             "config": dataclasses.asdict(self.config),
             "dataset_info": dataclasses.asdict(self.dataset_info),
         }
         return Snapshot(step, tensors, run_state)
 
     def save_and_wait(self) -> None:
-        """Saves as `save`, and waits until the checkpoint is committed."""
+        """Save as `save`, and wait until the checkpoint is committed."""
         self.save()
         with self.watchdog.saving():
             self.outputs.wait()

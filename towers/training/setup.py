@@ -1,43 +1,61 @@
-"""The parts of a run, its trainer, and its teacher."""
+"""The parts of a run, validated against its checkpoint and its workers."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import build, build_trainer
-from towers.cluster.workers import ALONE, Workers
+from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
-from towers.data.sets import arrays
 from towers.errors import ConfigError, TowersError
 from towers.evaluation.figures import create_metric
-from towers.evaluation.restored import read_run
+from towers.evaluation.restored import RestoredRun, read_run
 from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
+from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
-from towers.run.peers import validate_data
+from towers.run.peers import join, validate_data, validate_machines
 from towers.training.restore import validate_dataset
 
 
-def with_given(
-    config: Config, model: Any, data: Any, class_names: Sequence[str]
-) -> tuple[Config, str]:
-    """Return the Config of what a program gives, and its network in JSON."""
-    architecture = ""
-    if model is not None:
-        name, architecture = given.give(model)
-        config = dataclasses.replace(config, model=name)
-    if data is not None:
-        config = dataclasses.replace(config, dataset=arrays.give(data, class_names))
-    return config, architecture
+def cluster_of(
+    config: Config, cluster: Cluster | None, allow_public_address: bool
+) -> Cluster | None:
+    """Return the cluster of a run, or None for one worker; ConfigError if invalid."""
+    has_workers = config.choice_of("strategy").processes
+    cluster = cluster or find_cluster(reads_slurm=has_workers)
+    if cluster is None or cluster.size == 1:
+        return None
+    if not has_workers:
+        raise ConfigError(
+            f"{cluster.origin} names {cluster.size} workers, and strategy="
+            f"{config.strategy} trains in one process; set --strategy=multi_worker"
+        )
+    if config.device_order:
+        raise ConfigError(
+            f"device_order={config.device_order} with several workers: each takes its "
+            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
+        )
+    validate_addresses(cluster, allow_public_address)
+    return cluster
+
+
+def join_workers(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
+    """Join the workers of a run, which must be alike."""
+    workers = join(cluster, devices, config.all_reduce, config.stuck_after_secs)
+    # Each worker computes norms, and Muon's products, by itself.
+    has_sums = config.clip_norm > 0 or config.choice_of("optimizer").sums
+    options = dataclasses.asdict(config)
+    validate_machines(workers, devices, options, has_sums, config.init_from)
+    return workers
 
 
 def build_run(
@@ -47,70 +65,64 @@ def build_run(
     *,
     checkpoint: Checkpoint | None = None,
     allow_change: tuple[str, ...] = (),
-    schedule_fn: Callable[[Config, int], Schedule] | None = None,
+    schedule_fn: Callable[[int], Schedule] | None = None,
 ) -> tuple[build.Parts, Trainer]:
     """Return the parts of a run and its trainer, or raise a ConfigError."""
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
         raise factories.asks_for("model", config.model)
-    share = build_trainer.share_of(config, devices, workers)
+    create_metric(config.best_by)  # raises
     continued = None
     if checkpoint is not None and not {"init_from", "standardize"} & set(allow_change):
         continued = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
-    parts = build.build(
+    taught_by = teacher = None
+    if config.teacher:
+        taught_by, teacher = read_teacher(config.teacher)
+    parts, trainer = build_trainer.assemble(
         config,
-        device_kind=devices.kind,
-        share=share,
+        devices,
+        workers,
+        teacher,
         continued=continued,
         schedule_fn=schedule_fn,
     )
     if parts.eval_split[0] != "validation":
         checks.validate_without_validation(config)
     checks.validate_metric(config, parts.data.multi_label)
-    create_metric(config.best_by)  # raises
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples, config.init_from)
+    if taught_by is not None:
+        validate_teacher(taught_by, parts)
     if workers.is_chief:
         held_out = {"test": parts.data.test, parts.eval_split[0]: parts.eval_split[1]}
-        record_identical(parts.data, parts.train_source, held_out)
-    teacher = read_teacher(config, parts) if config.teacher else None
-    trainer = build_trainer.create_trainer(
-        config, parts, devices, workers, teacher=teacher
-    )
-    if checkpoint is not None and "teacher" not in allow_change:
-        trained = checkpoint.run_state.get("teacher")
-        if trainer.teacher and trained not in (None, trainer.teacher.checksum):
-            why = "its parameters are not those that the run has followed"
-            way = "give the former ones, or --allow_change=teacher"
-            raise ConfigError(f"teacher={config.teacher}: {why}; {way}")
+        record_identical(parts.data, parts.train_batches.source, held_out)
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer
 
 
-def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
-    """Return the network of the run `teacher`, with the parameters that it reports.
-
-    Raises:
-        TowersError: such as a ConfigError if it was trained on other inputs.
-    """
-    shape, begin = parts.data.test.image_shape, f"teacher={config.teacher}: "
+def read_teacher(path: str) -> tuple[RestoredRun, keras.Model]:
+    """Return a trained run, and its network with the weights that it reports."""
     with tf.device(parallel_devices.HOST):  # the towers copy it
         try:
-            run = read_run(config.teacher)
+            run = read_run(path)
         except TowersError as error:
-            error.args = (f"{begin}{error}",)
+            error.args = (f"teacher={path}: {error}",)
             raise
-        alike = run.class_names == tuple(parts.data.class_names)
-        alike &= run.image_shape == tuple(shape)
-        alike &= run.input_shape == parts.augment.image_shape
-        if alike:
-            images = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
-            inputs = parts.augment.evaluate(tf.constant(images))
-            alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
-        if not alike:
-            raise ConfigError(
-                f"{begin}it was trained on other classes, sizes or inputs; choose a "
-                "run with the same data set, sizes and kind of --augment"
-            )
-        return run.model if run.model_ema is None else run.model_ema
+        return run, run.model if run.model_ema is None else run.model_ema
+
+
+def validate_teacher(run: RestoredRun, parts: build.Parts) -> None:
+    """Raise ConfigError if a teacher was trained on other classes or inputs."""
+    shape = tuple(parts.data.test.image_shape)
+    ours = tuple(parts.data.class_names), shape, parts.augment.image_shape
+    is_alike = (run.class_names, run.image_shape, run.input_shape) == ours
+    if is_alike:
+        images = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+        inputs = parts.augment.evaluate(tf.constant(images))
+        is_alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
+    if not is_alike:
+        raise ConfigError(
+            f"teacher={run.path}: it was trained on other classes, sizes or inputs; "
+            "choose a run with the same data set, sizes and kind of --augment"
+        )

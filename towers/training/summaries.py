@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from towers.build import Parts
@@ -23,16 +22,10 @@ class Summaries:
     ):
         self._parts, self._trainer = parts, trainer
         self._reports, self._watchdog = reports, watchdog
-        self._params: dict[str, np.ndarray] | None = None  # until the next step
         self.written_at = 0.0
 
-    @property
-    def is_pending(self) -> bool:
-        """True if the norm of the update after a summary is still to be written."""
-        return self._params is not None
-
     def write(self, step: int) -> None:
-        """Writes histograms of parameters and gradients, and the next step's images."""
+        """Write histograms of parameters and gradients, and the next step's images."""
         params = {
             name.removeprefix("params/"): array
             for name, array in self._trainer.state().items()
@@ -52,24 +45,12 @@ class Summaries:
             board.picture(step, "training_batch", pixels, about)
 
         self._reports.on_board(write)
-        self.written_at, self._params = time.monotonic(), params
-
-    def write_update(self, step: int) -> None:
-        """Writes the norm of the update after a summary over the parameters' norm."""
-        before, self._params = self._params, None
-        state = self._trainer.state()
-        update, norm = 0.0, 0.0
-        for name, values in before.items():
-            values = values.astype(np.float64)
-            update += np.sum((state[f"params/{name}"] - values) ** 2)
-            norm += np.sum(values**2)
-        if norm:
-            self._reports.scalars(step, {"update_ratio": np.sqrt(update / norm)})
+        self.written_at = time.monotonic()
 
     def write_evaluation(
         self, step: int, record: Mapping[str, Any], predictions: Predictions | LabelSets
     ) -> None:
-        """Curves of a record of `metrics.jsonl`, and the worst mistakes."""
+        """Draw a record of `metrics.jsonl` as curves, and the worst mistakes."""
         split, source = self._parts.eval_split
         names = self._parts.data.class_names
         values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}

@@ -1,38 +1,30 @@
 """Training: open the run, build, restore, then train to the end."""
 
-import collections
 import contextlib
-import dataclasses
-import functools
 import os
-import pathlib
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import keras
-import numpy as np
+from typing import Any
 
 from towers import build_trainer, console
+from towers.build import with_given
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
-from towers.config import FIELDS, Config, non_defaults, to_json
+from towers.config import Config, to_json
 from towers.config.metrics import title_of
 from towers.data.sets.arrays import Data
 from towers.evaluation.report import headline
-from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
 from towers.messages import command_of_program
-from towers.reporting.display import Status, create_display, duration
+from towers.reporting.display import Status, create_display
 from towers.reporting.quantities import duration
 from towers.run.checkpoint import Checkpoint
-from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.outputs import NoOutputs, Outputs
-from towers.run.peers import LOCK_SECS, cluster_of, join
+from towers.run.peers import LOCK_SECS
 from towers.run.profile import Profile
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of
@@ -48,11 +40,9 @@ from towers.training.ending import (
 )
 from towers.training.linear_probe import fit_head
 from towers.training.restore import load_trainer, validate_changes
+from towers.training.result import TrainResult, create_history
 from towers.training.run import Run
-from towers.training.setup import build_run, with_given
-
-# In TensorBoard's table of hyperparameters, besides those that are not defaults.
-HPARAMS = ("dataset", "model", "batch_size", "optimizer", "learning_rate", "num_epochs")
+from towers.training.setup import build_run, cluster_of, join_workers
 
 
 def train(
@@ -71,25 +61,24 @@ def train(
     profile_steps: Sequence[int] = (),
     report: bool = True,
     callbacks: Callbacks = (),
-) -> "TrainResult":
-    """Trains a run to its end, from its last checkpoint or from the start: the same
-    call continues a run that was interrupted.
+) -> TrainResult:
+    """Train a run to its end, from its last checkpoint or from the start.
 
-    It may be called in any thread; in the main one Ctrl-C, SIGTERM and SIGHUP save
-    first.
+    The same call continues a run that was interrupted. It may be made in any thread; in
+    the main one Ctrl-C, SIGTERM and SIGHUP save first.
 
     Args:
-        workdir: the run's folder; made where it is missing.
-        config: of the run.
+        workdir: the run's folder; created if it is missing.
+        config: the Config of the run.
         model: a Keras model, Functional or Sequential, that is trained in place of
             `config.model`, beginning with its weights; the object itself does not
             change. The run's folder keeps its architecture.
-        data: images and labels in place of `config.dataset`: (x, y), where a tenth is
-            held out for testing, ((x, y), (x_test, y_test)), or three pairs, the second
-            for validation. x are images [n, height, width, channels] from 0 to 255, y
-            integers [n]; a `tf.data.Dataset` of known length may be in place of a pair,
-            and is read into memory. (x, y, sample_weight) has factors [n] on the losses
-            of training images, at least 0.
+        data: images and labels in place of `config.dataset`: (x, y), of which a tenth
+            is held out for testing, ((x, y), (x_test, y_test)), or three pairs, the
+            second for validation. x are images [n, height, width, channels] from 0 to
+            255, y integers [n]; a `tf.data.Dataset` of known length may be in place of
+            a pair, and is read into memory. (x, y, sample_weight) has factors [n] on
+            the losses of training images, at least 0.
         class_names: of `data`, in the order of the labels.
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
@@ -101,9 +90,9 @@ def train(
         origins: option -> the layer of a command that set it, for the start banner,
             which lists the others under "config", or as the trained weights'.
         progress: "live" for bars at the end of a terminal, "plain" for lines by the
-            clock, "off" for none; "auto" is live where standard output is a terminal.
+            clock, "off" for none; "auto" is live if standard output is a terminal.
         profile_steps: the steps before and after a part of the run that is traced for
-            TensorBoard's profile plugin; a summary is printed.
+            TensorBoard's profile plugin.
         report: write a web page about the run at its end, `report/index.html`.
         callbacks: see `towers.callbacks`; only the chief calls them.
 
@@ -115,13 +104,15 @@ def train(
     Raises:
         TowersError: see `towers.errors`; what was saved stays.
     """
+    # Open.
     callbacks = validate_callbacks(callbacks)
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
     if not is_chief:  # the chief alone uses the folder, and prints
         progress, profile_steps, callbacks, report = "off", (), (), False
-    folder, outputs, checkpoint = RunFolder(workdir), NoOutputs(), None
+    folder, checkpoint = RunFolder(workdir), None
+    outputs: Outputs = NoOutputs()
     profile = Profile(profile_steps, folder.tensorboard)
     with contextlib.ExitStack() as stack:
         if is_chief:
@@ -133,7 +124,7 @@ def train(
         config = with_resize_of_weights(config, checkpoint)
         devices = build_trainer.configure_devices(config)
         outputs.describe(device=devices.kind)
-        workers = join(cluster, config, devices)
+        workers = join_workers(cluster, config, devices)
         parts, trainer = build_run(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
@@ -158,7 +149,16 @@ def train(
         if run.is_at_end and not run.progress.open_record:
             say_finished(run)
         else:
-            run_steps(run, profile, overwrite)
+            try:
+                with (
+                    callbacks_at_the_end(run),
+                    run.display,
+                    saved_at_the_end(run, overwrite),
+                    profile,
+                ):
+                    run.watchdog.call(loop, run, profile)
+            except CallbackError as carrier:  # a generator cannot raise StopIteration
+                raise carrier.error from carrier.error.__cause__
             finish(run, report)
         return TrainResult(
             path=folder.path,
@@ -169,6 +169,29 @@ def train(
             config=config,
             dataset_info=run.dataset_info,
         )
+
+
+def loop(run: Run, profile: Profile) -> None:
+    """Train, write, evaluate and save, to the last step or a signal."""
+    run.begin()
+    while not run.is_at_end:
+        run.outputs.raise_error()
+        run.callbacks.call_of_checkpoints()
+        num_steps, save_due, summary_due = run.agree(profile.steps_to_border(run.step))
+        if not num_steps:
+            break
+        profile.at(run.step)
+        started = time.monotonic()
+        with run.watchdog.training():
+            metrics = run.trainer.train(num_steps)
+        if not metrics:
+            break
+        ended = time.monotonic()
+        num_taken = run.count(metrics, ended - started)
+        profile.at(run.step)
+        run.write(metrics, summary_due)
+        run.evaluate_and_save(save_due)
+        run.progress.stopwatch.add_pause(num_taken, time.monotonic() - ended)
 
 
 def open_run(
@@ -225,48 +248,10 @@ def restore(
     reports.file(folder.dataset_info, run.dataset_info.to_json())
 
 
-def loop(run: Run, profile: Profile) -> None:
-    """Train, write, evaluate and save, to the last step or a signal."""
-    run.begin()
-    while not run.is_at_end:
-        run.outputs.raise_error()
-        run.callbacks.call_of_checkpoints()
-        num_steps, save_due, summary_due = run.agree(profile.steps_to_border(run.step))
-        if not num_steps:
-            break
-        profile.at(before := run.step)
-        metrics = run.train(num_steps)
-        if not metrics:
-            break
-        ended = time.monotonic()
-        profile.at(run.step)
-        run.write(metrics, summary_due)
-        run.evaluate_and_save(save_due)
-        run.progress.stopwatch.add_pause(run.step - before, time.monotonic() - ended)
-
-
-def run_steps(run: Run, profile: Profile, overwrite: bool) -> None:
-    """Run `loop` in another thread; save and notify callbacks at any end."""
-    config, reports, split = run.config, run.reports, run.parts.eval_split[0]
-    hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
-    options = dataclasses.asdict(config)
-    reports.on_board(lambda board: board.begin(options, hparams), split)
-    epoch = run.step * config.images_per_step / run.parts.num_examples
-    run.display.update(step=run.step, epoch=epoch)
-    try:
-        with callbacks_at_the_end(run), run.display, saved_at_the_end(run, overwrite):
-            try:
-                run.watchdog.call(loop, run, profile)
-            finally:
-                profile.end(run.step)
-    except CallbackError as carrier:  # a generator cannot raise StopIteration
-        raise carrier.__cause__ from carrier.__cause__.__cause__
-    reports.on_board(lambda board: board.end(), split)
-
-
 def finish(run: Run, report: bool) -> None:
-    """Says what the run has reached, and writes its report."""
-    say = run.outputs.say
+    """Print what the run has reached, and write its report."""
+    split, say = run.parts.eval_split[0], run.outputs.say
+    run.reports.on_board(lambda board: board.end(), split)
     say(f"done: {progress_text(run)} is saved in {run.folder.path}")
     if best := run.progress.best:
         figure = f"accuracy {best['accuracy']:.4f}"
@@ -294,86 +279,10 @@ def finish(run: Run, report: bool) -> None:
 
 
 def say_finished(run: Run) -> None:
-    """Says that no step is left, and how the run can go on."""
+    """Print that no step is left, and how the run can go on."""
     is_early = run.is_out_of_patience and run.step < run.last_step
     hint = how_to_continue(run.config, run.step, run.parts.total_steps, is_early)
     run.outputs.say(
         f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
         "--overwrite starts again"
     )
-
-
-# The result.
-
-
-class Curve(NamedTuple):
-    """A metric over the steps: `plot(*curve)` draws it.
-
-    Attributes:
-        steps: int64 [n], increasing.
-        values: float64 [n], or [n, towers] of a metric of each tower; NaN where one was
-            not finite.
-    """
-
-    steps: np.ndarray
-    values: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """A run after training.
-
-    Attributes:
-        path: the run's folder.
-        step: the last step taken.
-        accuracy: of the last evaluation, with the moving averages where the run keeps
-            them; None if there was none.
-        state: the canonical state, name -> host array.
-        history: the metrics in `metrics.jsonl` by name, such as "loss" and
-            "test_accuracy"; empty of a worker that is not the chief, and where the file
-            cannot be read.
-        config: of the run.
-        dataset_info: classes and preprocessing of its data set.
-    """
-
-    path: pathlib.Path
-    step: int
-    accuracy: float | None
-    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
-    history: dict[str, Curve] = dataclasses.field(repr=False, compare=False)
-    config: Config = dataclasses.field(repr=False)
-    dataset_info: DatasetInfo = dataclasses.field(repr=False)
-
-    @functools.cached_property
-    def network(self) -> RestoredRun:
-        """The trained network with its preprocessing, as `towers.load_run` gives it."""
-        return RestoredRun(
-            self.path, self.step, self.config, self.dataset_info, self.state
-        )
-
-    @property
-    def model(self) -> keras.Model:
-        """The network with the raw parameters, see `RestoredRun.model`."""
-        return self.network.model
-
-    @property
-    def model_ema(self) -> keras.Model | None:
-        """The network with their moving averages; None where the run keeps none."""
-        return self.network.model_ema
-
-
-def create_history(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-    """The curve of each metric in records of `metrics.jsonl`."""
-    points = collections.defaultdict(list)
-    for record in records:
-        for name in record.keys() - {"step"}:
-            value = np.asarray(record[name], np.float64)  # NaN of None
-            points[name].append((record["step"], value))
-    return {name: _curve(*zip(*points[name], strict=True)) for name in sorted(points)}
-
-
-def _curve(steps, values):
-    if values[0].ndim:  # a part of the run may have had fewer towers
-        most = max(value.size for value in values)
-        values = [np.pad(x, (0, most - x.size), constant_values=np.nan) for x in values]
-    return Curve(np.array(steps, np.int64), np.array(values))

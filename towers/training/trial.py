@@ -1,20 +1,18 @@
 """Trials of a run in this process: dry runs, which write nothing, and range tests."""
 
-import collections
 import dataclasses
 import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from towers import build_trainer, console, store
-from towers.build import Parts
+from towers.build import Parts, with_given
 from towers.cluster.cluster_spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
@@ -22,12 +20,10 @@ from towers.data.sets.arrays import Data
 from towers.data.sources import num_bytes
 from towers.errors import (
     ConfigError,
-    NumericError,
     Preempted,
     data_errors_of_tensorflow,
 )
 from towers.evaluation.restored import evaluated_weights
-from towers.models.summary import activation_bytes, flops_per_image
 from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
@@ -36,25 +32,24 @@ from towers.reporting.display import Status, create_display
 from towers.reporting.quantities import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
-from towers.run.peers import cluster_of, refuse_workers
+from towers.run.peers import refuse_workers
 from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of
 from towers.run.standardization import with_resize_of_weights
 from towers.run.watchdog import Watchdog
-from towers.training import lr_range
+from towers.training import linear_probe, lr_range
 from towers.training.banner import print_banner, print_entry
 from towers.training.ending import how_to_continue
-from towers.training.linear_probe import fit_head, probe_secs
 from towers.training.restore import load_trainer, validate_changes
-from towers.training.setup import build_run, with_given
+from towers.training.setup import build_run, cluster_of
 
-# The steps of a phase are timed for so long, in calls of so long.
+# Time for which steps are timed, and duration of a call, in seconds.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
 
-# Batches of an evaluation that are timed.
+# Number of batches of an evaluation that are timed.
 TIMED_BATCHES = 4
 
-# Share of the time of a run from which on a part is worth a try.
+# Minimum share of the time of a run for which a flag is suggested.
 MIN_SHARE = 0.1
 
 
@@ -66,16 +61,12 @@ def dry_run(
     allow_change: tuple[str, ...] = (),
     **options: Any,
 ) -> None:
-    """Print what `train`, with the same arguments, would do and need, and try some
-    steps. A run in the folder is continued in this process alone: nothing is written.
+    """Print what `train`, with the same arguments, would do and need, and try steps.
 
-    Args:
-        workdir, config, overwrite, allow_change: as of `train`.
-        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
-            and `origins`, as of `train`.
+    A run in the folder is continued in this process alone: nothing is written.
 
-    Raises:
-        TowersError: as `train`, for errors that are known before a run.
+    `options` are `model`, `data`, `class_names`, `cluster`, `allow_public_address` and
+    `origins`. Errors are as of `train`, if they are known before a run.
     """
     options |= {"continues": not overwrite, "allow_change": allow_change}
     trial = _begin("dry_run", workdir, config, **options)
@@ -94,43 +85,39 @@ def lr_range_test(
     progress: str = "auto",
     **options: Any,
 ) -> lr_range.LrRange:
-    """Take the first steps of a run with a learning rate that grows until the loss
-    diverges, and suggest one. The run itself is not begun, nor one in the folder
-    touched: `lr_range_test.png` is written there.
+    """Take the first steps of a run with a growing learning rate, and suggest one.
 
-    Args:
-        workdir, config, progress: as of `train`.
-        **options: `model`, `data`, `class_names`, `cluster`, `allow_public_address`
-            and `origins`, as of `train`.
+    The loss diverges in the end. The run itself is not begun, nor is a run in the
+    folder touched: `lr_range_test.png` is written there. Arguments are as in `train`,
+    and `options` as in `dry_run`.
 
     Returns:
         `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
-        where the loss does not fall.
+        if the loss does not fall.
 
     Raises:
-        TowersError: such as a ConfigError where the folder cannot be written.
+        TowersError: such as a ConfigError if the folder cannot be written.
     """
-    # A step that is not finite is the end of the test, and no error.
+    # A step that is not finite ends the test without an error.
     config = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
-    trial = _begin(
-        lr_range.NAME, workdir, config, schedule_fn=lr_range.growing_rate, **options
-    )
-    config, parts, trainer = trial.config, trial.parts, trial.trainer
+    scale_free = config.choice_of("optimizer").scale_free
+    images = config.images_per_step
+    schedule_fn = functools.partial(lr_range.growing_rate, images, scale_free)
+    trial = _begin(lr_range.NAME, workdir, config, schedule_fn=schedule_fn, **options)
+    parts, trainer = trial.parts, trial.trainer
     if config.linear_probe:
-        fit_head(trainer, parts, config.batch_size, trial.new)
-    count = lr_range.num_steps(config, parts.num_examples)
-    per_step = config.images_per_step / parts.num_examples
+        linear_probe.fit_head(trainer, parts, config.batch_size, trial.new)
+    count = lr_range.num_steps(images, parts.num_examples)
+    per_step = images / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)
     console.line(
         f"learning rates from {trainer.learning_rate(0):g} to {lr_range.HIGHEST:g} in "
         f"{count} steps"
     )
     with create_display(progress, status) as display:
-
-        def test(heartbeat):
-            return lr_range.range_test(_steps(trial, display))
-
-        result = trial.watched(test, display.tick)
+        result = trial.watched(
+            lambda _: lr_range.range_test(trial.losses(count)), display.tick
+        )
     lowest = result.smoothed.argmin()
     console.line(
         f"{len(result.rates)} steps, to {result.rates[-1]:.2g}; the smoothed loss is "
@@ -146,27 +133,6 @@ def lr_range_test(
     if result.suggestion is None:
         console.line("the loss does not fall, so no learning rate is suggested")
     return result
-
-
-def _steps(trial, display):
-    """Yield learning rate and loss of each step; NaN where it is not finite."""
-    status, started = display.status, time.monotonic()
-    for step in range(1, status.last_step + 1):
-        metrics = trial.take_steps(1)
-        rate, loss = float(metrics["learning_rate"]), float(metrics["loss"])
-        secs_per_step = (time.monotonic() - started) / step
-        display.update(
-            step=step,
-            epoch=step * status.epochs_per_step,
-            loss=loss,
-            accuracy=metrics["accuracy"],
-            learning_rate=rate,
-            secs_left=(status.last_step - step) * secs_per_step,
-        )
-        yield rate, math.nan if metrics["skipped_steps"] else loss
-
-
-# What both begin with.
 
 
 class Trial(NamedTuple):
@@ -209,6 +175,13 @@ class Trial(NamedTuple):
             raise Preempted
         return metrics
 
+    def losses(self, num_steps: int) -> Iterator[tuple[float, float]]:
+        """Take steps; yield learning rate and loss, NaN if it is not finite."""
+        for _ in range(num_steps):
+            metrics = self.take_steps(1)
+            loss = math.nan if metrics["skipped_steps"] else float(metrics["loss"])
+            yield float(metrics["learning_rate"]), loss
+
 
 def _begin(
     flag: str,
@@ -223,7 +196,7 @@ def _begin(
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
-    schedule_fn: Callable[[Config, int], Schedule] | None = None,
+    schedule_fn: Callable[[int], Schedule] | None = None,
 ) -> Trial:
     """Build what `flag` tries, as `train` does, and print the start banner."""
     config, _ = with_given(config, model, data, class_names)
@@ -235,149 +208,141 @@ def _begin(
     validate_changes(config, folder, checkpoint, allow_change)
     config = with_resize_of_weights(config, checkpoint)
     devices = build_trainer.configure_devices(config)
-    options = {"allow_change": allow_change, "schedule_fn": schedule_fn}
-    parts, trainer = build_run(config, devices, checkpoint=checkpoint, **options)
+    parts, trainer = build_run(
+        config,
+        devices,
+        checkpoint=checkpoint,
+        allow_change=allow_change,
+        schedule_fn=schedule_fn,
+    )
     print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, checkpoint, parts.data.class_names)
     return Trial(config, folder, parts, trainer, checkpoint, new)
 
 
-# What a dry run prints.
+# Dry runs.
 
 
-def _try(trial, heartbeat):
-    """Describe the run, and take steps until its time is known."""
+def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
+    """Describe the next batch, and take steps until the time of the run is known."""
     config, parts, trainer = trial.config, trial.parts, trial.trainer
     started = time.monotonic()
     batch = parts.train_batches(tf.constant(trainer.step, tf.int64))
     images = batch["images"].numpy()
-    secs = time.monotonic() - started
     print_entry(
         "images",
         f"{'x'.join(map(str, images.shape))} {images.dtype}, {images.min():.3g} to "
         f"{images.max():.3g}, mean {images.mean():.3f}: the next batch, read in "
-        f"{secs:.2f} s",
+        f"{time.monotonic() - started:.2f} s",
     )
     heartbeat()
-    _print_operations(config, trainer)
-    _print_memory(trainer)
     saved = trial.checkpoint
     num_worse = saved.run_state["num_worse"] if saved else 0
     is_early = 0 < config.patience <= num_worse and trainer.step < parts.last_step
     if is_early or trainer.step >= parts.last_step:
         hint = how_to_continue(config, trainer.step, parts.total_steps, is_early)
         print_entry("finished", f"the run takes no step. {hint}")
-    else:
-        _time(trial, heartbeat)
-
-
-def _print_operations(config, trainer):
-    """Print the floating-point operations of a step in the phase of the next step."""
-    phase = trainer.phases[phase_at(trainer.phases, trainer.step)]
-    try:
-        flops = flops_per_image(phase.model)
-    except ValueError as error:
-        print_entry("operations", f"not counted: {error}")
         return
-    print_entry(
-        "operations",
-        f"{flops / 1e6:,.1f} MFLOP for one image forward; a step about "
-        f"{3 * flops * config.images_per_step / 1e9:,.1f} GFLOP, three times "
-        f"the forward pass of {config.images_per_step} images",
-    )
-
-
-def _print_memory(trainer):
-    """Bytes of the variables on each device, and an estimate of the activations."""
-    sizes = collections.defaultdict(collections.Counter)
-    for copy in trainer.strategy.copies:
-        sizes[copy.device].update(copy.num_bytes())
-    if trainer.teacher:
-        for device, count in trainer.teacher.variable_bytes().items():
-            sizes[device]["teacher"] += count
-    image_bytes = max(activation_bytes(phase.model) for phase in trainer.phases)
-    num_shards = trainer.strategy.num_shards
-    for number, device in enumerate(trainer.devices):
-        images = trainer.sizes[number // num_shards]
-        sizes[device]["activations about"] += images * image_bytes // num_shards
-    for device, counter in sizes.items():
-        listed = (f"{kind} {n / 1e6:,.2f}" for kind, n in counter.items() if n > 5000)
-        total = counter.total() / 1e6
-        print_entry("memory", f"{device} {total:,.2f} MB: {', '.join(listed)}")
-
-
-def _time(trial, heartbeat):
-    """Print the speed in each phase that is left, and the time of the run."""
-    config, parts, trainer = trial.config, trial.parts, trial.trainer
-    head_secs = 0.0
-    if config.linear_probe:
-        head_secs = probe_secs(trainer, parts, config.batch_size, trial.new, heartbeat)
-    begin, last_step = trainer.step, parts.last_step
-    first = begin
-    train_secs = start_secs = input_secs = 0.0
-    lap = None
-    for phase in trainer.phases:
-        end = int(min(phase.end_step, last_step))
-        if first >= end:
-            continue
-        trainer.load(trainer.state() | {"step": np.array(first, np.int64)})
-        height, width = image_size(phase.model)
-        try:
-            stopwatch = _time_steps(trial, first, end)
-        except NumericError as error:
-            if first == begin:
-                raise
-            # The steps before it were not taken. The speed is taken as before.
-            print_entry("speed", f"not known on {height}x{width}: {error}")
-        else:
-            lap = stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
-            start_secs += stopwatch.start_secs
-            print_entry(
-                "speed",
-                f"{lap.steps_per_sec * config.images_per_step:,.0f} images/s on "
-                f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input "
-                f"wait {lap.input_wait_percent:.0f}%",
-            )
-        secs = (end - first) / lap.steps_per_sec
-        train_secs += secs
-        input_secs += secs * lap.input_wait_percent / 100
-        first = end
-    for device in trainer.devices:
+    begin = trainer.step
+    num_evaluations = parts.periods.num_evaluations(begin, parts.last_step)
+    secs_of = _time_run(trial, heartbeat)
+    for device, size in trainer.variable_bytes().items():
+        text = f"{device} {size / 1e6:,.2f} MB of variables"
         if "GPU" in device:
             peak = tf.config.experimental.get_memory_info(device.strip("/"))["peak"]
-            print_entry("peak memory", f"{device} {peak / 1e6:,.0f} MB")
-
-    num_evaluations = parts.periods.num_evaluations(begin, last_step)
-    secs = {"linear probe": head_secs, "compiling": start_secs}
-    secs |= {"input": input_secs, "steps": train_secs - input_secs, "evaluations": 0.0}
-    if num_evaluations:
-        once = _evaluation_secs(config, parts, trainer, heartbeat)
-        secs["evaluations"] = num_evaluations * once
-    started = time.monotonic()
-    trainer.state()
-    secs["checkpoints"] = (time.monotonic() - started) * max(
-        train_secs / (config.checkpoint_every_secs or math.inf),
-        (last_step - begin) / (config.checkpoint_every_steps or math.inf),
-    )
-    total = sum(secs.values())
+            text += f", {peak / 1e6:,.0f} MB at the peak"
+        print_entry("memory", text)
+    total = sum(secs_of.values())
     listed = (
         f"{name} {duration(x)} ({x / total:.0%})"
-        for name, x in secs.items()
+        for name, x in secs_of.items()
         if x >= 0.005 * total
     )
     print_entry(
         "whole run",
-        f"about {duration(total)}: {last_step - begin:,} steps, {num_evaluations:,} "
-        f"evaluations; {', '.join(listed)}",
+        f"about {duration(total)}: {parts.last_step - begin:,} steps, "
+        f"{num_evaluations:,} evaluations; {', '.join(listed)}",
     )
     ways = _ways_out(config, trainer, parts)
-    name = max(ways, key=secs.get)
-    if secs[name] >= MIN_SHARE * total:
+    name = max(ways, key=secs_of.__getitem__)
+    if secs_of[name] >= MIN_SHARE * total:
         part = f"{name} {'takes' if name == 'input' else 'take'}"
-        print_entry("try", f"{ways[name]}: {part} {secs[name] / total:.0%}")
+        print_entry("try", f"{ways[name]}: {part} {secs_of[name] / total:.0%}")
 
 
-def _ways_out(config, trainer, parts):
+def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
+    """Print the speed of the steps; return part of the run -> seconds."""
+    config, parts, trainer = trial.config, trial.parts, trial.trainer
+    begin, last_step = trainer.step, parts.last_step
+    phase = trainer.phases[phase_at(trainer.phases, begin)]
+    height, width = image_size(phase.model)
+    start_secs, lap = _time_steps(trial, int(min(phase.end_step, last_step)))
+    print_entry(
+        "speed",
+        f"{lap.steps_per_sec * config.images_per_step:,.0f} images/s on "
+        f"{height}x{width}, {1000 / lap.steps_per_sec:,.1f} ms a step, input wait "
+        f"{lap.input_wait_percent:.0f}%",
+    )
+    # The time of a step is about proportional to its pixels.
+    pixels, first = 0, begin
+    for phase in trainer.phases:
+        end = max(first, int(min(phase.end_step, last_step)))
+        pixels += (end - first) * math.prod(image_size(phase.model))
+        first = end
+    train_secs = pixels / (height * width * lap.steps_per_sec)
+    waited = train_secs * lap.input_wait_percent / 100
+    secs_of = {"linear probe": 0.0, "compiling": start_secs}
+    secs_of |= {"input": waited, "steps": train_secs - waited, "evaluations": 0.0}
+    num_evaluations = parts.periods.num_evaluations(begin, last_step)
+    if num_evaluations or config.linear_probe:
+        once = _time_evaluation(trial, heartbeat)
+        secs_of["evaluations"] = num_evaluations * once
+        if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
+            # An inference on each of its images.
+            count = parts.eval_split[1].num_examples * len(evaluated_weights(config))
+            secs_of["linear probe"] = once * linear_probe.num_images(parts) / count
+    started = time.monotonic()
+    trainer.state()
+    secs_of["checkpoints"] = (time.monotonic() - started) * max(
+        train_secs / (config.checkpoint_every_secs or math.inf),
+        (last_step - begin) / (config.checkpoint_every_steps or math.inf),
+    )
+    return secs_of
+
+
+def _time_steps(trial: Trial, end: int) -> tuple[float, Lap]:
+    """Return the seconds of the first step, which is compiled, and the speed."""
+    stopwatch, step = Stopwatch(), trial.trainer.step
+    while step < end and stopwatch.timed_secs < TIMED_SECS:
+        started = time.monotonic()
+        metrics = trial.take_steps(min(stopwatch.steps_in(CALL_SECS), end - step))
+        secs = time.monotonic() - started
+        stopwatch.add(metrics["step"] - step, secs, metrics["input_wait_secs"])
+        if not stopwatch.timed_steps:
+            print_entry(
+                f"step {metrics['step']}",
+                f"loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.3f}, "
+                f"gradient norm {metrics['gradient_norm']:.3g}, learning rate "
+                f"{metrics['learning_rate']:.3g}",
+            )
+        step = metrics["step"]
+    return stopwatch.start_secs, stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
+
+
+def _time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> float:
+    """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
+    config, parts, trainer = trial.config, trial.parts, trial.trainer
+    _, source = parts.eval_split
+    batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
+    feed = build_trainer.create_eval_feed(batches, trainer)
+    weights = evaluated_weights(config)
+    trainer.evaluate(feed, 1, weights, heartbeat)  # compiles
+    count, started = min(len(batches), TIMED_BATCHES), time.perf_counter()
+    trainer.evaluate(feed, count, weights, heartbeat)
+    return (time.perf_counter() - started) * len(batches) / count
+
+
+def _ways_out(config: Config, trainer: Trainer, parts: Parts) -> dict[str, str]:
     """Return part of a run -> the flag to try if it takes much of the time."""
     source = parts.train_batches.source
     decoded_mb = parts.num_examples * math.prod(source.image_shape) / 1e6
@@ -393,35 +358,3 @@ def _ways_out(config, trainer, parts):
         "evaluations": f"--eval_every_epochs={min(every, config.num_epochs):g}",
         "checkpoints": "--checkpoint_every_steps=0 --checkpoint_every_secs=600",
     }
-
-
-def _time_steps(trial, first, end):
-    """Return the times of a step, which is compiled, and of those that follow."""
-    stopwatch, step = Stopwatch(), first
-    while step < end and stopwatch.timed_secs < TIMED_SECS:
-        started = time.monotonic()
-        num_steps = min(stopwatch.steps_in(CALL_SECS), end - step)
-        metrics = trial.take_steps(num_steps)
-        secs = time.monotonic() - started
-        stopwatch.add(metrics["step"] - step, secs, metrics["input_wait_secs"])
-        if not stopwatch.timed_steps:
-            print_entry(
-                f"step {metrics['step']}",
-                f"loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.3f}, "
-                f"gradient norm {metrics['gradient_norm']:.3g}, learning rate "
-                f"{metrics['learning_rate']:.3g}",
-            )
-        step = metrics["step"]
-    return stopwatch
-
-
-def _evaluation_secs(config, parts, trainer, heartbeat):
-    """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
-    _, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
-    feed = build_trainer.create_eval_feed(batches, trainer)
-    weights = evaluated_weights(config)
-    trainer.evaluate(feed, 1, weights, heartbeat)  # compiles
-    count, started = min(len(batches), TIMED_BATCHES), time.perf_counter()
-    trainer.evaluate(feed, count, weights, heartbeat)
-    return (time.perf_counter() - started) * len(batches) / count

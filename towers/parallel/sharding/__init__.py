@@ -1,1 +1,1 @@
-"""Everything that inspects a network: channel splits, synchronized normalization."""
+"""Gradients that inspect a network: channel split, synchronized normalization."""

@@ -1,9 +1,9 @@
-"""Differentiation over several devices, with control over every operation's device.
+"""Differentiation over several devices, with control over the device of each operation.
 
-A `tf.GradientTape` over operations on several devices leaves the device of the backward
-operations to TensorFlow, and sums of gradients wherever they fall. Here each recorded
-function has its own tape inside its device, and what crosses devices is explicit: a
-value moves to a device at most once, and its gradient comes back at most once.
+A `tf.GradientTape` over several devices leaves the placement of backward operations and
+of sums of gradients to TensorFlow. Here each recorded function has its own tape on its
+device, and transfers are explicit: a value moves to a device at most once, and its
+gradient comes back at most once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,19 @@ import tensorflow as tf
 
 
 class Value:
-    """A tensor on a device, as one `DeviceTape` knows it."""
+    """A tensor on a device, recorded by a `DeviceTape`.
+
+    `copies` are by other devices; `gradients` were received so far, on the device.
+    """
 
     def __init__(self, tensor: tf.Tensor, device: str, differentiable: bool = False):
         self.tensor, self.device = tensor, device
-        self.differentiable = differentiable  # whether it may have a gradient
-        self.copies: dict[str, Value] = {}  # by other devices
-        self.gradients: list[tf.Tensor] = []  # received so far, on its device
+        self.differentiable = differentiable
+        self.copies: dict[str, Value] = {}
+        self.gradients: list[tf.Tensor] = []
 
     def gradient(self) -> tf.Tensor | None:
-        """The sum of all gradients, on the value's device; None where there is none."""
+        """Return the sum of all gradients, on the device of the value, or None."""
         if len(self.gradients) > 1:
             with tf.device(self.device):
                 self.gradients = [tf.add_n(self.gradients)]
@@ -29,11 +32,14 @@ class Value:
 
 
 class DeviceTape:
-    """Records functions applied on devices, and moves between devices."""
+    """Records functions applied on devices, and moves between devices.
 
-    def __init__(self):
+    `moved` has the tensors of all moves, forward and backward.
+    """
+
+    def __init__(self) -> None:
         self._backward: list[Callable[[], None]] = []
-        self.moved: list[tf.Tensor] = []  # of every move, forward and back
+        self.moved: list[tf.Tensor] = []
 
     def apply(
         self,
@@ -41,13 +47,15 @@ class DeviceTape:
         function: Callable[..., tf.Tensor | Sequence[tf.Tensor]],
         inputs: Sequence[Value],
     ) -> list[Value]:
-        """Calls `function` with the inputs' tensors, which are on that device."""
-        # Each once: the tape gives the whole gradient for every mention of a source.
+        """Call `function` with the tensors of inputs, which are on that device."""
+        # Each once: the tape returns the full gradient for every mention of a source.
         sources = list(dict.fromkeys(v for v in inputs if v.differentiable))
-        with tf.device(device):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([value.tensor for value in sources])
-                outputs = function(*[value.tensor for value in inputs])
+        with (
+            tf.device(device),
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
+            tape.watch([value.tensor for value in sources])
+            outputs = function(*[value.tensor for value in inputs])
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [
             Value(tensor, device, bool(sources) and tensor.dtype.is_floating)
@@ -73,11 +81,11 @@ class DeviceTape:
         return results
 
     def record(self, backward: Callable[[], None]) -> None:
-        """Has `backward` called in the backward pass, when it gets there."""
+        """Let the backward pass call a function."""
         self._backward.append(backward)
 
     def move(self, value: Value, device: str) -> Value:
-        """The value on another device; the same copy each time."""
+        """Return the value on another device, the same copy each time."""
         if value.device == device:
             return value
         if device in value.copies:
@@ -100,9 +108,7 @@ class DeviceTape:
         return copy
 
     def backward(self, targets: Sequence[tuple[Value, tf.Tensor]]) -> None:
-        """Leaves in every value the gradient of the weighted sum of scalar targets; to
-        be called once.
-        """
+        """Store gradients of the weighted sum of scalar targets in all values, once."""
         for target, weight in targets:
             with tf.device(target.device):
                 target.gradients.append(tf.identity(weight))

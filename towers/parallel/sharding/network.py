@@ -1,9 +1,9 @@
 """Gradients of a network over a grid of devices.
 
-This is for the two cases that must inspect a network: synchronized batch normalization
-(groups meet in every normalization) and the channel split (a group of devices holds one
-network). The devices form a grid: groups, data-parallel to each other, by shards, each
-with its slice of one network. A tower on one device is a group of one.
+Two cases must inspect a network: synchronized batch normalization (towers share moments
+in every normalization) and the channel split (a group of devices holds one network).
+The devices form a grid: groups, data-parallel to each other, by shards, each with its
+slice of one network. A tower on one device is a group of one.
 """
 
 import functools
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, Workers
 from towers.models.layers.normalization import is_frozen, ramping
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
@@ -31,14 +30,15 @@ from towers.parallel.towers import (
     loss_targets,
     unscaled,
 )
+from towers.parallel.workers import ALONE, Workers
 
 
 class SplitTowers:
-    """A network over a grid of devices, [group][shard], in each of the workers; it has
-    the functions of `Towers`, and walks through the layers. With
-    `sync_batch_norm` the groups share the moments of batch normalization. `batch_size`
-    are the images of a (micro-)batch over all workers. A layer that cannot be split, or
-    normalized so, is a ConfigError.
+    """A network over a grid of devices, [group][shard], with the interface of `Towers`.
+
+    With `sync_batch_norm` the groups share the moments of batch normalization.
+    `batch_size` counts the images of a micro-batch over all workers. ConfigError if a
+    layer cannot be split, or normalized so.
     """
 
     def __init__(
@@ -69,10 +69,13 @@ class SplitTowers:
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
         cut = segments if recompute else whole
         self._segments = {model: cut(model) for model in models}
-        # Activations and their gradients that cross devices in the phase with most.
+        # Bytes of activations and gradients that cross devices, maximum over phases.
         self.transferred_bytes = 0
 
-    def gradients(self, phase, fetched, batches, loss_scale=None):
+    def gradients(
+        self, phase, fetched, batches, loss_scale=None, first_tower=0
+    ) -> list[TowerResult]:
+        """Return the part of each device in the results, see `Towers.gradients`."""
         model, frozen = self._phases[phase].model, self._phases[phase].frozen
         tape, batches = DeviceTape(), list(batches)
         walk = self._walk(model, fetched, tape, training=True)
@@ -129,7 +132,8 @@ class SplitTowers:
                 results.append(result)
         return results
 
-    def logits(self, fetched, batches):
+    def logits(self, fetched, batches) -> list[tf.Tensor]:
+        """Return the logits of each group's share, see `Towers.logits`."""
         walk = self._walk(self._phases[-1].model, fetched, DeviceTape(), training=False)
         return [value.tensor for value in walk.forward(batches)]
 
@@ -142,8 +146,9 @@ class SplitTowers:
         )
 
     def _loss_factors(self, batches, loss_scale):
-        """Per group the factor on its loss: its weight in the mean over the groups, 1
-        where they are equal, times the loss scale. The gradients are divided by it.
+        """Return the factor on the loss of each group; gradients are divided by it.
+
+        It is the weight in the mean over groups, 1 if they are equal, times the scale.
         """
         sizes = [batch["labels"].shape[0] for batch in batches]
         num_images = sum(sizes) if self._workers.size == 1 else self._batch_size

@@ -1,8 +1,8 @@
 """The channel split of a network over the devices of a group.
 
-Every convolution and dense layer owns a share of its output channels on each device;
-layers that treat each channel alone act on the local slice. A shard's layer is built
-from the `get_config()` of the whole one, with its share of the outputs.
+Every convolution and dense layer computes a share of its output channels on each
+device; channelwise layers act on the local slice. The layer of a shard is built from
+the `get_config()` of the full one, with its share of the outputs.
 """
 
 import keras
@@ -27,7 +27,7 @@ from towers.models.layers.normalization import (
 )
 from towers.parallel.reduce import shares
 
-# Layers whose outputs are split; the name of their number of outputs.
+# Layers whose outputs are split, and the field with the number of outputs.
 SPLIT = {
     layers.Conv2D: "filters",
     Conv2D: "filters",
@@ -37,7 +37,7 @@ SPLIT = {
     Dense: "units",
 }
 
-# Layers that treat every channel alone.
+# Layers that compute every channel independently.
 CHANNELWISE = (
     layers.ReLU,
     layers.LeakyReLU,
@@ -55,7 +55,7 @@ CHANNELWISE = (
     Gelu,
 )
 
-# Layers that `Walk` gives the channels of other shards, all or some.
+# Layers for which `Walk` fetches channels of other shards.
 WALKED = (
     LocalResponseNormalization,
     PadChannels,
@@ -63,7 +63,7 @@ WALKED = (
     layers.Concatenate,
 )
 
-# Activation functions that treat every element alone.
+# Elementwise activation functions.
 ELEMENTWISE = frozenset(
     "linear relu relu6 leaky_relu gelu silu hard_silu elu selu tanh sigmoid "
     "hard_sigmoid softplus".split()
@@ -71,7 +71,7 @@ ELEMENTWISE = frozenset(
 
 
 def channel_slice(tensor, shard: int, num_shards: int):
-    """A shard's slice of the last axis of a tensor or array."""
+    """Return a shard's slice of the last axis of a tensor or array."""
     if num_shards == 1:
         return tensor
     sizes = shares(tensor.shape[-1], num_shards)
@@ -80,15 +80,12 @@ def channel_slice(tensor, shard: int, num_shards: int):
 
 
 def _name_of_activation(layer):
-    """Name of a function, or of an object's class."""
     function = layer.activation
     return getattr(function, "__name__", type(function).__name__)
 
 
 def check_channel_axis(layer: keras.Operation, option: str) -> None:
-    """Raises ConfigError where batch normalization is over another axis than the
-    last.
-    """
+    """Raise ConfigError if batch normalization is not over the last axis."""
     axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
     if axes not in ([-1], [len(layer.input.shape) - 1]):
         raise ConfigError(
@@ -98,16 +95,18 @@ def check_channel_axis(layer: keras.Operation, option: str) -> None:
 
 
 def normalizes_channels(layer: keras.Operation) -> bool:
-    """True if a layer needs the moments over all channels, and else treats each
-    alone. A subclass may compute something else.
+    """Return whether a layer needs moments over all channels, and nothing else.
+
+    A subclass may compute something else.
     """
     kinds = layers.LayerNormalization, FusedLayerNormalization
     return type(layer) in kinds and not layer.rms_scaling
 
 
 class Shards:
-    """The layers of each shard of a Functional model, which 1 shard leaves whole; a
-    ConfigError names a layer that cannot be split.
+    """The layers of each shard of a Functional model, which 1 shard leaves unchanged.
+
+    ConfigError if a layer cannot be split.
     """
 
     def __init__(self, model: keras.Model, num_shards: int):
@@ -127,7 +126,7 @@ class Shards:
                     self._layers[layer.name] = self._split(layer)
 
     def of(self, layer: keras.Operation, shard: int) -> keras.Operation:
-        """The layer of a shard that stands for a layer of the whole network."""
+        """Return the layer of a shard for a layer of the full network."""
         if self.num_shards == 1:
             return layer
         return self._layers[layer.name][shard]
@@ -150,7 +149,7 @@ class Shards:
                 )
             return [_built(layer, None, heads=heads)] * self.num_shards
         if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
-            # In groups of channels, for the groups of one shard.
+            # The groups of channels are divided among the shards.
             _check_columns(layer, layer.groups, self.num_shards)
             groups = layer.groups // self.num_shards
             return [_built(layer, layer.input.shape, groups=groups)] * self.num_shards
@@ -194,7 +193,7 @@ class Shards:
         return shards
 
     def _split_variables(self, layer):
-        """Splits the variables of a layer that have an entry for each channel."""
+        """Split variables that have an entry for each channel."""
         *outer, channels = layer.input.shape
         sizes, shards, changes = shares(channels, self.num_shards), [], {}
         for shard, size in enumerate(sizes):
@@ -205,14 +204,14 @@ class Shards:
 
 
 def _built(layer, input_shape, **changes):
-    """A layer of the same configuration but for some changes, with variables."""
+    """Build a layer of the same configuration but for some changes."""
     built = type(layer).from_config(layer.get_config() | changes)
     built.build(input_shape)
     return built
 
 
 def _acts_on(layer, unsplit):
-    """True if a layer has no variables and reads tensors that no device splits."""
+    """Return whether a layer has no variables, and its inputs are not split."""
     has_variables = isinstance(layer, keras.Layer) and layer.variables
     inputs = tree.flatten(layer.input)
     return not has_variables and all(id(x) in unsplit for x in inputs)
@@ -227,7 +226,7 @@ def _check_columns(layer, groups, count):
 
 
 def _check_regularizers(layer, count):
-    """A penalty must be a sum over elements, so that the shards' penalties add up."""
+    """Raise ConfigError if penalties of shards do not add up to the whole penalty."""
     sums = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     for variable in layer.trainable_variables:
         penalty = variable.regularizer

@@ -23,23 +23,25 @@ from towers.parallel.towers import model_input
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GridTensor:
-    """A tensor of the network on all devices."""
+    """A tensor of the network on all devices: `values` are [group][shard].
 
-    values: list[list[Value]]  # [group][shard]
-    replicated: bool  # every shard has all channels, or each its slice of the last axis
+    If `replicated`, every shard has all channels, otherwise a slice of the last axis.
+    """
+
+    values: list[list[Value]]
+    replicated: bool
 
 
 def _each(function, grid):
-    """A function of each entry, [group][shard]."""
+    """Apply a function to each entry, [group][shard]."""
     return [list(map(function, group)) for group in grid]
 
 
 class Walk:
-    """One walk through a model in topological order, forward on a tape, with a value
-    per device of the groups whose values are given. `params` are [group][shard] the
-    parameters as values on the tape, `state` after the walk is the new one.
-    `combine_moments` is None where groups do not share the moments of batch
-    normalization.
+    """A walk through a model in topological order, forward on a tape.
+
+    `params` are values on the tape, [group][shard], and `state` is the new model state
+    after the walk. `combine_moments` is None if groups do not share moments.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Walk:
         self._training, self._combine_moments = training, combine_moments
         variables = model.trainable_variables, model.non_trainable_variables
         index = {id(v): i for part in variables for i, v in enumerate(part)}
-        # Layer name -> the indices of its parameters and of its state in the model's.
+        # Layer name -> indices of its parameters, and of its state, in the model.
         self._indices = {
             layer.name: [
                 [index[id(v)] for v in part]
@@ -68,7 +70,9 @@ class Walk:
             ]
             for layer in model.layers
         }
-        self.params, self.state, per_device = [], [], iter(fetched)
+        self.params: list[list[list[Value]]] = []
+        self.state: list[list[list[tf.Tensor]]] = []
+        per_device = iter(fetched)
         for devices in self._devices:
             self.params.append([])
             self.state.append([])
@@ -81,7 +85,7 @@ class Walk:
                 self.params[-1].append(params)
 
     def forward(self, batches: Sequence[Mapping[str, tf.Tensor]]) -> list[Value]:
-        """The logits of each group, as values on its first device."""
+        """Return the logits of each group, on its first device."""
         tensors = {id(x): self._load(x, batches) for x in self._model.inputs}
         for segment in self._segments:
             call = self._run if segment is self._segments[-1] else self._recomputed
@@ -93,13 +97,11 @@ class Walk:
         return segment(inputs, lambda layer: functools.partial(self._visit, layer))
 
     def _recomputed(self, segment, inputs):
-        """The output of a segment whose activations are not kept."""
+        """Return the output of a segment without keeping its activations."""
         before = self.state
 
         def again(read, differentiable):
-            """Another walk, on a tape of its own; its output, and pairs of values here
-            and there. `read` gives the tensor of an input.
-            """
+            """Walk again on another tape; return pairs of values here and there."""
             pairs, walk = [], copy.copy(self)
 
             def renew(value, tensor):
@@ -147,7 +149,6 @@ class Walk:
         return GridTensor(values, result.replicated)
 
     def _load(self, x, batches):
-        """An input of the model, on every device."""
         values = []
         for batch, devices in zip(batches, self._devices, strict=True):
             tensor = model_input(batch, x)
@@ -164,30 +165,27 @@ class Walk:
             reads_all = getattr(layer, "groups", 1) == 1
             tensors = [(self._replicate if reads_all else self._shard)(tensors[0])]
             replicated = self._shards.num_shards == 1
-        elif isinstance(layer, layers.Flatten | layers.Concatenate):
-            # Slices of channels are not neighbors afterwards.
+        elif isinstance(layer, layers.Flatten | layers.Concatenate | PadChannels):
+            # Slices of channels are not contiguous afterwards.
             tensors, replicated = [self._replicate(x) for x in tensors], True
-        elif (
-            not tensors[0].replicated
-            and (function := _ON_SLICES.get(type(layer)))
-            and getattr(layer, "groups", 1) == 1
-        ):
-            values = [function(self._tape, layer, x) for x in tensors[0].values]
+        elif _reads_neighbors(layer) and not tensors[0].replicated:
+            normalize = slices.local_response_normalization
+            values = [normalize(self._tape, layer, x) for x in tensors[0].values]
             return GridTensor(values, replicated=False)
         else:
-            is_whole = self._shards.of(layer, 0) is layer  # not created for slices
+            is_whole = self._shards.of(layer, 0) is layer
             replicated = is_whole and all(x.replicated for x in tensors)
             if not replicated:
                 split_tensors, whole = tensors, []
                 if isinstance(layer, Dropout) and layer.input[1].shape[-1] == 1:
-                    # Noise of whole images, [n, 1, 1, 1], fits every slice.
+                    # Noise per image, [n, 1, 1, 1], is broadcast to every slice.
                     split_tensors, whole = tensors[:1], tensors[1:]
                 tensors = [*map(self._shard, split_tensors), *whole]
         if split.normalizes_channels(layer) and not replicated:
             return self._normalize_channels(layer, tensors[0])
-        if isinstance(layer, layers.BatchNormalization) and self._training:
-            if self._combine_moments is not None and not is_frozen(layer):
-                return self._synchronize(layer, tensors[0])
+        is_norm = isinstance(layer, layers.BatchNormalization) and self._training
+        if is_norm and self._combine_moments is not None and not is_frozen(layer):
+            return self._synchronize(layer, tensors[0])
         values = [
             [
                 self._call(layer, group, shard, args, kwargs, tensors)
@@ -198,7 +196,6 @@ class Walk:
         return GridTensor(values, replicated)
 
     def _call(self, layer, group, shard, args, kwargs, tensors):
-        """A layer on one device, on the tape."""
         layer_shard = self._shards.of(layer, shard)
         param_indices, state_indices = self._indices.get(layer.name, ([], []))
         params = [self.params[group][shard][i] for i in param_indices]
@@ -215,7 +212,7 @@ class Walk:
                 return layer_shard(*call_args, **call_kwargs)
             if "training" in inspect.signature(layer_shard.call).parameters:
                 call_kwargs["training"] = self._training
-            # Not `stateless_call`, which leaves out the casts to the layer's precision.
+            # Not `stateless_call`, which omits casts to the precision of the layer.
             state_variables = layer_shard.non_trainable_variables
             pairs = zip(
                 [*layer_shard.trainable_variables, *state_variables],
@@ -233,7 +230,7 @@ class Walk:
         return output
 
     def _replicate(self, tensor):
-        """The same tensor with all channels on every device."""
+        """Return the tensor with all channels on every device."""
         if tensor.replicated:
             return tensor
         return GridTensor(
@@ -245,7 +242,7 @@ class Walk:
         )
 
     def _gather(self, tensor, group, shards):
-        """All channels of a group's tensor on some of its devices."""
+        """Return all channels of a group's tensor on some of its devices."""
         if tensor.replicated:
             return [tensor.values[group][shard] for shard in shards]
         gathered = []
@@ -256,7 +253,7 @@ class Walk:
         return gathered
 
     def _shard(self, tensor):
-        """The same tensor with a slice of the channels on every device."""
+        """Return the tensor with a slice of the channels on every device."""
         count = self._shards.num_shards
         if not tensor.replicated or count == 1:
             return tensor
@@ -273,7 +270,7 @@ class Walk:
     # Normalization with moments from several devices.
 
     def _normalize_channels(self, layer, tensor):
-        """Layer normalization with the moments over the channels of all shards."""
+        """Normalize with moments over the channels of all shards."""
         values = []
         for group, shards in enumerate(tensor.values):
             moments = slices.channel_moments(self._tape, shards)
@@ -285,8 +282,8 @@ class Walk:
         return GridTensor(values, replicated=False)
 
     def _synchronize(self, layer, tensor):
-        """Batch normalization with the moments of the whole batch."""
-        values = [[] for _ in self._devices]
+        """Normalize with moments of the whole batch."""
+        values: list[list[Value]] = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
             groups = [group[shard] for group in tensor.values]
             moments = self._combine_moments(self._tape, groups, home)
@@ -298,7 +295,7 @@ class Walk:
         return GridTensor(values, tensor.replicated)
 
     def _move_averages(self, layer, group, shard, moments):
-        """The moving averages move as in Keras, once."""
+        """Update moving averages as Keras does, once per device."""
         _, state_indices = self._indices[layer.name]
         state = self.state[group][shard]
         with tf.device(self._devices[group][shard]):
@@ -307,7 +304,6 @@ class Walk:
                 state[index] = state[index] * layer.momentum + after
 
     def _normalize(self, layer, group, shard, value, moments):
-        """The output on one device, where the moments are."""
         param_indices, _ = self._indices[layer.name]
         params = [self.params[group][shard][i] for i in param_indices]
 
@@ -323,8 +319,5 @@ class Walk:
         return self._tape.apply(value.device, normalize, [value, *moments, *params])
 
 
-# Layers that read channels of neighbor devices, but not all channels.
-_ON_SLICES = {
-    LocalResponseNormalization: slices.local_response_normalization,
-    PadChannels: slices.pad_channels,
-}
+def _reads_neighbors(layer):
+    return type(layer) is LocalResponseNormalization and layer.groups == 1

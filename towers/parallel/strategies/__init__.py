@@ -1,1 +1,1 @@
-"""The synchronous strategies, one a file, and the contract that they meet."""
+"""The synchronous strategies, one per file, and their interface."""

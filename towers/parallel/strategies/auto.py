@@ -1,10 +1,11 @@
 """The choice between `towers` and `replicated` by the devices."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from towers.optim.update import Update
 from towers.parallel.copies import Initial
+from towers.parallel.devices import GPU
 from towers.parallel.strategies.replicated import replicated
 from towers.parallel.strategies.strategy import Strategy
 from towers.parallel.strategies.towers import towers
@@ -20,11 +21,11 @@ def auto(
     all_reduce: str = "auto",
     all_reduce_dtype: str = "",
 ) -> Strategy:
-    """`replicated` on several GPUs without a parameter device, otherwise `towers`."""
-    on_gpus = len(devices) > 1 and all("GPU" in device for device in devices)
+    """Use `replicated` on several GPUs without a parameter device, else `towers`."""
     reduction = {"all_reduce": all_reduce, "all_reduce_dtype": all_reduce_dtype}
-    create, options, ignored = replicated, reduction, {}
-    if not on_gpus or parameter_device != "auto":
+    create: Callable[..., Strategy] = replicated
+    options, ignored = reduction, {}
+    if len(devices) == 1 or not GPU.has(devices) or parameter_device != "auto":
         create, options = towers, {"parameter_device": parameter_device}
         # The sum on one device, star, is what towers does.
         ignored = {k: x for k, x in reduction.items() if x not in ("auto", "star", "")}

@@ -23,14 +23,13 @@ def model_parallel(
     *,
     group_size: int,
 ) -> Strategy:
-    """A group of neighboring devices holds one copy, split by channels; the mean
-    goes, shard by shard, to all groups, which are data-parallel to each other.
+    """Split each copy by channels over a group of `group_size` neighboring devices.
 
-    Where a layer needs all its inputs, a transfer brings the slices of the other
-    devices next to the compute (see `sharding`).
-
-    Elsewhere: the worker groups of Tencent's multi-GPU framework (Mariana, Zou et al.
-    2014), the two columns of AlexNet (Krizhevsky et al. 2012).
+    The groups are data-parallel to each other: the mean goes, shard by shard, to all of
+    them. If a layer needs all its inputs, the slices of the other devices are copied to
+    each device (see `sharding`). Elsewhere: the worker groups of Tencent's multi-GPU
+    framework (Mariana, Zou et al. 2014), the two columns of AlexNet (Krizhevsky et al.
+    2012).
     """
     if len(devices) % group_size:
         raise ConfigError(

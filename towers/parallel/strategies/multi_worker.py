@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.cluster.workers import ALONE, COMMUNICATIONS, Workers
 from towers.errors import ConfigError
 from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.compilation import compute_in_order
 from towers.parallel.copies import Copy, Initial
+from towers.parallel.devices import CPU, device_of
 from towers.parallel.strategies.replicated import replicated
 from towers.parallel.strategies.strategy import Mean, Strategy, create_copies
 from towers.parallel.towers import TowerResult
+from towers.parallel.workers import ALONE, Workers
 
-# Megabytes of the buffers in which gradients travel between workers: the first one
-# leaves while the others are still computed.
-WORKER_PACK_MB = {"CPU": 1.0, "GPU": 25.0}
+# Algorithms between workers; "auto" is NCCL between GPUs, otherwise a ring.
+COMMUNICATIONS = ("auto", "ring", "nccl")
 
 
 def multi_worker(
@@ -31,16 +31,16 @@ def multi_worker(
     all_reduce_pack_mb: float = -1.0,
     all_reduce_dtype: str = "",
 ) -> Strategy:
-    """`replicated` over several processes, each with its own `devices`: the mean goes
-    to all devices of all workers, by TensorFlow's MultiWorkerMirroredStrategy. Each GPU
-    takes part in that by itself; the towers of a CPU are summed first.
+    """Keep a copy on every device of every worker; the mean goes to all of them.
 
-    Elsewhere: MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
+    TensorFlow's MultiWorkerMirroredStrategy reduces the gradients. Each GPU takes part
+    by itself; the towers of a CPU are summed first. Elsewhere:
+    MultiWorkerMirroredStrategy, Horovod, PyTorch's DistributedDataParallel.
 
     `micro_batch_size` counts the images of all workers, `all_reduce` is one of
-    COMMUNICATIONS, `all_reduce_pack_mb` are the least megabytes of a buffer (0 for a
-    single one, -1 for WORKER_PACK_MB), and `all_reduce_dtype` is what travels and is
-    added up.
+    COMMUNICATIONS, `all_reduce_pack_mb` is the minimum size of a buffer (0 for a single
+    one, -1 for `Device.worker_pack_mb`), and `all_reduce_dtype` is the type in which
+    gradients are sent and added up, by default their own.
     """
     if all_reduce not in COMMUNICATIONS:
         raise ConfigError(
@@ -59,8 +59,9 @@ def multi_worker(
     first = workers.index * count
     sizes = all_sizes[first : first + count]
     copies = create_copies(initial, update_fn, devices)
-    kind, pack_mb = "GPU" if "GPU" in devices[0] else "CPU", all_reduce_pack_mb
-    pack_mb = WORKER_PACK_MB[kind] if pack_mb < 0 else pack_mb
+    pack_mb = all_reduce_pack_mb
+    if pack_mb < 0:
+        pack_mb = device_of(devices[0]).worker_pack_mb
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=int(pack_mb * 2**20)
     )
@@ -93,15 +94,15 @@ def mean_over_workers(
 ) -> Mean:
     """Return the mean over the towers of several workers.
 
-    What travels are parts of sums: gradients weighted by images; changes of the model
-    state, weighted alike, so that what no training changes, such as frozen filters,
-    stays what it is to the last bit; the loss of every tower, and correct predictions.
+    Workers send gradients and changes of the model state, both weighted by images, the
+    loss of every tower, and the number of correct predictions. Changes leave constants,
+    such as frozen filters, as they are to the last bit.
     """
     for result, copy in zip(results, copies, strict=True):
-        if "CPU" in copy.device:  # TensorFlow begins with the last ones
+        if CPU.has([copy.device]):  # TensorFlow sends the last tensors first.
             compute_in_order(result.gradients[::-1])
     count = len(copies)
-    towers_per_device = count // len(workers.devices)  # summed before they are sent
+    towers_per_device = count // len(workers.devices)  # Summed before they are sent.
     old = [copy.read(copy.state) for copy in copies]
     sent = []
     for index in range(0, count, towers_per_device):
@@ -136,7 +137,7 @@ def mean_over_workers(
             gradients.append(
                 [tf.cast(x, g.dtype) for x, g in zip(totals, own, strict=True)]
             )
-    # Whether a step is taken depends on the metrics: by then all has arrived.
+    # Metrics decide whether a step is taken: they wait until everything has arrived.
     with tf.control_dependencies(tf.nest.flatten(sums)), tf.device(copies[0].device):
         losses, correct = map(tf.identity, sums[-1][-2:])
     return Mean(gradients, states, losses, correct)

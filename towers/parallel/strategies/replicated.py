@@ -25,16 +25,17 @@ def replicated(
     all_reduce: str = "auto",
     all_reduce_dtype: str = "",
 ) -> Strategy:
-    """A copy on every device, read by its tower; the mean goes to all, and every copy
-    updates itself. As all see the same sums, bit for bit, they stay the same.
+    """Keep a copy on every device, read by its tower; the mean goes to all copies.
 
-    Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep Learning (its
-    `get_params`, `split_and_load`, `allreduce`, `train_batch`), MirroredStrategy,
-    tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
+    Every copy is updated on its own device; as all have the same sums, bit for bit,
+    they stay equal. Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep
+    Learning (its `get_params`, `split_and_load`, `allreduce`, `train_batch`),
+    MirroredStrategy, tf_cnn_benchmarks' `replicated`, tensorpack's
+    SyncMultiGPUTrainerReplicated.
 
-    `all_reduce` is a key of `reduce.ALGORITHMS`; auto is star, but see
-    `build_trainer.create_trainer`. `all_reduce_dtype` is what travels, such as
-    bfloat16; empty for the gradients' type.
+    `all_reduce` is a key of `reduce.ALGORITHMS` or "auto", which is star (but see
+    `build_trainer.create_trainer`); `all_reduce_dtype` is the type in which gradients
+    are sent, such as "bfloat16", by default their own.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
     dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None

@@ -1,8 +1,8 @@
-"""The synchronous strategies: where copies of the vectors live, which copy a tower
-reads, and where the mean goes.
+"""The interface of synchronous strategies.
 
-All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. A new strategy is a file in this folder and a row of
+A strategy decides where copies of the vectors live, which copy a tower reads, and where
+the mean goes. A step is the same for all: one update with the gradient of the mean loss
+over the whole batch. A new strategy is a file in this folder and a row of
 `config.choices.STRATEGIES`; docs/extending.md lists its tests and pages.
 """
 
@@ -17,50 +17,51 @@ import tensorflow as tf
 from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Copy, Initial, Values, Weights
+from towers.parallel.devices import share_memory
 from towers.parallel.sharding.split import channel_slice
 from towers.parallel.towers import TowerResult
 
 
 class Mean(NamedTuple):
-    """The mean over the towers, once for each of `Strategy.copies`."""
+    """The mean over the towers."""
 
-    gradients: list[list[tf.Tensor]]  # [copy] vectors, of the mean loss over the batch
-    states: list[list[tf.Tensor]]  # [copy] vectors of the new model state
-    losses: tf.Tensor  # [tower], of all processes
-    correct: tf.Tensor  # number of correct predictions over these towers
+    gradients: list[list[tf.Tensor]]  # [copy] vectors, of the mean loss over the batch.
+    states: list[list[tf.Tensor]]  # [copy] vectors of the new model state.
+    losses: tf.Tensor  # [tower], of all processes.
+    correct: tf.Tensor  # Number of correct predictions of these towers.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
-    """Created as `strategy(initial, update_fn, devices, micro_batch_size, **options)`,
-    the function of a row of `choices.STRATEGIES`; `options` are the fields of Config
-    with `strategy_option` that its signature names.
+    """Copies of the variables, their readers and the mean over the towers.
+
+    The function of a row of `choices.STRATEGIES` creates it, called as
+    `function(initial, update_fn, devices, micro_batch_size, **options)`; `options` are
+    the fields of Config with `strategy_option` that its signature names.
     """
 
-    devices: Sequence[str]  # of the towers
-    sizes: Sequence[int]  # images of a (micro-)batch per tower of this process
-    copies: Sequence[Copy]  # of the variables; a whole one has `num_shards` entries
-    readers: Sequence[int]  # per device the index of its copy
-    # Per device results -> their mean, weighted by images.
+    devices: Sequence[str]  # Of the towers.
+    sizes: Sequence[int]  # Images of a micro-batch per tower of this process.
+    copies: Sequence[Copy]  # Of the variables; each copy has `num_shards` entries.
+    readers: Sequence[int]  # Index of the copy that each device reads.
+    # Results per device -> their mean, weighted by images.
     mean_fn: Callable[[Sequence[TowerResult]], Mean]
-    description: Sequence[str]  # lines for the start banner
-    num_shards: int = 1  # neighboring devices that hold one network together
+    description: Sequence[str]  # Lines for the start banner.
+    num_shards: int = 1  # Neighboring devices that hold one network together.
 
     def fetch(self, weights: Weights = Weights.RAW) -> list[Values]:
-        """Per device parameters and model state, next to the compute. The first copy
-        keeps the EMA weights.
-        """
+        """Return parameters and model state per device, in memory that it can read."""
         fetched = []
         for device, reader in zip(self.devices, self.readers, strict=True):
-            is_ema = weights is Weights.EMA
+            is_ema = weights is Weights.EMA  # Only the first copy keeps them.
             copy = self.copies[reader % self.num_shards if is_ema else reader]
             values = copy.fetch(weights)
-            near = reduce.share_memory(device, copy.device)
-            fetched.append(values if near else values.copied_to(device))
+            is_near = share_memory(device, copy.device)
+            fetched.append(values if is_near else values.copied_to(device))
         return fetched
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Assigns a canonical state to all copies."""
+        """Assign a canonical state to all copies."""
         parts = [
             {
                 name: channel_slice(array, shard, self.num_shards)
@@ -75,19 +76,19 @@ class Strategy:
 
     @property
     def shards(self) -> Sequence[Copy]:
-        """The entries of the first copy."""
+        """Return the entries of the first copy."""
         return self.copies[: self.num_shards]
 
     @property
     def home(self) -> str:
-        """The device of the first copy: of metrics, and of the guard of a step."""
+        """Return the device of the first copy, of metrics and of the guard."""
         return self.copies[0].device
 
 
 def create_copies(
     initial: Initial, update_fn: Update, devices: Sequence[str], group_size: int = 1
 ) -> list[Copy]:
-    """Return a copy on every group of devices; the first one alone keeps averages."""
+    """Return a copy on every group of devices; only the first one keeps averages."""
     copies = []
     for index, device in enumerate(devices):
         cut = functools.partial(

@@ -1,4 +1,4 @@
-"""One copy of the variables, which every tower reads."""
+"""A single copy of the variables, which every tower reads."""
 
 from collections.abc import Sequence
 
@@ -20,15 +20,14 @@ def towers(
     *,
     parameter_device: str = "auto",
 ) -> Strategy:
-    """One copy on the parameter device, by default the CPU; every tower fetches it in
-    every step, and the mean goes there.
+    """Keep one copy on the parameter device; every tower fetches it in every step.
 
-    Elsewhere: TensorFlow's CIFAR-10 multi-GPU tutorial, CentralStorageStrategy,
-    tf_cnn_benchmarks' `parameter_server`, tensorpack's
+    The mean goes there. Elsewhere: TensorFlow's CIFAR-10 multi-GPU tutorial,
+    CentralStorageStrategy, tf_cnn_benchmarks' `parameter_server`, tensorpack's
     SyncMultiGPUTrainerParameterServer.
 
-    The parameter device is cpu, gpu (the first tower's), the name of a device, or auto:
-    the CPU, or of a single tower its own device.
+    `parameter_device` is "cpu", "gpu" (that of the first tower), the name of a device,
+    or "auto": the CPU, but for a single tower its own device.
     """
     automatic = devices[0] if len(devices) == 1 else HOST
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
