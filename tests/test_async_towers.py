@@ -14,7 +14,6 @@ from marks import slow
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
-    assert_metrics,
     assert_some_are_clipped,
     clip_norm_for,
     create_trainer,
@@ -27,7 +26,6 @@ from towers.models.variables import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.coordinator import SHARES_AHEAD
 from towers.run.outputs import is_between_steps
 from towers.training.train import train
 
@@ -123,19 +121,6 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
     return oracle.OracleResult(params, state, slots, averages, reports), staleness
 
 
-def test_one_tower_equals_the_oracle():
-    network = networks.residual_network()
-    batches = networks.random_batches(10, 13)
-    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
-    expected = recipe.oracle(network, batches, 1)
-    towers, _ = create(network, recipe, batches, 1)
-    seen = [towers.train(1), towers.train(4), towers.train(5)]
-    assert_equal_to_oracle(towers.state(), expected)
-    for metrics, step in zip(seen, (1, 5, 10), strict=True):
-        assert_metrics(metrics, expected.reports[step - 1])
-        assert not metrics["staleness"].any()
-
-
 @pytest.mark.parametrize(
     "name,dtype,optimizer,num_towers,options",
     [
@@ -191,21 +176,6 @@ def assert_metrics_of_the_last_step(metrics, reports, record):
     np.testing.assert_allclose(
         metrics["tower_losses"], [r.loss for r in of_towers], rtol=1e-4
     )
-
-
-@pytest.mark.parametrize("max_staleness", [slow(0), 1])
-def test_towers_that_run_freely_equal_the_replay(max_staleness):
-    network = networks.plain_network()
-    batches = networks.random_batches(20, 13)
-    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
-    towers, record = create(network, recipe, batches, 3, max_staleness=max_staleness)
-    metrics = [towers.train(8), towers.train(12)]
-    expected, staleness = replay(network, recipe, batches, 3, record)
-    assert_equal_to_oracle(towers.state(), expected)
-    seen = np.concatenate([m["staleness"] for m in metrics])
-    np.testing.assert_array_equal(seen, staleness)
-    bound = max_staleness or 2 * (2 * SHARES_AHEAD + 1)
-    assert max(staleness) <= bound
 
 
 # Row 26: no update is lost.

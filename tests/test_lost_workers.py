@@ -177,9 +177,10 @@ Detected at node all_reduce/CollectiveReduceV2 defined at (most recent call last
 
 def raised_by(workers, message):
     """What becomes of an error of a collective."""
-    with pytest.raises((tf.errors.InternalError, WorkerLostError)) as caught:
-        with workers.noticing_losses():
-            raise tf.errors.InternalError(None, None, IN_A_STEP.format(message))
+    error = tf.errors.InternalError(None, None, IN_A_STEP.format(message))
+    lost = pytest.raises((tf.errors.InternalError, WorkerLostError))
+    with lost as caught, workers.noticing_losses():
+        raise error
     return caught.value
 
 
@@ -198,7 +199,8 @@ def raised_by(workers, message):
 def test_row_28_an_error_of_nccl_is_a_lost_worker_but_not_a_fault_of_this_one(
     is_lost, message
 ):
-    workers = ClusterWorkers(tf.distribute.OneDeviceStrategy("/CPU:0"), ["a:1", "b:1"], 1)
+    engine = tf.distribute.OneDeviceStrategy("/CPU:0")
+    workers = ClusterWorkers(engine, ["a:1", "b:1"], 1)
     error = raised_by(workers, message)
     assert isinstance(error, WorkerLostError) == is_lost
     assert not is_lost or str(error).startswith(f"a worker is lost: {message[:40]}")

@@ -140,7 +140,7 @@ def test_a_bad_step_ends_the_call_at_the_one_before(
     assert trainer.train(2)["step"] == 2
     good = trainer.state()
     trainer.load(before)
-    with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
+    with pytest.raises(NumericError, match=r"^step 3: .* of tower 1 "):
         trainer.train(5)
     assert trainer.progress() == (2, "idle")
     small_runs.assert_equal_states(trainer.state(), good)
