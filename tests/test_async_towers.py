@@ -29,11 +29,11 @@ from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.run.outputs import is_between_steps
 from towers.training.train import train
 
-WAIT_SECS = 30  # for what should come at once
+WAIT_SECS = 30  # Timeout for what should happen at once.
 
 
 def create(network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options):
-    """The towers, and a list that records their fetches and applies."""
+    """Create towers and a list that records their fetches and applies."""
     towers = create_trainer(cls, network, recipe, batches, num_towers, **options)
     record = []
     record_events(towers.coordinator, record)
@@ -41,7 +41,7 @@ def create(network, recipe, batches, num_towers, cls=AsynchronousTrainer, **opti
 
 
 def before_computing(hook):
-    """Towers that call `hook(trainer, tower, number of its update)` first."""
+    """Return a class whose towers call `hook(trainer, tower, number of its update)`."""
 
     class Hooked(AsynchronousTrainer):
         def _compute(self, tower, *share):
@@ -55,11 +55,11 @@ def before_computing(hook):
 
 
 def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
-    """Does in NumPy what was recorded.
+    """Replay a record in NumPy.
 
     Returns:
-        What the oracle's `train` returns, with a report for each update in the order
-        of their applies, None for one that is skipped, and the staleness of each.
+        The result of the oracle, with a report for each update in the order of their
+        applies (None if it is skipped), and the staleness of each update.
     """
     rule = oracle.OPTIMIZERS[recipe.optimizer]
     params = {k: v.astype(np.float64) for k, v in network.params.items()}
@@ -182,7 +182,7 @@ def assert_metrics_of_the_last_step(metrics, reports, record):
 
 
 def ones_network():
-    """A dense layer on images of ones; the sum of its logits has gradients of one."""
+    """Create a dense layer whose sum of logits has gradients of one."""
     with keras_settings("float32"):
         images = keras.Input((2,), name="images")
         logits = layers.Dense(3, kernel_initializer="zeros", name="logits")(images)
@@ -226,7 +226,7 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
 @pytest.mark.row(14, 41)
 @pytest.mark.parametrize("num_towers,bad_tower", [(4, 2), (1, 0)])
 def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(num_towers, bad_tower):
-    """Row 41: the state is saved where it is a whole step's, as that of one tower."""
+    """Row 41: the state is saved if all towers have made the same steps."""
     network, batches = networks.plain_network(), networks.random_batches(6, 16)
     batches[3]["images"][4 * bad_tower + 1, 0, 0, 0] = np.nan
     towers, record = create(network, Recipe(), batches, num_towers)
@@ -247,7 +247,6 @@ def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
     tmp_path, monkeypatch
 ):
     def fail(trainer, tower, number):
-        """The second update of tower 1, when tower 0 has made its own."""
         coordinator = trainer.coordinator
         if (tower, number) == (1, 2):
             with coordinator.lock:
@@ -267,7 +266,6 @@ def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
 
 @pytest.mark.row(14)
 def test_row_14_a_bad_update_may_be_skipped():
-    """Of each tower one."""
     network, batches = networks.plain_network(), networks.random_batches(6, 13)
     for tower, step in enumerate((1, 3, 4)):
         batches[step]["images"][4 * tower + 2, 0, 0, 0] = np.nan

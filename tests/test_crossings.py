@@ -1,4 +1,4 @@
-"""The bytes that cross devices, against formulas that the documentation gives."""
+"""Bytes that cross devices, compared with the documented formulas."""
 
 import math
 
@@ -8,7 +8,7 @@ from marks import slow
 
 from benchmarks.graphs.crossings import per_step, summed
 
-# Metrics, counters, the finite check: scalars, and labels.
+# Bytes of scalars (metrics, counters, the finite check) and labels.
 LITTLE = 1500
 
 
@@ -17,7 +17,7 @@ def bytes_per_step(trained) -> dict[tuple[str, str], int]:
 
 
 def sizes(trained):
-    """Bytes of the vectors of the parameters and of the model state."""
+    """Return the bytes of the vectors of parameters and model state."""
     copy = trained.trainer.strategy.copies[0]
     return [
         sum(v.shape.num_elements() * v.dtype.size for v in variables)
@@ -26,7 +26,7 @@ def sizes(trained):
 
 
 def assert_about(actual, expected, little=LITTLE):
-    """Equal but for scalars; the counts below are of many kilobytes."""
+    """Compare except for scalars; real differences are many kilobytes."""
     assert expected - 1 < actual <= expected + little, (actual, expected)
 
 

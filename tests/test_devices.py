@@ -1,4 +1,4 @@
-"""Which devices the towers get, and what is said where there are too few."""
+"""The devices of the towers, and messages if there are too few."""
 
 import re
 
@@ -58,12 +58,12 @@ def test_devices_that_are_not_there_are_refused(monkeypatch, arguments, message)
         configure(*arguments)
 
 
-# Four GPUs that TensorFlow lists and that are not there.
+# Four GPUs that TensorFlow lists, but the machine does not have.
 
 
 @pytest.fixture
 def four_gpus(monkeypatch):
-    """TensorFlow before it has made its devices, on a machine with four GPUs."""
+    """Simulate a machine with four GPUs, before TensorFlow creates its devices."""
     names = [b"/physical_device:CPU:0"]
     names += [b"/physical_device:GPU:%d" % number for number in range(4)]
     monkeypatch.setattr(pywrap_tfe, "TF_ListPhysicalDevices", lambda: names)
@@ -71,8 +71,7 @@ def four_gpus(monkeypatch):
 
 
 def told():
-    """What TensorFlow makes its devices from: (the GPUs, whether their memory is taken
-    as needed, the limits of the logical devices of each)."""
+    """Return visible GPUs, memory growth and memory limits, as TensorFlow has them."""
     config = context.context().config
     options = config.gpu_options
     gpus = options.visible_device_list if config.device_count["GPU"] else ""

@@ -24,7 +24,7 @@ CONVOLUTIONS = (
     "DepthwiseConv2dNativeBackpropFilter",
 )
 MIN_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
-# They launch no kernel.
+# Operations without a kernel launch.
 FREE = ("Const", "Placeholder", "Identity", "Reshape", "AssignVariableOp")
 
 STRATEGIES = {
@@ -51,22 +51,17 @@ def networks_and_precisions():
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network whose step was traced for one GPU.
-
-    Attributes:
-        every: all operations of the step, with the input.
-    """
+    """A network whose step, with the input, was traced for one GPU."""
 
     model: str
     precision: str
     every: list[placement.Placement]
 
     def of_types(self, *types: str) -> list[tf.Operation]:
-        """The operations of some types on the GPU."""
         return [p.op for p in self.every if p.on_gpu and p.op.type in types]
 
 
-# Of the module, so that the tests of a network follow each other and it is then freed.
+# Module scope: the tests of a network follow each other, and then it is freed.
 @pytest.fixture(scope="module", params=list(networks_and_precisions()))
 def network(request):
     model, precision = request.param
@@ -97,7 +92,6 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
 
 
 def test_xla_compiles_the_gelu_alone_without_compile_xla(network):
-    """One kernel forward and one back."""
     compiled = {p.op.type for p in network.every if p.compiled}
     assert bool(compiled) == bool(network.of_types("Erf"))
     assert not compiled & {"Conv2D", "MatMul", "FusedBatchNormV3"}
@@ -105,7 +99,7 @@ def test_xla_compiles_the_gelu_alone_without_compile_xla(network):
 
 
 def test_a_step_has_few_kernels_next_to_its_tower():
-    """Each costs a launch; with a variable per parameter it had a thousand."""
+    """Each costs a launch; with a variable per parameter there were a thousand."""
     fields = {"num_towers": 1, "model": "resnet20", "input": "stream"}
     update = {"optimizer": "sgd", "momentum": 0.0, "schedule": "exponential"}
     trained = traced.on_gpus(augment="none", **fields | update)
@@ -118,7 +112,7 @@ def test_a_step_has_few_kernels_next_to_its_tower():
 
 
 def test_muon_updates_kernels_of_one_shape_together():
-    """The 19 convolutions have 6 shapes; each takes eleven products."""
+    """The 19 convolutions have 6 shapes; each needs eleven products."""
     trained = traced.on_gpus(num_towers=1, model="resnet20", optimizer="muon")
     products = optimized.optimized(trained).on_gpus("MatMul", "BatchMatMulV2")
     outside = [op for op in products if "tower_0/" not in op.name]
@@ -152,8 +146,10 @@ FAST_CASE = ("auto", "resident", GUARDED)
     ],
 )
 def test_the_host_waits_for_no_gpu(strategy, source, options):
-    """No edge of a step leads from a GPU to the host, a control edge neither; but for
-    towers that share a copy on the host: these send gradients, state and scalars."""
+    """No edge of a step leads from a GPU to the host, not even a control edge.
+
+    Towers that share a copy on the host send gradients, state and scalars.
+    """
     fields = {"model": "lenet", "augment": "pad_crop_flip", "input": source}
     trained = traced.on_gpus(**fields | STRATEGIES[strategy] | options)
     copy = trained.trainer.strategy.copies[0]
@@ -208,8 +204,7 @@ AUGMENTED = {"augment": "random_resized_crop", "color_jitter": 0.4, "mixup": 0.2
     ],
 )
 def test_no_gpu_waits_for_the_host(options):
-    """Within a step, as Grappler leaves it, nothing goes from the host to a GPU, which
-    would wait for it, nor back; not even a control edge."""
+    """No edge of an optimized step leads from the host to a GPU, or back."""
     fields = {"model": "lenet", "augment": "pad_crop_flip", "input": "resident"}
     fields |= {"num_towers": 1}
     step = optimized.optimized(traced.on_gpus(**fields | options))
@@ -217,9 +212,11 @@ def test_no_gpu_waits_for_the_host(options):
 
 
 def test_all_operations_of_an_nccl_all_reduce_run(monkeypatch):
-    """TensorFlow prunes those that nobody reads, and the others wait for ever; a tower
-    that XLA compiles is one operation, whose vectors need names of their own. In the
-    loop no GPU waits for another but in these."""
+    """TensorFlow prunes operations without readers, and the others wait forever.
+
+    A tower that XLA compiles is one operation, whose vectors need names of their own.
+    GPUs wait for each other only in these operations.
+    """
     monkeypatch.setattr(reduce, "BUCKET_BYTES", 600_000)
     fields = {"strategy": "replicated", "all_reduce": "nccl", "num_towers": 3}
     trained = traced.on_gpus(model="lenet", **fields)

@@ -1,4 +1,4 @@
-"""Every operation that is asked onto a GPU has a kernel there: proved without a GPU."""
+"""Every operation that is requested on a GPU has a kernel, proved without a GPU."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from benchmarks.graphs import placement
 from towers.config import Config, choices
 from towers.errors import ConfigError
 
-# Of the slow cases.
+# Sizes of the slow suite.
 CASES_AT_ONCE, MAX_CASES = 10, 180
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
@@ -26,7 +26,7 @@ def graph_of(function, *specs):
 
 
 def gathered(images):
-    """uint8, for which `GatherV2` has no kernel on GPUs."""
+    """Gather uint8, for which `GatherV2` has no kernel on GPUs."""
     return tf.gather(images, [1, 0])
 
 
@@ -55,7 +55,7 @@ def test_an_operation_without_a_kernel_is_found_in_a_loop():
 
 
 def test_what_xla_compiles_needs_a_kernel_of_xla():
-    """Which has one for uint8, and none for a shuffle."""
+    """XLA has a kernel for uint8, and none for a shuffle."""
 
     def shuffled(images):
         return tf.random.experimental.stateless_shuffle(images, [1, 2])
@@ -139,8 +139,7 @@ def test_every_operation_on_a_gpu_has_a_kernel(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, MAX_CASES, CASES_AT_ONCE))
 def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
-    """In other processes: TensorFlow 2.21 does not free a graph that has a loop, so
-    that all of them would take 11 GB."""
+    """TensorFlow 2.21 does not free graphs with loops: here they would need 11 GB."""
     script = f"import test_placement; test_placement.check_cases({first})"
     root = pathlib.Path(__file__).resolve().parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}

@@ -22,7 +22,7 @@ SHARES_AHEAD = 2
 
 
 class Abandoned(Exception):
-    """A call ends because that of another thread has failed."""
+    """A call ends because another thread has failed."""
 
 
 class Coordinator:

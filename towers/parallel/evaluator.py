@@ -134,7 +134,7 @@ class Evaluator:
         for kind, total in zip(weights, totals, strict=True):
             values = self._workers.add(np.array(list(total.values())))
             results[kind] = dict(zip(total, values.tolist(), strict=True))
-        rows = np.concatenate(pieces)  # Of the images of this worker.
+        rows = np.concatenate(pieces)  # Images of this worker.
         rows = rows.reshape(-1, rows.shape[-1])
         rows = rows[rows[:, 1] > 0]
         ordered = np.zeros([int(results[weights[0]]["images"]), rows.shape[1]])

@@ -33,7 +33,7 @@ from towers.parallel.reduce import in_dtype, squared_norm
 class TowerResult(NamedTuple):
     """The result of a tower on its share of a batch, or of one device of the tower."""
 
-    gradients: list[tf.Tensor]  # Of the loss without weight decay; vectors.
+    gradients: list[tf.Tensor]  # Vectors; without weight decay.
     state: list[tf.Tensor]  # Vectors of the new model state.
     integers: list[tf.Tensor]  # Its entries that are not floats.
     loss: tf.Tensor  # Mean over the share, a scalar.
