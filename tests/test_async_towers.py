@@ -190,7 +190,7 @@ def ones_network():
 
 
 @pytest.mark.parametrize(
-    "num_towers,scale_gradients", [(2, False), (4, True), slow(8, True)]
+    "num_towers,scale_gradients", [slow(2, False), (4, True), slow(8, True)]
 )
 @pytest.mark.row(26)
 def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
@@ -224,7 +224,7 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
 
 
 @pytest.mark.row(14, 41)
-@pytest.mark.parametrize("num_towers,bad_tower", [(4, 2), (1, 0)])
+@pytest.mark.parametrize("num_towers,bad_tower", [(4, 2), slow(1, 0)])
 def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(num_towers, bad_tower):
     """Row 41: the state is saved if all towers have made the same steps."""
     network, batches = networks.plain_network(), networks.random_batches(6, 16)

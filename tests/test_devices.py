@@ -70,7 +70,7 @@ def four_gpus(monkeypatch):
     monkeypatch.setattr(context, "_context", context.Context())
 
 
-def told():
+def configured():
     """Return visible GPUs, memory growth and memory limits, as TensorFlow has them."""
     config = context.context().config
     options = config.gpu_options
@@ -95,7 +95,7 @@ def test_only_the_gpus_of_the_towers_are_made(
 ):
     found = configure(device, num_towers, device_order)
     assert " ".join(found.towers) == towers
-    assert told() == (gpus, bool(gpus), [])
+    assert configured() == (gpus, bool(gpus), [])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_memory_limit_makes_logical_gpus(
     assert " ".join(found.towers) == towers
     per_gpu = 1 if num_towers == 2 else 2
     count = len(gpus.split(","))
-    assert told() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
+    assert configured() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
     assert found.share_gpus == (per_gpu > 1)
 
 

@@ -111,6 +111,7 @@ def test_a_step_has_few_kernels_next_to_its_tower():
     assert len(kernels) <= 61
 
 
+@pytest.mark.slow
 def test_muon_updates_kernels_of_one_shape_together():
     """The 19 convolutions have 6 shapes; each needs eleven products."""
     trained = traced.on_gpus(num_towers=1, model="resnet20", optimizer="muon")
@@ -174,7 +175,7 @@ PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
     "model,options,transposes",
     [
         ("resnet20", {}, 0),
-        ("resnet20", {"deterministic": True}, 5 * 19),
+        slow("resnet20", {"deterministic": True}, 5 * 19),
         slow("densenet_bc_100_12", {}, 5 * 99),  # 12 channels, 36 and so on
         slow("resnet20", {"precision": "float32"}, 0),  # Grappler turns it to NCHW
     ],
@@ -198,8 +199,15 @@ AUGMENTED = {"augment": "random_resized_crop", "color_jitter": 0.4, "mixup": 0.2
     "options",
     [
         {},
-        WITH_STREAM,
-        *map(slow, [{"strategy": "replicated", "num_towers": 2}, GUARDED, AUGMENTED]),
+        *map(
+            slow,
+            [
+                WITH_STREAM,
+                {"strategy": "replicated", "num_towers": 2},
+                GUARDED,
+                AUGMENTED,
+            ],
+        ),
         *map(slow, POLICIES),
     ],
 )

@@ -190,7 +190,7 @@ class Evaluator:
             with tf.device(HOST):  # The arguments are there.
                 first = tf.identity(first)
 
-            def is_wanted(done, *_):
+            def should_continue(done, *_):
                 return done < num_batches
 
             def add(done, totals, predictions, numbers):
@@ -218,7 +218,7 @@ class Evaluator:
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
                 with around_loop():
                     _, totals, rows, _ = tf.while_loop(
-                        is_wanted, add, begin, parallel_iterations=1
+                        should_continue, add, begin, parallel_iterations=1
                     )
                 return totals, rows.stack()
 

@@ -75,7 +75,7 @@ def segments(model: keras.Model) -> list[Segment]:
     return results
 
 
-def whole(model: keras.Model) -> list[Segment]:
+def single_segment(model: keras.Model) -> list[Segment]:
     """Return the network as a single segment."""
     return [Segment(calls_of(model), model.inputs, model.outputs[0])]
 
