@@ -101,10 +101,9 @@ class Towers:
         """
         settings, results = self._phases[phase], []
         tower_fn = self._tower_fns[settings]
-        for tower, (values, batch) in enumerate(
-            zip(fetched, batches, strict=True), start=first_tower
-        ):
-            with tf.device(self._devices[tower]):
+        shares = zip(self._devices[first_tower:], fetched, batches, strict=False)
+        for tower, (device, values, batch) in enumerate(shares, start=first_tower):
+            with tf.device(device):
                 share = self._teacher(batch, tower) if self._teacher else batch
                 arguments = values, resize_to_phase(share, settings.model), loss_scale
                 # `tower_gradients`, which calls `tower_loss`, is traced here.
