@@ -15,7 +15,8 @@ from example_checkpoints import FILES, MANIFEST
 from marks import slow
 
 from towers.config import changed_mathematics
-from towers.errors import MAX_CHARACTERS, ConfigError, TowersError, one_line
+from towers.errors import ConfigError, TowersError
+from towers.messages import MAX_CHARACTERS, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.reports import MetricsFile, read_metrics

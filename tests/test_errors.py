@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from towers import errors
 from towers.cluster.workers import lost_worker
+from towers.messages import MAX_CHARACTERS, one_line
 
 EXIT_CODES = {
     "ConfigError": 2,
@@ -64,10 +65,10 @@ def test_a_data_error_comes_out_of_tensorflow_as_what_it_was():
 
 
 def test_one_line_is_one_printable_line_of_at_most_400_characters():
-    assert errors.one_line(ValueError("a\n  b")) == "a b"
-    assert errors.one_line(ValueError()) == "ValueError"
-    assert errors.one_line("é \x1b[31m \udcff") == r"é \x1b[31m \udcff"
-    line = errors.one_line(f"begins {'x' * 5000} ends")
+    assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(ValueError()) == "ValueError"
+    assert one_line("é \x1b[31m \udcff") == r"é \x1b[31m \udcff"
+    line = one_line(f"begins {'x' * 5000} ends")
     assert len(line) == 400 and "\n" not in line
     assert line.startswith("begins xx") and line.endswith("xx ends") and " ... " in line
 
@@ -76,8 +77,8 @@ def test_the_way_out_of_a_message_is_never_cut():
     names = ",".join(f"--an_option_{i}" for i in range(80))
     for begin in "x" * 300, "word " * 500, "x" * 10_000:
         error = errors.ConfigError(f"{begin}; {names}")
-        line = errors.one_line(error)
-        assert line.endswith(names) and len(line) <= errors.MAX_CHARACTERS
+        line = one_line(error)
+        assert line.endswith(names) and len(line) <= MAX_CHARACTERS
 
 
 # reliability.md, row 40: memory that is not there.

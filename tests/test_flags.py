@@ -20,10 +20,10 @@ from towers.cli.help import COMMON
 from towers.config import FIELDS, Config, synonyms, to_json
 from towers.config import recipes as config_recipes
 from towers.config.choices import TABLES
-from towers.config.installation import RECIPES, command_of_program
-from towers.config.recipes import config_of_flags, load_recipe, recipe_names
+from towers.config.recipes import RECIPES, config_of_flags, load_recipe, recipe_names
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
+from towers.messages import command_of_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

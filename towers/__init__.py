@@ -22,6 +22,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from towers.messages import VERSION
+
 if TYPE_CHECKING:
     from towers import callbacks as callbacks
     from towers.config import Config as Config
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from towers.training.trial import dry_run as dry_run
     from towers.training.trial import lr_range_test as lr_range_test
 
-__version__ = "0.1.0"
+__version__ = VERSION
 _MODULES = {
     "Config": "config",
     "average": "evaluation.studies",

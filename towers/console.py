@@ -12,8 +12,8 @@ No call raises an error, and none waits for long:
 
 import atexit
 import collections
+import functools
 import os
-import re
 import select
 import shutil
 import sys
@@ -22,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from towers.messages import printable, version_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,6 +52,16 @@ def line(text: str) -> None:
 def warn(text: str) -> None:
     """Prints a warning there."""
     _print(f"warning: {text}", YELLOW)
+
+
+def print_versions(*lines: str) -> None:
+    """Print the versions, once in a process, and more lines."""
+    _print_once(version_line())
+    for text in lines:
+        line(text)
+
+
+_print_once = functools.cache(line)
 
 
 def _print(text, color=None):
@@ -181,20 +193,6 @@ def finish() -> None:
     end = time.monotonic() + END_SECS
     while any([_out.print_kept(), _err.print_kept()]) and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def printable(text: str) -> str:
-    """Return the text in one line, with what would change a terminal as escapes, such
-    as \\n, and without the passwords of URLs.
-    """
-    if "@" in text:
-        text = re.sub(r"(://[^\s/:@]*):[^\s/@]*@", r"\1:***@", text)
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text
-    )
 
 
 class _Stream:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 
 from towers import console
-from towers.console import printable
+from towers.messages import MAX_CHARACTERS, one_line
 
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
@@ -37,10 +37,6 @@ def is_retryable(code: int) -> bool:
 
 # The environment variable with the name of a job, which its restarts keep.
 JOB = "TOWERS_JOB"
-
-# Maximum number of characters of a message of ours, which ends with the way out, and of
-# another library's in one of ours.
-MAX_CHARACTERS, MAX_FOREIGN = 2000, 400
 
 # How TensorFlow, XLA, CUDA, cuDNN, cuBLAS and NCCL say that no memory is left; the last
 # is of a copy to a GPU.
@@ -133,30 +129,6 @@ class Preempted(TowersError):
     """A signal stopped the run; without --overwrite the command continues it."""
 
     exit_code = 75
-
-
-def one_line(error: object, most: int | None = None) -> str:
-    """Return the message of an error in a line of at most `most` printable characters;
-    of a longer one the middle is left out, as its end says what to do.
-    """
-    if most is None:
-        most = MAX_CHARACTERS if isinstance(error, TowersError) else MAX_FOREIGN
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # of a class of the user
-        text = ""
-    if len(text) > 2 * most:  # of the middle nothing is left
-        text = text[:most] + text[-most:]
-    text = printable(text or type(error).__name__)
-    if len(text) <= most:
-        return text
-    kept = most * (2 if isinstance(error, TowersError) else 1) // 3  # of its end
-    head, tail = text[: most - kept - 5], text[-kept:]
-    # Between words, unless the next space is far.
-    space = (head + text[len(head)]).rfind(" ", len(head) - most // 6)
-    head = head if space < 0 else head[:space]
-    space = (text[-len(tail) - 1] + tail).find(" ", 0, most // 6)
-    return f"{head} ... {tail if space < 0 else tail[space:]}"
 
 
 def out_of_memory(error: BaseException | str) -> str:

@@ -22,13 +22,13 @@ from absl import flags
 
 from towers import quiet_imports
 from towers.cli import flags as config_flags
-from towers.config.installation import ROOT
-from towers.errors import ConfigError, WorkerLostError, one_line
+from towers.errors import ConfigError, WorkerLostError
 from towers.launch import process
 from towers.launch.__main__ import HINT, parse, train_command
 from towers.launch.process import Share
 from towers.launch.ray_host import RayHost
 from towers.launch.supervisor import job_environ, supervise, tf_config
+from towers.messages import ROOT, one_line
 
 PROGRAM = "towers.on_ray"
 MOST = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster

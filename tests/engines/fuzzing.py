@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from marks import slow
 
-from towers.errors import MAX_CHARACTERS, TowersError, one_line
+from towers.errors import TowersError
+from towers.messages import MAX_CHARACTERS, one_line
 
 # Inputs of each test in the fast suite, which are the same each time.
 FEW, MANY = 30, 1000

@@ -16,8 +16,13 @@ from absl import flags
 from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.config import Config
-from towers.config.installation import RECIPES
-from towers.config.recipes import FINETUNE_RECIPE, PHOTO_SETS, load_recipe, photo_recipe
+from towers.config.recipes import (
+    FINETUNE_RECIPE,
+    PHOTO_SETS,
+    RECIPES,
+    load_recipe,
+    photo_recipe,
+)
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 

@@ -21,8 +21,9 @@ from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.choices import listed
 from towers.config.factories import foreseen
-from towers.config.installation import RECIPES, version_line
-from towers.errors import ConfigError, end_process, one_line
+from towers.config.recipes import RECIPES
+from towers.errors import ConfigError, end_process
+from towers.messages import one_line, version_line
 
 _DEFINE = {
     bool: flags.DEFINE_bool,

@@ -12,8 +12,8 @@ from absl import flags
 from towers import console
 from towers.config import choices
 from towers.config.config import FIELDS
-from towers.config.installation import with_programs
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError
+from towers.messages import one_line, with_programs
 
 # Stand first, in this order.
 COMMON = (

@@ -13,7 +13,7 @@ from towers import console
 from towers.callbacks import tracker
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
-from towers.config.installation import print_versions
+from towers.console import print_versions
 
 
 def define_flags() -> None:

@@ -11,10 +11,10 @@ from towers import console
 from towers.cli.flags import given_flags
 from towers.cluster.cluster_spec import find_cluster
 from towers.config import Config
-from towers.config.installation import RECIPES, command_of
-from towers.config.recipes import CommandLine, config_of_flags
+from towers.config.recipes import RECIPES, CommandLine, config_of_flags
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
+from towers.messages import command_of
 from towers.run.stored_config import config_to_continue
 
 flags.disclaim_key_flags()  # they are of the program that defines them

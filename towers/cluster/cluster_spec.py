@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from towers import quiet_imports
-from towers.config.installation import program
 from towers.errors import ConfigError
+from towers.messages import program
 
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
 _JOBS = ("chief", "master", "worker")

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers import tf_internals
-from towers.errors import WorkerLostError, one_line, out_of_memory
+from towers.errors import WorkerLostError, out_of_memory
+from towers.messages import one_line
 from towers.parallel.workers import Workers
 from towers.threads import JobThread
 

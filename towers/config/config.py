@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from towers.config import choices
 from towers.config.checks import check_together
-from towers.config.installation import program
 from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
@@ -35,6 +34,7 @@ from towers.config.options import (
 from towers.config.preprocessing import INTERPOLATIONS
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
+from towers.messages import program
 
 T = TypeVar("T")
 

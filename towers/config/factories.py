@@ -16,13 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from towers.config.choices import find, target_of
-from towers.errors import (
-    ConfigError,
-    TowersError,
-    one_line,
-    out_of_memory,
-    with_nearest,
-)
+from towers.errors import ConfigError, TowersError, out_of_memory, with_nearest
+from towers.messages import one_line
 
 _loaded_files: set[str] = set()
 

@@ -16,13 +16,17 @@ from towers.config.config import FIELDS, Config, from_json, from_values, non_def
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
 from towers.config.pretrained import how_to_get_weights, weights_at_hand
-from towers.errors import ConfigError, nearest, one_line
+from towers.errors import ConfigError, nearest
+from towers.messages import IS_WHEEL, ROOT, one_line
 
 # Recipes of a command without --config: for no data set, and for one of PHOTO_SETS,
 # from scratch or with trained weights.
 DEFAULT_RECIPE = "quickstart"
 PHOTO_SETS = ("image_folder", *CONTAINERS)
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
+
+# The folder of the recipes.
+RECIPES = ROOT / ("towers/recipes" if IS_WHEEL else "configs")
 
 # The file of a run's options in its folder.
 CONFIG_JSON = "config.json"

@@ -19,9 +19,9 @@ from towers import console, data, store
 from towers.data.classes import images_of_classes
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Source, channel_counts, location_of, moments
 from towers.errors import ConfigError, DataError, refuse_url
+from towers.messages import shown
 
 # The picture: most classes, most images per class, and pixels of their longer side;
 # larger images would take gigabytes.

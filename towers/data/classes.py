@@ -8,10 +8,11 @@ from unicodedata import normalize
 
 import numpy as np
 
-from towers.data.files.paths import reason, shown
+from towers.data.files.paths import reason
 from towers.data.files.reading import read_data_file
 from towers.data.sources import DataSet, Source, known_labels
 from towers.errors import ConfigError, with_nearest
+from towers.messages import shown
 
 BALANCED = "balanced"
 

@@ -6,8 +6,8 @@ import time
 
 import tensorflow as tf
 
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Source, location_of, num_bytes
+from towers.messages import shown
 
 # A search that takes longer is given up: `python -m towers.data` reads every image.
 MAX_SECS = 2.0

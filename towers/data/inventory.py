@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from towers.data.files.paths import shown
+from towers.messages import shown
 
 if TYPE_CHECKING:
     from towers.data.sources import DataSet

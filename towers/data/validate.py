@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, known_labels, label_shape, location_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
+from towers.messages import shown
 
 # Examples whose labels are read where a source does not list them; read at once.
 NUM_SAMPLED = 1000

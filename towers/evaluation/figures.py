@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers.config import choices, factories, parse_json
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError
 from towers.evaluation.predictions import TOP, LabelSets, Predictions, sigmoid, softmax
+from towers.messages import one_line
 
 Figures = Mapping[str, Any]  # see `figures`
 

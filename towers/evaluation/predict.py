@@ -19,7 +19,6 @@ from towers.data.augment.tta import create_tta
 from towers.data.batches import hold_out
 from towers.data.files import image_folder
 from towers.data.files import paths as image_paths
-from towers.data.files.paths import shown
 from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, location_of
@@ -31,6 +30,7 @@ from towers.evaluation.restored import (
     reported_weights,
 )
 from towers.evaluation.tables import FORMS, create_features_file, create_table
+from towers.messages import shown
 from towers.models.create import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from towers.data.files.paths import shown
 from towers.data.sources import Source, location_of
 from towers.evaluation.figures import (
     Figures,
@@ -20,6 +19,7 @@ from towers.evaluation.figures import (
 )
 from towers.evaluation.predictions import LabelSets, Predictions, predictions_of_counts
 from towers.evaluation.tables import MAX_CHARACTERS
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.reporting.display import duration

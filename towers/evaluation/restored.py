@@ -14,18 +14,13 @@ import tensorflow as tf
 
 from towers import build, build_trainer, console
 from towers.config import Config, parse_json
-from towers.config.installation import program
 from towers.data.augment.augmentation import Augment
 from towers.data.batches import EvalBatches
 from towers.data.sources import DataSet, Source
-from towers.errors import (
-    CheckpointError,
-    ConfigError,
-    data_errors_of_tensorflow,
-    one_line,
-)
+from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import read_thresholds
 from towers.evaluation.predictions import sigmoid, to_probabilities
+from towers.messages import one_line, program
 from towers.models.create import without_noise
 from towers.models.keras import given
 from towers.parallel import devices

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from towers.config.installation import program
 from towers.evaluation.figures import frequent_mistakes, worst_confusion
 from towers.evaluation.report import TITLES, headline, reported_figure, to_json
+from towers.messages import program
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
 from towers.reporting.display import counted, duration

@@ -14,13 +14,13 @@ from PIL import Image
 
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
-from towers.config.installation import command_of, program
 from towers.data.sources import Source
-from towers.errors import data_errors_of_tensorflow, one_line
+from towers.errors import data_errors_of_tensorflow
 from towers.evaluation.figures import Figures, figures, precision_recall, reliability
 from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
 from towers.evaluation.report import image_rows, result_of, to_json
 from towers.evaluation.restored import RestoredRun
+from towers.messages import command_of, one_line, program
 from towers.models.create import without_noise
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation

@@ -12,7 +12,6 @@ import numpy as np
 
 from towers import console
 from towers.config import Config, to_json
-from towers.data.files.paths import shown
 from towers.data.sources import Source, checksum, location_of
 from towers.errors import CheckpointError, ConfigError, NumericError
 from towers.evaluation.figures import calibration_error, figures, fit_temperature
@@ -30,6 +29,7 @@ from towers.evaluation.restored import (
     reported_weights,
     training_difference,
 )
+from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.checkpoint import Snapshot

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
-from towers.data.files.paths import shown
-from towers.errors import printable
 from towers.evaluation.restored import RestoredRun
+from towers.messages import printable, shown
 
 FORMS = ("table", "csv", "json")
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import load_data_set, match_parameters
-from towers.data.files.paths import FORMATS_TEXT, Paths, check_paths, shown, walk
+from towers.data.files.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.files.unlabeled import read_files
 from towers.data.sources import Source
 from towers.errors import (
@@ -21,11 +21,10 @@ from towers.errors import (
     DataError,
     DoubtfulExport,
     data_errors_of_tensorflow,
-    one_line,
-    printable,
 )
 from towers.evaluation.restored import RestoredRun, reported_weights
 from towers.exporting.formats import LIMITS
+from towers.messages import one_line, printable, shown
 from towers.models.create import without_noise
 from towers.run.initial import read_variables
 

@@ -7,8 +7,9 @@ import pathlib
 from towers import console, quiet_imports, store
 from towers.config.options import check_path
 from towers.data.files.paths import Paths
-from towers.errors import ConfigError, DoubtfulExport, printable
+from towers.errors import ConfigError, DoubtfulExport
 from towers.exporting.formats import FORMATS
+from towers.messages import printable
 from towers.run.folder import RunFolder
 
 

@@ -11,15 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from towers import console, store
-from towers.errors import (
-    ConfigError,
-    DoubtfulExport,
-    ExportError,
-    one_line,
-    out_of_memory,
-)
+from towers.errors import ConfigError, DoubtfulExport, ExportError, out_of_memory
 from towers.evaluation.report import to_json
 from towers.exporting.formats import Format
+from towers.messages import one_line
 
 
 def recover(output: pathlib.Path) -> None:

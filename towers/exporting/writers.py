@@ -15,10 +15,11 @@ import tensorflow as tf
 from towers import quiet_imports
 from towers.config import choices
 from towers.data.files.image import FILTERS
-from towers.errors import ConfigError, printable
+from towers.errors import ConfigError
 from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
 from towers.exporting.tflite_metadata import LABELS, with_metadata
+from towers.messages import printable
 from towers.models import torch_names
 
 # Attached to an export: how the pixels of an image file become the input, in JSON.

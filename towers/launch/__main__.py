@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from towers.cli import flags as config_flags
-from towers.config.installation import IS_WHEEL, ROOT, program
 from towers.errors import ConfigError
 from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR, launch
+from towers.messages import IS_WHEEL, ROOT, program
 
 PROGRAM = "towers.launch"
 MAX_WORKERS = 64

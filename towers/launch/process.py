@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from towers import console
-from towers.errors import ConfigError, Preempted, StuckError, one_line
+from towers.errors import ConfigError, Preempted, StuckError
+from towers.messages import one_line
 
 program = "towers.launch"  # begins the lines of the launcher itself
 

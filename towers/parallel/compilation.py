@@ -22,7 +22,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 
 from towers import tf_internals
-from towers.errors import one_line
+from towers.messages import one_line
 from towers.models.layers.cpu_kernels import xla_fault
 from towers.parallel.devices import CPU, GPU, Device
 

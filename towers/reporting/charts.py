@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from towers.data.files.paths import shown
-from towers.errors import printable
+from towers.messages import printable, shown
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font cache"
 

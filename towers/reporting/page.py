@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from towers.data.files.paths import shown
+from towers.messages import shown
 from towers.reporting.charts import COLORS, Series
 
 # Pixels of the longer side of a picture; smaller images are not resized.

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 import towers
 from towers.config import parse_json
-from towers.errors import CheckpointError, one_line
+from towers.errors import CheckpointError
+from towers.messages import one_line
 
 Tensors = Mapping[str, np.ndarray]
 

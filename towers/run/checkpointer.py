@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console, store
-from towers.errors import CheckpointError, ConfigError, one_line
+from towers.errors import CheckpointError, ConfigError
+from towers.messages import one_line
 from towers.run.checkpoint import (
     Checkpoint,
     OtherVersionError,

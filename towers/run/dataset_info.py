@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
+from towers.messages import shown
 
 # Moments that differ by less are of the same images, counted by another version.
 _TOLERANCE = 1e-4

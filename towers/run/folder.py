@@ -33,7 +33,8 @@ from towers.config import parse_json
 from towers.config.options import check_path
 from towers.data.files.paths import data_folder
 from towers.data.files.reading import is_url
-from towers.errors import JOB, ConfigError, RunFolderError, WorkerLostError, one_line
+from towers.errors import JOB, ConfigError, RunFolderError, WorkerLostError
+from towers.messages import one_line
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")

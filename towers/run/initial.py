@@ -17,10 +17,11 @@ from towers import console
 from towers.config import choices
 from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
-from towers.data.files.paths import reason, shown
+from towers.data.files.paths import reason
 from towers.data.files.reading import local_copy
-from towers.errors import CheckpointError, ConfigError, DataError, one_line
+from towers.errors import CheckpointError, ConfigError, DataError
 from towers.keras_internals import layers_of
+from towers.messages import one_line, shown
 from towers.models import torch_names
 from towers.models.create import create_model, pretrained
 from towers.models.keras import applications

@@ -27,7 +27,8 @@ from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresse
 from towers.cluster.workers import ClusterWorkers
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
-from towers.errors import ConfigError, NumericError, WorkerLostError, one_line
+from towers.errors import ConfigError, NumericError, WorkerLostError
+from towers.messages import one_line
 from towers.parallel.devices import Devices, gpu_names, processor_name
 from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import versions

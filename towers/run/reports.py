@@ -18,7 +18,8 @@ import numpy as np
 
 from towers import console, store
 from towers.config import parse_json
-from towers.errors import RunFolderError, StuckError, one_line
+from towers.errors import RunFolderError, StuckError
+from towers.messages import one_line
 from towers.reporting.board import Board
 from towers.run.folder import RunFolder
 

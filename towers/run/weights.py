@@ -23,7 +23,8 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from towers.config import parse_json
 from towers.config.pretrained import OF_PYTORCH
-from towers.errors import CheckpointError, one_line
+from towers.errors import CheckpointError
+from towers.messages import one_line
 from towers.run import torch_files
 
 WEIGHTS_IN_KERAS, NAMES_IN_KERAS = "model.weights.h5", "class_names.json"

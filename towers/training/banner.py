@@ -8,7 +8,7 @@ from towers import console
 from towers.build import Parts
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
-from towers.config.installation import print_versions
+from towers.console import print_versions
 from towers.data import classes
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices

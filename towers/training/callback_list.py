@@ -6,7 +6,7 @@ from typing import Any
 
 from towers import console
 from towers.callbacks import Callback, Tracker
-from towers.errors import one_line
+from towers.messages import one_line
 from towers.run.outputs import Outputs
 
 

@@ -20,11 +20,11 @@ from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
 from towers.cluster.cluster_spec import Cluster
 from towers.config import FIELDS, Config, non_defaults, to_json
-from towers.config.installation import command_of_program
 from towers.data.sets.arrays import Data
 from towers.evaluation.report import TITLES, headline
 from towers.evaluation.restored import RestoredRun
 from towers.evaluation.run_report import result_of_records, try_to_write
+from towers.messages import command_of_program
 from towers.reporting.display import Status, create_display, duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo

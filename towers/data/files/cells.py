@@ -6,7 +6,7 @@ from typing import Any
 
 from towers.data.files.class_folders import split_of
 from towers.data.files.index import label_text
-from towers.data.files.paths import shown
+from towers.messages import shown
 
 SEPARATOR = ";"
 # Splits by number, as in CelebA, and the names of FER2013.

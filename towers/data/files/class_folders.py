@@ -14,11 +14,11 @@ from towers.data.files.paths import (
     is_folder,
     is_image,
     is_image_name,
-    shown,
 )
 from towers.data.files.reading import is_url
 from towers.data.inventory import Inventory
 from towers.errors import DataError, nearest
+from towers.messages import shown
 
 LAYOUT = (
     "an image folder has train/CLASS/*.jpg|png|... and optionally val/ and test/ with "

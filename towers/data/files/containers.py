@@ -12,10 +12,11 @@ from towers.data.files import reading, splits
 from towers.data.files.class_folders import split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index
-from towers.data.files.paths import advice, shown
+from towers.data.files.paths import advice
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
+from towers.messages import shown
 
 
 def load(

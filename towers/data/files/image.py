@@ -18,7 +18,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
 from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.streams import Memory
-from towers.errors import one_line
+from towers.messages import one_line
 
 # A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which the
 # shorter side of what is resized is at least this many times the wanted one. The filter

@@ -8,8 +8,9 @@ import threading
 from typing import Protocol
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files.paths import reason, shown
+from towers.data.files.paths import reason
 from towers.errors import DataError, TowersError
+from towers.messages import shown
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.

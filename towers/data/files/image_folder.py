@@ -29,11 +29,11 @@ from towers.data.files.paths import (
     is_folder,
     is_image,
     is_image_name,
-    shown,
 )
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
+from towers.messages import shown
 
 
 @dataclasses.dataclass

@@ -17,10 +17,11 @@ import numpy as np
 from towers import store
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import reading
-from towers.data.files.paths import class_name, reason, shown
+from towers.data.files.paths import class_name, reason
 from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
 from towers.errors import DataError, TowersError, nearest, with_nearest
+from towers.messages import shown
 
 FORMAT = 3  # of the cached arrays of a shard
 

@@ -23,10 +23,11 @@ from towers.data.files.index import (
     label_text,
     settle_classes,
 )
-from towers.data.files.paths import class_name, shown
+from towers.data.files.paths import class_name
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
-from towers.errors import DataError, one_line
+from towers.errors import DataError
+from towers.messages import one_line, shown
 
 _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",

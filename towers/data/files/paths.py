@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from PIL import Image
 
 from towers.data.files.reading import is_url, matches, open_data_file, without_query
-from towers.errors import DataError, one_line, printable, refuse_url
+from towers.errors import DataError, refuse_url
+from towers.messages import one_line, printable, shown
 
 with contextlib.suppress(ImportError):  # the extra `heif`
     import pillow_heif
@@ -59,19 +60,8 @@ _ADVICE = {
     ),
 }
 
-# Characters of a path in a message, so that the rest of it is read.
-MAX_SHOWN = 200
-
 # One path, or several.
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
-
-
-def shown(text: str, most: int = MAX_SHOWN) -> str:
-    """A path, or names that come with data, as part of a line: what a terminal does not
-    show is escaped, and of a long text the end is kept.
-    """
-    text = printable(text)
-    return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def class_name(text: str) -> str:

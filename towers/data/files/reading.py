@@ -28,14 +28,8 @@ import uuid
 import zlib
 from typing import BinaryIO, NamedTuple, Self
 
-from towers.errors import (
-    ConfigError,
-    DataError,
-    TowersError,
-    UnavailableDataError,
-    one_line,
-    printable,
-)
+from towers.errors import ConfigError, DataError, TowersError, UnavailableDataError
+from towers.messages import one_line, printable
 
 BLOCK_BYTES = 4 * 2**20
 # Bytes that an image file may have for each pixel, as of four channels of 16 bits, and

@@ -11,9 +11,10 @@ from typing import Any
 
 from towers.data.files import reading
 from towers.data.files.class_folders import split_of
-from towers.data.files.paths import ending, is_image_name, reason, shown
+from towers.data.files.paths import ending, is_image_name, reason
 from towers.data.inventory import Inventory
 from towers.errors import DataError
+from towers.messages import shown
 
 # Keys of JSON that is not a table -> what it holds.
 _OTHER_JSON = {

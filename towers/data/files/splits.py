@@ -16,7 +16,6 @@ from towers.data.files.cached import (
     settle_size,
 )
 from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageFiles, ImageOptions
-from towers.data.files.paths import shown
 from towers.data.inventory import Inventory
 from towers.data.sources import (
     TEST_FRACTION,
@@ -26,6 +25,7 @@ from towers.data.sources import (
     split_off_test,
 )
 from towers.errors import DataError
+from towers.messages import shown
 
 CHANNELS = 3
 

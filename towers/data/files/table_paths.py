@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from towers.data.files import reading
 from towers.data.files.class_folders import folders_in, is_split, split_of
-from towers.data.files.paths import is_image_name, reason, shown
+from towers.data.files.paths import is_image_name, reason
 from towers.data.inventory import Inventory
 from towers.errors import DataError
+from towers.messages import shown
 
 # Paths that are tried in the folders below, and bounds of these folders.
 SAMPLE = 100

@@ -22,12 +22,13 @@ from towers.data.files.index import (
     settle_label_sets,
     sorted_classes,
 )
-from towers.data.files.paths import is_image_name, shown
+from towers.data.files.paths import is_image_name
 from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
+from towers.messages import shown
 
 # Regular expressions for names of columns, in order of precedence; names are compared
 # in lower case, with underscores for spaces.

@@ -15,9 +15,9 @@ from towers.data.files import containers, reading
 from towers.data.files.class_folders import is_split, split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Shard, label_text, read_shards
-from towers.data.files.paths import is_image_name, shown
+from towers.data.files.paths import is_image_name
 from towers.data.sources import DataSet, Trained
-from towers.errors import one_line
+from towers.messages import one_line, shown
 
 ROLES = ("image", "label")
 _LABELS = ("cls", "json", "txt")

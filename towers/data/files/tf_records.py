@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from towers.data.files import containers, reading
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index, Shard, label_text, read_shards
-from towers.data.files.paths import shown
 from towers.data.sources import DataSet, Trained
 from towers.data.streams import call_in_readers, without_tuning
 from towers.errors import cause
+from towers.messages import shown
 
 _KEYS = {
     "image": "image/encoded",

@@ -23,13 +23,8 @@ from towers.data.files.class_folders import depth_of, is_split
 from towers.data.files.image import read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
 from towers.data.files.reading import read_image_file
-from towers.errors import (
-    ConfigError,
-    DataError,
-    UnavailableDataError,
-    cause,
-    one_line,
-)
+from towers.errors import ConfigError, DataError, UnavailableDataError, cause
+from towers.messages import one_line
 
 # Fractions whose maximum is lower than this do not range from 0 to 255.
 MAX_FRACTIONS = 4

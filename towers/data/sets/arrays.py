@@ -18,7 +18,8 @@ from towers.data.sources import (
     channel_moments,
     split_off_test,
 )
-from towers.errors import DataError, one_line
+from towers.errors import DataError
+from towers.messages import one_line
 
 ORIGIN = "given in Python"
 

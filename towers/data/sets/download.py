@@ -13,7 +13,8 @@ import urllib.request
 from urllib.parse import urlsplit
 
 from towers import console, store
-from towers.errors import DataError, one_line
+from towers.errors import DataError
+from towers.messages import one_line
 
 # A missing network is reported within 2 s.
 CONNECT_SECS = 1.2

@@ -19,13 +19,14 @@ from typing import BinaryIO
 import numpy as np
 
 from towers.data.files.class_folders import has_classes
-from towers.data.files.paths import data_folder, is_image_name, reason, shown
+from towers.data.files.paths import data_folder, is_image_name, reason
 from towers.data.files.reading import open_data_file, open_lock_file
 from towers.data.sets import tfds
 from towers.data.sets.download import fetch, unreachable
 from towers.data.sets.official_files import PUBLISHED, Published, RecordFile
 from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError
+from towers.messages import shown
 
 # Of an archive.
 MAX_ARCHIVE_BYTES = 2**28

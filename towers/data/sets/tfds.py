@@ -22,10 +22,11 @@ from towers.data import streams
 from towers.data.files import splits
 from towers.data.files.image import read_image
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.paths import class_name, data_folder, reason, shown
+from towers.data.files.paths import class_name, data_folder, reason
 from towers.data.files.tf_records import open_records
 from towers.data.sources import DataSet
-from towers.errors import DataError, TowersError, one_line
+from towers.errors import DataError, TowersError
+from towers.messages import one_line, shown
 
 PREFIX = "tfds:"
 TEST_SPLITS = ("test", "validation")

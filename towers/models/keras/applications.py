@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config.preprocessing import IMAGENET_STD
-from towers.errors import ConfigError, nearest, one_line
+from towers.errors import ConfigError, nearest
+from towers.messages import one_line
 from towers.models.keras.networks import rebuild
 from towers.models.layers.normalization import BatchNormalization, Normalization
 from towers.models.variables import keras_settings

@@ -13,8 +13,9 @@ import numpy as np
 
 from towers import console
 from towers.config import factories
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError
 from towers.keras_internals import layers_of
+from towers.messages import one_line
 from towers.models.keras.applications import REGULARIZERS
 from towers.models.keras.networks import IMAGES, is_network
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import one_line
+from towers.messages import one_line
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
