@@ -206,9 +206,7 @@ def check_complete(
     """Raise ValueError if a parameter that is not frozen has no gradient."""
     for name, gradient in zip(layout.params.places, gradients, strict=True):
         if gradient is None and name not in frozen:
-            raise ValueError(
-                f"there is no gradient for {name}: the loss does not depend on it"
-            )
+            raise ValueError(f"{name} has no gradient: the loss does not depend on it")
 
 
 def unscaled(
