@@ -1,4 +1,4 @@
-"""Small networks, each twice: as a Keras model, and in the oracle's own words."""
+"""Small networks, each as a Keras model and as a description for the oracle."""
 
 import dataclasses
 import types
@@ -29,7 +29,7 @@ NOISE_SHAPES = types.MappingProxyType({"dropout1_noise": (12,)})
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A model, its description for the oracle, and what the oracle must know more."""
+    """A model, its description for the oracle, and the weight decay per parameter."""
 
     model: keras.Model
     described: list
@@ -45,7 +45,7 @@ class Network:
 
 
 def plain_network(dtype: str = "float32") -> Network:
-    """Convolution, pooling, local response normalisation, decayed and dropped dense."""
+    """Create convolution, pooling, LRN, and dense layers with decay and dropout."""
 
     def create():
         images = keras.Input(IMAGE_SHAPE, name="images")
@@ -90,8 +90,7 @@ def plain_network(dtype: str = "float32") -> Network:
 def residual_network(
     dtype: str = "float32", image_shape: tuple[int, int, int] = IMAGE_SHAPE
 ) -> Network:
-    """A residual block with batch normalisation, the second one with a momentum that is
-    ramped, and global average pooling."""
+    """Create a residual block; the momentum of its second normalization is ramped."""
 
     def create():
         images = keras.Input(image_shape, name="images")
@@ -126,7 +125,7 @@ APPLICATION_SIDE = 32
 
 
 def application(name: str, dtype: str = "float64") -> Network:
-    """A network of keras:NAME or FILE.py:NAME, not in the oracle's words."""
+    """Create a network by keras:NAME or FILE.py:NAME, without a description."""
     model = create_model(
         name,
         image_shape=(APPLICATION_SIDE, APPLICATION_SIDE, 3),
@@ -139,7 +138,7 @@ def application(name: str, dtype: str = "float64") -> Network:
 
 
 def application_batches(network: Network, batch_size: int) -> list[dict]:
-    """Two batches for it."""
+    """Draw two batches for it."""
     return random_batches(
         2,
         batch_size,
@@ -162,8 +161,7 @@ def random_batches(
     image_shape: tuple[int, int, int] = IMAGE_SHAPE,
     noise_shapes: Mapping[str, tuple[int, ...]] = NOISE_SHAPES,
 ) -> list[dict]:
-    """NumPy batches as the trainer's stream gives them; by default for both kinds of
-    network here."""
+    """Draw NumPy batches, by default for both kinds of network here."""
     rng = np.random.default_rng(seed)
     return [
         {
@@ -179,7 +177,7 @@ def random_batches(
 
 
 def oracle_batches(batches: list[dict]) -> list[tuple]:
-    """The same batches as the oracle takes them."""
+    """Return the same batches in the form of the oracle."""
     return [
         (
             batch["images"],
@@ -195,7 +193,7 @@ def oracle_batches(batches: list[dict]) -> list[tuple]:
 
 
 def model_of(*stack: layers.Layer, shape=(8, 8, 4)) -> keras.Model:
-    """A model of layers one behind the other."""
+    """Create a sequence of layers."""
     with keras_settings(), tf.device("CPU:0"):
         x = images = keras.Input(shape, name="images")
         for layer in stack:
@@ -206,7 +204,7 @@ def model_of(*stack: layers.Layer, shape=(8, 8, 4)) -> keras.Model:
 def values_of(
     params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
 ) -> tuple[NetworkLayout, Values]:
-    """Vectors of named arrays."""
+    """Pack named arrays into vectors."""
     parts = [{k: tf.constant(v) for k, v in part.items()} for part in (params, state)]
     layout = NetworkLayout(Initial(*parts))
     vectors = layout.params.pack(list(parts[0].values()))
@@ -214,13 +212,7 @@ def values_of(
 
 
 def feed_of(batches: list[dict], sizes: list[int], devices: list[str]) -> Streams:
-    """Of whole batches, each of one or several micro-batches, those of the towers.
-
-    Args:
-        batches: of all steps.
-        sizes: images of a micro-batch per tower.
-        devices: of the towers.
-    """
+    """Return a feed of batches; `sizes` are images of a micro-batch per tower."""
     ends, size = np.cumsum(sizes), sum(sizes)
     streams = []
     for first, end in zip(ends - sizes, ends, strict=True):
@@ -231,7 +223,7 @@ def feed_of(batches: list[dict], sizes: list[int], devices: list[str]) -> Stream
 
 
 def stream_of(batches: list[dict]):
-    """first step -> tf.data.Dataset, from a list of batches."""
+    """Return first step -> tf.data.Dataset, from a list of batches."""
     stacked = {k: np.stack([b[k] for b in batches]) for k in batches[0]}
 
     def stream(first_step):

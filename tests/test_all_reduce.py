@@ -51,7 +51,7 @@ def run(values, **options):
 
 
 def assert_mean(results, values, weights):
-    """Of every device, with the same bits on all."""
+    """Compare with NumPy; all devices have the same bits."""
     for place, value in enumerate(values[0]):
         addends = [v[place].astype(np.float64) for v in values]
         expected = np.tensordot(weights, addends, 1)
@@ -104,7 +104,6 @@ def test_weights_make_it_a_mean(algorithm, weights):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_other_means_are_weighted_too(weights):
-    """The mean of the states, and the mean on one device."""
     values = values_of(len(weights))
     devices = [f"/CPU:{i}" for i in range(len(weights))]
     tensors = [[tf.constant(value) for value in of_device] for of_device in values]
@@ -114,7 +113,7 @@ def test_other_means_are_weighted_too(weights):
 
 @pytest.mark.parametrize("num_towers", [3, 7])
 def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
-    """A thousandfold mean of what never changes must not wander."""
+    """A mean that is repeated thousands of times must not drift."""
     rng = np.random.default_rng(0)
     frozen = [rng.normal(size=n).astype(np.float32) for n in (1000, 7)]
     weights = np.random.default_rng(1).dirichlet(np.ones(num_towers)).tolist()

@@ -1,4 +1,4 @@
-"""Grappler works on a trace once, and leaves the rest of a step on a CPU alone."""
+"""Grappler optimizes a trace once, and leaves the rest of a step on a CPU alone."""
 
 import networks
 import pytest
@@ -30,7 +30,7 @@ def executed(trainer):
 
 
 def fused_by_tensorflow(dtype):
-    """Whether this CPU has a fused product of the type; bfloat16 needs AVX-512."""
+    """Return whether this CPU has a fused product; bfloat16 needs AVX-512."""
 
     @tf.function(autograph=False)
     def function(x):
@@ -51,7 +51,6 @@ def fused_by_tensorflow(dtype):
 def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
     cls, precision, options
 ):
-    """Towers in float32 get it with their trace; all else in the step."""
     if precision == "mixed_bfloat16" and not fused_by_tensorflow(tf.bfloat16):
         pytest.skip("TensorFlow fuses no products in bfloat16 on this CPU")
     batches, network = networks.random_batches(1, 8), dense_network(precision)

@@ -8,15 +8,14 @@ from recipes import record_events
 
 from towers.parallel.coordinator import SHARES_AHEAD, Coordinator, may_apply, may_fetch
 
-WAIT_SECS = 30  # for what should come at once
+WAIT_SECS = 30  # Timeout for what should happen at once.
 
 
 class Work:
     """Batches numbered from 0, and towers that do nothing with their shares.
 
-    Args:
-        before_fetch, before_apply: called with a tower and the number of its update.
-        options: of the coordinator.
+    `before_fetch` and `before_apply` are called with a tower and the number of its
+    update.
     """
 
     def __init__(

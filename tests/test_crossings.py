@@ -1,17 +1,14 @@
-"""The bytes that cross devices, against formulas that the documentation gives."""
+"""Bytes that cross devices, compared with the documented formulas."""
 
 import math
 
 import pytest
-import tensorflow as tf
 import traced
 from marks import slow
 
-from benchmarks.graphs import crossings
 from benchmarks.graphs.crossings import per_step, summed
-from towers.parallel.loop import around_loop, inside_of_loop
 
-# Metrics, counters, the finite check: scalars, and labels.
+# Bytes of scalars (metrics, counters, the finite check) and labels.
 LITTLE = 1500
 
 
@@ -20,7 +17,7 @@ def bytes_per_step(trained) -> dict[tuple[str, str], int]:
 
 
 def sizes(trained):
-    """Bytes of the vectors of the parameters and of the model state."""
+    """Return the bytes of the vectors of parameters and model state."""
     copy = trained.trainer.strategy.copies[0]
     return [
         sum(v.shape.num_elements() * v.dtype.size for v in variables)
@@ -29,7 +26,7 @@ def sizes(trained):
 
 
 def assert_about(actual, expected, little=LITTLE):
-    """Equal but for scalars; the counts below are of many kilobytes."""
+    """Compare except for scalars; real differences are many kilobytes."""
     assert expected - 1 < actual <= expected + little, (actual, expected)
 
 
@@ -90,34 +87,3 @@ def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     crossed = summed(bytes_per_step(trained))
     assert_about(crossed["host to GPU"], variables)
     assert_about(crossed["GPU to host"], variables)
-
-
-# The counting itself, on graphs whose bytes are known.
-
-
-def crossed_by(function, *specs, device=""):
-    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return per_step(crossings.crossings(graph, device=device))
-
-
-def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
-    def function(x):
-        with tf.device("/CPU:0"):
-            start = tf.zeros([10])
-
-        def body(i, total):
-            with inside_of_loop(), tf.device("/GPU:0"):
-                y = tf.cond(x > 0, lambda: total + 1, lambda: tf.stack([x] * 10))
-                return i + 1, y
-
-        def wanted(i, total):
-            with tf.device("/CPU:0"):
-                return i < 5 + tf.size(total)
-
-        begin = tf.constant(0), start
-        with around_loop():
-            return tf.while_loop(wanted, body, begin, parallel_iterations=1)[1]
-
-    crossed = crossed_by(function, tf.TensorSpec([]))
-    assert crossed["host", "/GPU:0"] == 40
-    assert crossed["/GPU:0", "host"] == 40 + 1  # with the condition of the branch

@@ -1,4 +1,4 @@
-"""Which devices the towers get, and what is said where there are too few."""
+"""The devices of the towers, and messages if there are too few."""
 
 import re
 
@@ -58,21 +58,20 @@ def test_devices_that_are_not_there_are_refused(monkeypatch, arguments, message)
         configure(*arguments)
 
 
-# Four GPUs that TensorFlow lists and that are not there.
+# Four GPUs that TensorFlow lists, but the machine does not have.
 
 
 @pytest.fixture
 def four_gpus(monkeypatch):
-    """TensorFlow before it has made its devices, on a machine with four GPUs."""
+    """Simulate a machine with four GPUs, before TensorFlow creates its devices."""
     names = [b"/physical_device:CPU:0"]
     names += [b"/physical_device:GPU:%d" % number for number in range(4)]
     monkeypatch.setattr(pywrap_tfe, "TF_ListPhysicalDevices", lambda: names)
     monkeypatch.setattr(context, "_context", context.Context())
 
 
-def told():
-    """What TensorFlow makes its devices from: (the GPUs, whether their memory is taken
-    as needed, the limits of the logical devices of each)."""
+def configured():
+    """Return visible GPUs, memory growth and memory limits, as TensorFlow has them."""
     config = context.context().config
     options = config.gpu_options
     gpus = options.visible_device_list if config.device_count["GPU"] else ""
@@ -96,7 +95,7 @@ def test_only_the_gpus_of_the_towers_are_made(
 ):
     found = configure(device, num_towers, device_order)
     assert " ".join(found.towers) == towers
-    assert told() == (gpus, bool(gpus), [])
+    assert configured() == (gpus, bool(gpus), [])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_a_memory_limit_makes_logical_gpus(
     assert " ".join(found.towers) == towers
     per_gpu = 1 if num_towers == 2 else 2
     count = len(gpus.split(","))
-    assert told() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
+    assert configured() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
     assert found.share_gpus == (per_gpu > 1)
 
 

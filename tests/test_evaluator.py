@@ -1,4 +1,4 @@
-"""Every image counts once, of parameters and of moving averages in one pass."""
+"""Every image counts once; one pass serves parameters and moving averages."""
 
 import keras
 import networks
@@ -23,7 +23,7 @@ AUGMENT = create_augment("none", TEST.image_shape, (120.0,) * 3, (60.0,) * 3)
 
 
 def of_numpy(trainer, recipe):
-    """Weights -> (correct, loss), by Keras' own call of the network in one batch."""
+    """Yield weights and (correct, loss), by Keras' own call of the network."""
     images, labels = small_runs.arrays(TEST.num_examples, 1)
     images = AUGMENT.evaluate(images)
     model, state = keras.models.clone_model(trainer.model), trainer.state()
@@ -57,7 +57,6 @@ SIZES = [1, 7, 23, 40]
     ],
 )
 def test_every_image_counts_once_for_both_kinds(create, num_devices, options, sizes):
-    """For any size of the batches, streamed and resident; 23 images."""
     network, recipe = networks.residual_network(), Recipe(learning_rate=0.5)
     batches = networks.random_batches(3, 8, noise_shapes={})
     trainer = create_trainer(create, network, recipe, batches, num_devices, **options)

@@ -13,6 +13,7 @@ from benchmarks.graphs import optimized, placement
 from benchmarks.graphs.crossings import HOST_MEMORY
 from benchmarks.graphs.operations import running
 from towers.config import choices
+from towers.parallel import reduce
 
 CONVOLUTIONS = (
     "Conv2D",
@@ -23,13 +24,8 @@ CONVOLUTIONS = (
     "DepthwiseConv2dNativeBackpropFilter",
 )
 MIN_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
-# They launch no kernel.
+# Operations without a kernel launch.
 FREE = ("Const", "Placeholder", "Identity", "Reshape", "AssignVariableOp")
-
-# Channels that are no multiple of 8, for which tensor cores are not used in full: the
-# colors of the images, and LeNet as published.
-COLORS, LENET = {3}, {20, 50}
-
 
 STRATEGIES = {
     "one GPU": {"num_towers": 1},
@@ -55,22 +51,17 @@ def networks_and_precisions():
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network whose step was traced for one GPU.
-
-    Attributes:
-        every: all operations of the step, with the input.
-    """
+    """A network whose step, with the input, was traced for one GPU."""
 
     model: str
     precision: str
     every: list[placement.Placement]
 
     def of_types(self, *types: str) -> list[tf.Operation]:
-        """The operations of some types on the GPU."""
         return [p.op for p in self.every if p.on_gpu and p.op.type in types]
 
 
-# Of the module, so that the tests of a network follow each other and it is then freed.
+# Module scope: the tests of a network follow each other, and then it is freed.
 @pytest.fixture(scope="module", params=list(networks_and_precisions()))
 def network(request):
     model, precision = request.param
@@ -92,18 +83,6 @@ def test_convolutions_have_channels_last(network):
     assert {op.outputs[0].dtype for op in some} == {compute[network.precision]}
 
 
-def test_channels_are_multiples_of_eight(network):
-    odd = set()
-    for op in network.of_types("Conv2D"):
-        if op.inputs[0].shape[1:3] == (1, 1):  # of squeeze-and-excitation, cheap
-            continue
-        *_, channels, filters = op.inputs[1].shape
-        odd |= {n for n in (channels, filters) if n % 8}
-    if network.model.startswith("densenet"):  # each layer adds 12, and 24 are the first
-        odd = {n for n in odd if n % 6}
-    assert odd == (COLORS | LENET if network.model == "lenet" else COLORS)
-
-
 def test_fused_batch_normalization_is_what_cudnn_takes(network):
     for op in network.of_types("FusedBatchNormV3", "FusedBatchNormGradV3"):
         assert op.get_attr("epsilon") >= MIN_EPSILON
@@ -113,7 +92,6 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
 
 
 def test_xla_compiles_the_gelu_alone_without_compile_xla(network):
-    """One kernel forward and one back."""
     compiled = {p.op.type for p in network.every if p.compiled}
     assert bool(compiled) == bool(network.of_types("Erf"))
     assert not compiled & {"Conv2D", "MatMul", "FusedBatchNormV3"}
@@ -121,7 +99,7 @@ def test_xla_compiles_the_gelu_alone_without_compile_xla(network):
 
 
 def test_a_step_has_few_kernels_next_to_its_tower():
-    """Each costs a launch; with a variable per parameter it had a thousand."""
+    """Each costs a launch; with a variable per parameter there were a thousand."""
     fields = {"num_towers": 1, "model": "resnet20", "input": "stream"}
     update = {"optimizer": "sgd", "momentum": 0.0, "schedule": "exponential"}
     trained = traced.on_gpus(augment="none", **fields | update)
@@ -133,8 +111,9 @@ def test_a_step_has_few_kernels_next_to_its_tower():
     assert len(kernels) <= 61
 
 
+@pytest.mark.slow
 def test_muon_updates_kernels_of_one_shape_together():
-    """The 19 convolutions have 6 shapes; each takes eleven products."""
+    """The 19 convolutions have 6 shapes; each needs eleven products."""
     trained = traced.on_gpus(num_towers=1, model="resnet20", optimizer="muon")
     products = optimized.optimized(trained).on_gpus("MatMul", "BatchMatMulV2")
     outside = [op for op in products if "tower_0/" not in op.name]
@@ -168,18 +147,20 @@ FAST_CASE = ("auto", "resident", GUARDED)
     ],
 )
 def test_the_host_waits_for_no_gpu(strategy, source, options):
-    """No edge of a step leads from a GPU to the host, a control edge neither; but for
-    towers that share a copy on the host: these send gradients, state and scalars."""
+    """No edge of a step leads from a GPU to the host, not even a control edge.
+
+    Towers that share a copy on the host send gradients, state and scalars.
+    """
     fields = {"model": "lenet", "augment": "pad_crop_flip", "input": source}
     trained = traced.on_gpus(**fields | STRATEGIES[strategy] | options)
     copy = trained.trainer.strategy.copies[0]
     shared = [variable.shape for variable in [*copy.params, *copy.state]]
     vectors, scalars = [], []
     for crossing in trained.crossings():
-        if crossing.is_per_step and crossing.is_usual:
-            if crossing.destination == HOST_MEMORY:
-                is_scalar = 0 < crossing.num_bytes <= 8
-                (scalars if is_scalar else vectors).append(crossing)
+        is_in_step = crossing.is_per_step and crossing.is_usual
+        if is_in_step and crossing.destination == HOST_MEMORY:
+            is_scalar = 0 < crossing.num_bytes <= 8
+            (scalars if is_scalar else vectors).append(crossing)
     if strategy == "towers":
         assert len(vectors) == 2 * len(shared), vectors
         assert len(scalars) == 2 * len(("loss", "correct")), scalars
@@ -194,7 +175,7 @@ PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
     "model,options,transposes",
     [
         ("resnet20", {}, 0),
-        ("resnet20", {"deterministic": True}, 5 * 19),
+        slow("resnet20", {"deterministic": True}, 5 * 19),
         slow("densenet_bc_100_12", {}, 5 * 99),  # 12 channels, 36 and so on
         slow("resnet20", {"precision": "float32"}, 0),  # Grappler turns it to NCHW
     ],
@@ -218,26 +199,35 @@ AUGMENTED = {"augment": "random_resized_crop", "color_jitter": 0.4, "mixup": 0.2
     "options",
     [
         {},
-        WITH_STREAM,
-        *map(slow, [{"strategy": "replicated", "num_towers": 2}, GUARDED, AUGMENTED]),
+        *map(
+            slow,
+            [
+                WITH_STREAM,
+                {"strategy": "replicated", "num_towers": 2},
+                GUARDED,
+                AUGMENTED,
+            ],
+        ),
         *map(slow, POLICIES),
     ],
 )
 def test_no_gpu_waits_for_the_host(options):
-    """Within a step, as Grappler leaves it, nothing goes from the host to a GPU, which
-    would wait for it, nor back; not even a control edge."""
+    """No edge of an optimized step leads from the host to a GPU, or back."""
     fields = {"model": "lenet", "augment": "pad_crop_flip", "input": "resident"}
     fields |= {"num_towers": 1}
     step = optimized.optimized(traced.on_gpus(**fields | options))
     assert not step.to_gpu + step.to_host
 
 
-def test_all_operations_of_an_nccl_all_reduce_run():
-    """TensorFlow prunes those that nobody reads, and the others wait for ever; a tower
-    that XLA compiles is one operation, whose vectors need names of their own. In the
-    loop no GPU waits for another but in these."""
+def test_all_operations_of_an_nccl_all_reduce_run(monkeypatch):
+    """TensorFlow prunes operations without readers, and the others wait forever.
+
+    A tower that XLA compiles is one operation, whose vectors need names of their own.
+    GPUs wait for each other only in these operations.
+    """
+    monkeypatch.setattr(reduce, "BUCKET_BYTES", 600_000)
     fields = {"strategy": "replicated", "all_reduce": "nccl", "num_towers": 3}
-    trained = traced.on_gpus(model="resnet18", **fields)
+    trained = traced.on_gpus(model="lenet", **fields)
     body, trainer = traced.loop_body(trained), trained.trainer
     inspect = trainer._inspect.get_concrete_function(0, trainer.feed.batches_of(0))
     for graph in (body, inspect.graph):
@@ -246,6 +236,5 @@ def test_all_operations_of_an_nccl_all_reduce_run():
         names = [op.get_attr("shared_name") for op in kept]
         assert len(kept) == len(every)
         assert set(map(names.count, names)) == {3}
-    # 45 MB of gradients, in buckets of at most 25 MiB.
-    assert len(kept) == 3 * 2
+    assert len(kept) > 3  # Several buckets.
     assert not [x for x in optimized.optimized(trained).between_gpus if "Nccl" in x]

@@ -1,4 +1,4 @@
-"""float16: the loss is scaled; a step that overflows is passed over by all towers."""
+"""float16: the loss is scaled; all towers skip a step that overflows."""
 
 import networks
 import numpy as np
@@ -32,7 +32,7 @@ def of_scale(state):
 
 @pytest.fixture
 def no_rewriting():
-    """TensorFlow may order the sums of two graphs differently, unless it is told so."""
+    """Keep TensorFlow from ordering the sums of two graphs differently."""
     name = "arithmetic_optimization"
     tf.config.optimizer.set_experimental_options({name: False})
     yield
@@ -61,10 +61,7 @@ def test_a_power_of_two_changes_no_bit_in_float32(
 
 
 @pytest.mark.parametrize("cls,num_devices,options", KINDS)
-def test_an_infinity_in_one_tower_passes_the_step_over_for_all(
-    cls, num_devices, options
-):
-    """In the last tower."""
+def test_all_towers_skip_a_step_with_an_infinity_in_one(cls, num_devices, options):
     network = networks.residual_network("mixed_float16")
     batches = networks.random_batches(4, 16)
     batches[2]["images"][15, 1, 1, 0] = np.inf

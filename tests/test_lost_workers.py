@@ -22,7 +22,7 @@ from towers.parallel.workers import ALONE
 
 NUM_WORKERS, NUM_STEPS = 3, 40
 STUCK_AFTER_SECS = 16
-# Heartbeats end after half of that; then the chief saves, and processes end.
+# Heartbeats time out after half of that; then the chief saves, and processes end.
 BOUND_SECS = STUCK_AFTER_SECS / 2 + 8
 FLAGS = (
     "--strategy=multi_worker --batch_size=32 --device=cpu --num_towers=1 "
@@ -56,7 +56,7 @@ class Run:
         return self.workers[0]
 
     def wait_for_step(self, step):
-        """And for a checkpoint."""
+        """Wait for a step and for a checkpoint."""
         self.chief.wait_until(lambda: has_logged(self.workdir, step))
         self.chief.wait_until(lambda: saved_steps(self.workdir))
 
@@ -88,7 +88,7 @@ def uninterrupted(network, tmp_path_factory):
 
 
 def lose(network, run, fault, victim):
-    """Kills, freezes or cuts off a worker."""
+    """Kill, freeze or cut off a worker."""
     if fault == "cut":
         network.plug(victim, "down")
         return
@@ -115,8 +115,7 @@ def assert_the_others_stop(network, run, fault, victim):
 
 
 def lost_and_continued(network, folder, fault, victim, step, *more, count=NUM_WORKERS):
-    """The state of a run that lost a worker and went on with so many (and more
-    flags)."""
+    """Return the state of a run that lost a worker and continued with `count`."""
     with Run(network, folder) as run:
         run.wait_for_step(step)
         try:
@@ -154,8 +153,10 @@ def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
 def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
     network, tmp_path
 ):
-    """To step 12: there another seed is 0.2 apart, and 1, 2 and 3 towers of one process
-    up to 3.5e-5; after 40 steps at this rate such noise has grown to 5e-3."""
+    """After 12 steps another seed differs by 0.2, other numbers of towers by 3.5e-5.
+
+    After 40 steps at this rate such noise has grown to 5e-3.
+    """
     (tmp_path / "whole").mkdir()
     to_step_12 = "--max_steps=12"
     with Run(network, tmp_path / "whole", to_step_12) as run:
@@ -166,7 +167,7 @@ def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
-# The text of an error of a compiled function, around that of an operation.
+# Error of a compiled function, around the message of an operation.
 IN_A_STEP = """Graph execution error:
 
 Detected at node all_reduce/CollectiveReduceV2 defined at (most recent call last):
@@ -176,10 +177,11 @@ Detected at node all_reduce/CollectiveReduceV2 defined at (most recent call last
 
 
 def raised_by(workers, message):
-    """What becomes of an error of a collective."""
-    with pytest.raises((tf.errors.InternalError, WorkerLostError)) as caught:
-        with workers.noticing_losses():
-            raise tf.errors.InternalError(None, None, IN_A_STEP.format(message))
+    """Return the exception for an error of a collective."""
+    error = tf.errors.InternalError(None, None, IN_A_STEP.format(message))
+    lost = pytest.raises((tf.errors.InternalError, WorkerLostError))
+    with lost as caught, workers.noticing_losses():
+        raise error
     return caught.value
 
 
@@ -198,9 +200,8 @@ def raised_by(workers, message):
 def test_row_28_an_error_of_nccl_is_a_lost_worker_but_not_a_fault_of_this_one(
     is_lost, message
 ):
-    workers = ClusterWorkers(
-        tf.distribute.OneDeviceStrategy("/CPU:0"), ["a:1", "b:1"], 1
-    )
+    engine = tf.distribute.OneDeviceStrategy("/CPU:0")
+    workers = ClusterWorkers(engine, ["a:1", "b:1"], 1)
     error = raised_by(workers, message)
     assert isinstance(error, WorkerLostError) == is_lost
     assert not is_lost or str(error).startswith(f"a worker is lost: {message[:40]}")

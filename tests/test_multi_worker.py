@@ -26,7 +26,6 @@ TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
 
 def split_result(result):
-    """(state, metrics of each call)."""
     metrics = {}
     for name in [name for name in result if name.startswith("metrics/")]:
         _, call, key = name.split("/")
@@ -63,7 +62,6 @@ def assert_equal(workers, job, num_towers):
 
 
 def test_two_workers_equal_the_oracle(tmp_path, monkeypatch):
-    """Uneven shares, several micro-batches, shared moments, a velocity."""
     job = Job("sync", "momentum", 3, 13, "float64")
     with WorkerProcesses(2, tmp_path) as workers:
         assert_trained_as_by_the_oracle(workers, job, 2, monkeypatch)
@@ -74,8 +72,6 @@ def test_two_workers_equal_the_oracle(tmp_path, monkeypatch):
 def test_any_number_of_workers_equals_the_oracle(
     count, num_devices, tmp_path, monkeypatch
 ):
-    """Each two values of the axes together, in both types, in other jobs for each
-    number of workers."""
     axes = ("plain", "local", "sync"), ("sgd", "momentum", "nesterov"), (1, 3), (16, 13)
     jobs = []
     for places in itertools.product(*(range(len(axis)) for axis in axes)):
@@ -90,8 +86,7 @@ def test_any_number_of_workers_equals_the_oracle(
 
 
 def test_what_is_sent_first_is_computed_first(monkeypatch):
-    """No operation that later gradients alone need can begin before an earlier gradient
-    is there, and the first buffer needs a part of the backward pass only."""
+    """Check that no operation of later gradients alone begins before earlier ones."""
 
     class Recorded(Workers):
         def sums(self, tensors, options=None):

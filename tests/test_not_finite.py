@@ -35,8 +35,7 @@ def create(cls, network, batches, num_devices, **options):
 
 
 def batches_with(steps):
-    """Batches of 8 images; a letter each: "b" is bad in the last image, that of the
-    last tower, "g" is good."""
+    """Create a batch of 8 images per letter: "b" is bad in the last image, "g" good."""
     batches = networks.random_batches(len(steps), 8)
     for batch, letter in zip(batches, steps, strict=True):
         if letter == "b":
@@ -57,7 +56,7 @@ def without_counts(state):
 )
 @pytest.mark.row(14)
 def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, options):
-    """The steps after it are those of a trainer that skips nothing, from that state."""
+    """Later steps equal those of a trainer that skips nothing, from that state."""
     network, batches = networks.residual_network(), batches_with("ggbgg")
     trainer = create(cls, network, batches, num_devices, **options)
     assert trainer.train(2)["skipped_steps"] == 0
@@ -89,7 +88,6 @@ def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, option
 )
 @pytest.mark.row(14)
 def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
-    """Also where a trainer goes on in the middle of a row."""
     network, batches = networks.plain_network(), batches_with("g" + 9 * "b" + "g")
     batches += batches_with(22 * "b")  # asynchronous towers read ahead
     trainer = create(cls, network, batches, num_devices, **options)
@@ -129,8 +127,7 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
 def test_a_bad_step_ends_the_call_at_the_one_before(
     cls, num_devices, options, of_gpus, monkeypatch
 ):
-    """On GPUs the host learns of it only when the call ends: the steps after that one
-    change nothing. A mended batch is then trained on."""
+    """On GPUs the host notices it at the end of a call; then a good batch works."""
     network, batches = networks.residual_network(), batches_with("ggbgg")
     if of_gpus:
         have_steps_of_gpus(monkeypatch)
@@ -140,7 +137,7 @@ def test_a_bad_step_ends_the_call_at_the_one_before(
     assert trainer.train(2)["step"] == 2
     good = trainer.state()
     trainer.load(before)
-    with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
+    with pytest.raises(NumericError, match=r"^step 3: .* of tower 1 "):
         trainer.train(5)
     assert trainer.progress() == (2, "idle")
     small_runs.assert_equal_states(trainer.state(), good)

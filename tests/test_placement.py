@@ -1,4 +1,4 @@
-"""Every operation that is asked onto a GPU has a kernel there: proved without a GPU."""
+"""Every operation that is requested on a GPU has a kernel, proved without a GPU."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from benchmarks.graphs import placement
 from towers.config import Config, choices
 from towers.errors import ConfigError
 
-# Of the slow cases.
+# Sizes of the slow suite.
 CASES_AT_ONCE, MAX_CASES = 10, 180
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
@@ -26,11 +26,11 @@ def graph_of(function, *specs):
 
 
 def gathered(images):
-    """uint8, for which `GatherV2` has no kernel on GPUs."""
+    """Gather uint8, for which `GatherV2` has no kernel on GPUs."""
     return tf.gather(images, [1, 0])
 
 
-# Graphs that ask a GPU for what it cannot do.
+# Graphs that request operations without a GPU kernel.
 
 
 def on_gpu(function):
@@ -41,25 +41,12 @@ def on_gpu(function):
     return placed
 
 
-def in_a_loop(images):
+def test_an_operation_without_a_kernel_is_found_in_a_loop():
     body = on_gpu(lambda x: tf.concat([gathered(x), x[2:]], 0))
-    return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, body(x)), (0, images))
 
+    def function(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, body(x)), (0, x))
 
-def in_one_of_many_branches(images):
-    branches = [lambda: images[:2], lambda: gathered(images)]
-    return tf.switch_case(tf.shape(images)[0], branches)
-
-
-BAD = {
-    "in a loop": in_a_loop,
-    "in one of many branches": on_gpu(in_one_of_many_branches),
-}
-
-
-@pytest.mark.parametrize("where", BAD)
-def test_an_operation_without_a_kernel_is_found_wherever_it_is(where):
-    function = BAD[where]
     [group] = placement.without_kernel(graph_of(function, IMAGES))
     assert (group.type, group.device, group.count) == ("GatherV2", "/GPU:1", 1)
     assert "Tparams=uint8" in group.types
@@ -68,7 +55,7 @@ def test_an_operation_without_a_kernel_is_found_wherever_it_is(where):
 
 
 def test_what_xla_compiles_needs_a_kernel_of_xla():
-    """Which has one for uint8, and none for a shuffle."""
+    """XLA has a kernel for uint8, and none for a shuffle."""
 
     def shuffled(images):
         return tf.random.experimental.stateless_shuffle(images, [1, 2])
@@ -80,16 +67,6 @@ def test_what_xla_compiles_needs_a_kernel_of_xla():
     assert not placement.without_kernel(compiled(gathered))
     [group] = placement.without_kernel(compiled(shuffled))
     assert group.type == "StatelessShuffle"
-
-
-def test_a_large_result_that_nothing_asks_onto_a_device_is_found():
-    def function(images):
-        with tf.device("/GPU:0"):
-            x = tf.cast(images, tf.float32)
-        return tf.reduce_sum(tf.concat([x, x], 0)), x
-
-    groups = placement.unasked(graph_of(function, tf.TensorSpec([8, 3], tf.uint8)))
-    assert [group.type for group in groups] == ["ConcatV2"]
 
 
 # The trainers. The input, down to the batch, and the network meet only there, so that
@@ -162,13 +139,12 @@ def test_every_operation_on_a_gpu_has_a_kernel(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, MAX_CASES, CASES_AT_ONCE))
 def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
-    """In other processes: TensorFlow 2.21 does not free a graph that has a loop, so
-    that all of them would take 11 GB."""
+    """TensorFlow 2.21 does not free graphs with loops: here they would need 11 GB."""
     script = f"import test_placement; test_placement.check_cases({first})"
     root = pathlib.Path(__file__).resolve().parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

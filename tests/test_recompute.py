@@ -21,7 +21,7 @@ from towers.parallel.strategies.towers import towers
 
 
 def trained(network, create, num_devices, options, batches):
-    """The states after each of two steps, without recomputation and with it."""
+    """Return the states after two steps, without recomputation and with it."""
     states = []
     for recompute in (False, True):
         trainer = create_trainer(
@@ -58,7 +58,6 @@ def trained(network, create, num_devices, options, batches):
     ],
 )
 def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options):
-    """Dropout and batch normalization included, whose averages move once."""
     network, batches = networks.NETWORKS[name](dtype), networks.random_batches(2, 12)
     assert len(segments(network.model)) > 1
     if options.pop("frozen", False):
@@ -77,7 +76,7 @@ def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options)
     ],
 )
 def test_the_optimized_step_keeps_less(create, options):
-    """The optimizer of graphs does not merge what is computed twice."""
+    """Grappler does not merge recomputed operations."""
     model = create_model(
         "resnet20", image_shape=(16, 16, 3), num_classes=networks.NUM_CLASSES
     )

@@ -24,7 +24,7 @@ pytestmark = [on_linux, pytest.mark.slow]
 
 
 def workers_of(program):
-    """Process ids and addresses of the workers, by their numbers."""
+    """Return process ids and addresses of the workers, in order."""
     pid, found = program.process.pid, {}
     children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
     for child in map(int, children.split()):

@@ -42,14 +42,14 @@ STRATEGIES = {
 
 
 def test_every_strategy_is_compared_with_the_oracle():
-    """Those of the list that are not in this file have files of their own."""
+    """Other strategies have test files of their own."""
     elsewhere = {"auto", "multi_worker", "async_towers"}
     assert choices.STRATEGIES.keys() - STRATEGIES == elsewhere
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_auto_keeps_one_copy_on_cpus(num_devices):
-    """Of GPUs see test_gpu_graphs."""
+    """For GPUs see test_gpu_graphs."""
     network = networks.NETWORKS["plain"]("float32")
     batches = networks.random_batches(1, 12, seed=0)
     for reduction in ({}, {"all_reduce": "ring", "all_reduce_dtype": "bfloat16"}):
@@ -83,7 +83,7 @@ TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A strategy and all else on which its result could depend."""
+    """A strategy and everything that its result could depend on."""
 
     place: tuple[str, int, int]
     network: str
@@ -96,7 +96,7 @@ class Case:
         return " ".join(map(str, (*self.place, *dataclasses.astuple(self)[1:])))
 
     def check(self, seed):
-        """Trains on images of a seed, and compares."""
+        """Train on images of a seed, and compare."""
         (strategy, num_towers, group_size), steps = self.place, self.accumulate_steps
         kind = "plain" if self.network == "plain" else "residual"
         network = networks.NETWORKS[kind](self.dtype)
@@ -137,7 +137,7 @@ FAST = [
 
 
 def marked_cases():
-    """The slow ones have each pair of values of any two axes, in few cases."""
+    """Yield few slow cases with each pair of values of any two axes."""
 
     def is_possible(case):
         return case["dtype"] == "float32" or case["optimizer"] == "nesterov"
@@ -154,16 +154,13 @@ def test_training_equals_the_oracle(case, monkeypatch):
 
 
 def test_steps_of_gpus_equal_the_oracle(monkeypatch):
-    """They are part of the loop, and select between old and new values."""
+    """Steps are part of the loop, and select between old and new values."""
     have_steps_of_gpus(monkeypatch)
     case = Case(("replicated", 4, 1), "plain", "sgd", 1, 16, "float32")
     with_images_off_kinks(case.check, case.dtype, monkeypatch)
 
 
-# What is continued, stopped.
-
-
-# Towers of another number are another strategy here.
+# The number of towers makes another strategy here.
 KINDS = {
     "towers 3": (towers, 3, {}),
     "towers 1": (towers, 1, {}),
@@ -184,7 +181,6 @@ KINDS = {
     ],
 )
 def test_any_strategy_continues_the_state_of_any_other(name, kinds):
-    """For all ordered pairs."""
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(6, 13)
     strategies, saved, whole = {}, {}, {}

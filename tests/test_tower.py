@@ -1,4 +1,4 @@
-"""A tower is a pure function: of what it is given, and of nothing else."""
+"""A tower is a pure function of its arguments."""
 
 import keras
 import networks
@@ -19,7 +19,7 @@ def loss_fn(logits, labels):
 
 
 def given(network, seed=7):
-    """Params and state that are not the model's own, and a batch of 6 images."""
+    """Create parameters and state other than the model's, and a batch of 6 images."""
     rng = np.random.default_rng(seed)
 
     def nearby(arrays):
@@ -33,7 +33,7 @@ def given(network, seed=7):
 
 
 def run_tower(network, params, state, batch, loss_fn=loss_fn):
-    """With gradients and state in the order of the model."""
+    """Return a result with gradients and state in the order of the model."""
     batch = {name: tf.constant(value) for name, value in batch.items()}
     layout, values = networks.values_of(params, state)
     [phase] = phases_of((), network.model)
@@ -61,8 +61,7 @@ def assert_equals_oracle(result, network, params, state, batch):
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_a_tower_is_a_function_of_what_it_is_given(name):
-    """The model's own variables are NaN, and stay so; none is created; the noise that
-    is given is the mask."""
+    """The variables of the model are NaN and stay so; noise is the mask."""
     network, created = networks.NETWORKS[name](), []
     params, state, batch = given(network)
     for variable in network.model.variables:

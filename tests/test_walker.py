@@ -98,8 +98,7 @@ def test_shards_own_slices_that_make_up_the_whole(layer):
     assert [tuple(b.kernel.shape) for b in built] == [part.shape for part in parts]
 
 
-# Each at the very beginning, where all channels are on every device, and after a layer
-# whose output is split.
+# Each comes first, when all channels are on every device, and after a split layer.
 ONCE = [
     (lambda name: LocalResponseNormalization(2, alpha=0.1, name=name), 6),
     (lambda name: LocalResponseNormalization(2, alpha=0.1, groups=6, name=name), 6),
@@ -118,7 +117,7 @@ ONCE = [
 @pytest.mark.parametrize("num_shards", [slow(2), 3])
 @pytest.mark.parametrize("create,channels", ONCE)
 def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_shards):
-    """Logits and gradients, before and after a convolution."""
+    """Compare gradients, before and after a convolution."""
     model = networks.model_of(
         create("first"),
         layers.Conv2D(channels, 3, padding="same", name="conv"),
@@ -162,8 +161,10 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
 
 
 def sent_bytes(strategy):
-    """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
-    floats with more than one element, without the batches."""
+    """Return the bytes sent between devices in an executed step, without batches.
+
+    Only floats with more than one element count.
+    """
     step, zeros = strategy.loop._step_call, strategy.train_step.zero_metrics()
     batches = strategy.feed.batches_of(0)
     traced = step.get_concrete_function(0, batches, zeros).graph

@@ -146,8 +146,8 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         trainer = job.create_trainer(strategy, num_devices, own, workers=workers)
         result = {}
         for call, num_steps in enumerate(job.calls):
-            num_steps, *_ = workers.agree(num_steps, False, False, False)
-            metrics = trainer.train(num_steps)
+            agreed, *_ = workers.agree(num_steps, False, False, False)
+            metrics = trainer.train(agreed)
             result |= {f"metrics/{call}/{k}": v for k, v in metrics.items()}
         result |= trainer.state()
         path = pathlib.Path(folder, f"{number}-{index}.npz")

@@ -195,7 +195,7 @@ class ClusterWorkers(Workers):
             lost = lost_worker(error.message, self.addresses, self.index)
             if lost is None:
                 raise
-            tell_others(lost)
+            report_lost_worker(lost)
             raise WorkerLostError(lost.text) from None
 
 
@@ -244,7 +244,7 @@ def _chief_answers():
     return True
 
 
-def tell_others(lost: LostWorker) -> None:
+def report_lost_worker(lost: LostWorker) -> None:
     """Report a lost worker to the others, which may not be connected to it."""
     if lost.number == 0 or not _chief_answers():
         return  # Without the chief's service the report would block forever.

@@ -61,7 +61,7 @@ class AsynchronousTrainer(Trainer):
         # Metrics of each tower's last update, and the most recent gradients.
         self._tower_metrics: list[dict[str, Any]] = [{} for _ in self.devices]
         self._gradients: list[tf.Tensor] = []
-        self._sums = np.zeros(3)  # Of a call, see `Trainer.train`.
+        self._sums = np.zeros(3)  # "sums" of a call of `train`.
         self._restart()
 
     # The compiled calls.

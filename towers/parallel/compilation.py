@@ -100,7 +100,7 @@ def why_not_xla(
     trial = tf.function(gradients, jit_compile=True, autograph=False)
     kind = tf.DeviceSpec.from_string(device).device_type
     if not tf.config.list_logical_devices(kind):
-        return f"there is no {kind}"
+        return f"TensorFlow has no {kind} here"
     if fault := xla_fault(kind):
         return fault
     try:

@@ -22,7 +22,7 @@ SHARES_AHEAD = 2
 
 
 class Abandoned(Exception):
-    """A call ends because that of another thread has failed."""
+    """A call ends because another thread has failed."""
 
 
 class Coordinator:
@@ -211,8 +211,8 @@ def may_apply(
 
     At any time the updates in flight could be applied in the order of their fetches,
     none staler than the bound: a fetch is behind at most max_staleness others, and an
-    apply that overtakes waits if it would break that. The oldest never waits, so there
-    is no deadlock. `in_flight` is tower -> number of updates applied before its fetch,
+    apply that overtakes waits if it would break that. The oldest never waits, so towers
+    cannot deadlock. `in_flight` is tower -> number of updates applied before its fetch,
     oldest fetch first.
     """
     older = list(in_flight.values())[: list(in_flight).index(tower)]

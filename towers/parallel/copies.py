@@ -261,7 +261,7 @@ class Copy:
             yield "averages/{}", state, self.averages[len(self.params) :]
 
 
-def whole(shards: Sequence[Arrays]) -> Arrays:
+def join_shards(shards: Sequence[Arrays]) -> Arrays:
     """Join the shards of one copy along the last axis; canonical name -> array."""
     if len(shards) == 1:
         return shards[0]

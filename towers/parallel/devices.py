@@ -153,7 +153,7 @@ def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
         for gpu in shown:
             _make_logical(gpu, per_gpu, f"{option} on a GPU: {RESTART}", limit)
     else:
-        remarks += _take_memory_as_needed(shown)
+        remarks += _set_memory_growth(shown)
     if shown != all_gpus[: len(shown)]:
         numbers = ", ".join(str(all_gpus.index(gpu)) for gpu in shown)
         remarks.append(f"of the GPUs {numbers} are visible, here numbered from 0")
@@ -235,7 +235,7 @@ def _make_logical(device, count, refusal, memory_limit=None):
         raise ConfigError(refusal) from None
 
 
-def _take_memory_as_needed(gpus):
+def _set_memory_growth(gpus):
     """Let the memory of GPUs grow; return remarks for the start banner."""
     for gpu in gpus:
         try:

@@ -134,7 +134,7 @@ class Evaluator:
         for kind, total in zip(weights, totals, strict=True):
             values = self._workers.add(np.array(list(total.values())))
             results[kind] = dict(zip(total, values.tolist(), strict=True))
-        rows = np.concatenate(pieces)  # Of the images of this worker.
+        rows = np.concatenate(pieces)  # Images of this worker.
         rows = rows.reshape(-1, rows.shape[-1])
         rows = rows[rows[:, 1] > 0]
         ordered = np.zeros([int(results[weights[0]]["images"]), rows.shape[1]])
@@ -190,7 +190,7 @@ class Evaluator:
             with tf.device(HOST):  # The arguments are there.
                 first = tf.identity(first)
 
-            def is_wanted(done, *_):
+            def should_continue(done, *_):
                 return done < num_batches
 
             def add(done, totals, predictions, numbers):
@@ -218,7 +218,7 @@ class Evaluator:
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
                 with around_loop():
                     _, totals, rows, _ = tf.while_loop(
-                        is_wanted, add, begin, parallel_iterations=1
+                        should_continue, add, begin, parallel_iterations=1
                     )
                 return totals, rows.stack()
 

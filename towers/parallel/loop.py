@@ -190,8 +190,7 @@ class Loop:
         """Prepare steps after `first` ones; return the arguments of `run`."""
         self._phase = phase
         self._number.assign(first)
-        on_host = self._compilation.device.waits_for_host
-        self._activity.assign(WAITING if on_host else COMPUTING_OR_WAITING)
+        self._activity.assign(WAITING)
         iterators = self.feed.start(first, num_steps)
         if not self.is_compiled[phase]:
             self._activity.assign(TRACING)
@@ -205,6 +204,8 @@ class Loop:
         Returns how many were begun, the seconds that they waited for batches, and the
         metrics of the last one. If a step is refused, later ones change nothing.
         """
+        if not self._compilation.device.waits_for_host:
+            self._activity.assign(COMPUTING_OR_WAITING)
         with tf.device(HOST):
             arguments = tf.constant(first, tf.int64), tf.constant(num_steps)
         with self._compilation.loop_options():
@@ -215,10 +216,6 @@ class Loop:
         metrics = tf.nest.map_structure(lambda x: x.numpy(), metrics)
         self.reset(first + int(begun))
         return int(begun), float(wait_secs), metrics
-
-    def trace(self, phase: int) -> tf.Graph:
-        """Return the graph of the loop of a phase, without taking a step."""
-        return self.compiled.get_concrete_function(*self.signature(phase)).graph
 
     def signature(self, phase: int) -> tuple:
         """Return the types of the arguments of `compiled`."""
@@ -249,11 +246,11 @@ class Loop:
         with tf.device(HOST):  # The arguments are there.
             first = tf.identity(first)
 
-        def wanted(begun, taken, *_):
+        def should_continue(begun, taken, *_):
             with tf.device(HOST):
                 return (begun < num_steps) & taken & ~self._stop.read_value()
 
-        def body_that_waits(begun, taken, wait_secs, metrics, _):
+        def body_calling_step(begun, taken, wait_secs, metrics, _):
             with inside_of_loop():
                 with tf.device(HOST):
                     number = first + tf.cast(begun, tf.int64)
@@ -263,7 +260,7 @@ class Loop:
                     taken, metrics = self._step_call(phase, batches, metrics)
                     return begun + 1, taken, wait_secs + secs, metrics, []
 
-        def body(begun, taken, wait_secs, metrics, steps):
+        def body_with_step(begun, taken, wait_secs, metrics, steps):
             # Nothing is sent from the host to the GPUs, not even a control edge: a copy
             # of 8 bytes is issued when the previous step is enqueued, and drains the
             # GPU. The host continues as if all steps were taken.
@@ -280,12 +277,15 @@ class Loop:
         # the devices of their initial values.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
-            steps, turn = [], body_that_waits
+            steps, body = [], body_calling_step
             if not waits_for_host:
-                steps, turn = add_on_each(devices, [first] * len(devices), 0), body
+                steps = add_on_each(devices, [first] * len(devices), 0)
+                body = body_with_step
             begin = [*begin, self._zero_metrics(), steps]
             with around_loop():
-                return tf.while_loop(wanted, turn, begin, parallel_iterations=1)
+                return tf.while_loop(
+                    should_continue, body, begin, parallel_iterations=1
+                )
 
     def _await(self, iterators, number, taken):
         """Wait for the feed; return its tensors, the number of the step and the time.
@@ -314,13 +314,13 @@ def around_loop() -> Iterator[None]:
 
     TensorFlow returns the results of a body by identities without a device, which are
     placed on the first GPU, or on the device of the loop: gradients of other towers
-    would be copied there and back in every turn. Here each identity is on the device of
-    its input.
+    would be copied there and back in every iteration. Here each identity is on the
+    device of its input.
 
     TensorFlow also lets every result of a body wait for all reads and assignments in
-    it: the host would wait for the GPUs in every turn. That is not needed, as a device
-    ends a turn before it begins the next one. Within a turn `inside_of_loop` keeps the
-    order of the operations on a variable.
+    it: the host would wait for the GPUs in every iteration. That is not needed, as a
+    device ends an iteration before it begins the next one. Within an iteration
+    `inside_of_loop` keeps the order of the operations on a variable.
     """
     if tf.executing_eagerly():
         yield

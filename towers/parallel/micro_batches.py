@@ -61,7 +61,7 @@ class MicroBatches:
                     for one, a, b in zip(first, totals, results, strict=True)
                 ]
 
-        def is_wanted(micro_batch, _):
+        def should_continue(micro_batch, _):
             return micro_batch < count
 
         def divide(total):
@@ -70,7 +70,9 @@ class MicroBatches:
         first = compute(list(fetched), 0)
         begin = tf.constant(1), first
         with around_loop():
-            _, totals = tf.while_loop(is_wanted, add, begin, parallel_iterations=1)
+            _, totals = tf.while_loop(
+                should_continue, add, begin, parallel_iterations=1
+            )
         return [
             total._replace(
                 gradients=_each(divide, one.gradients, total.gradients),

@@ -26,7 +26,7 @@ class Segment(NamedTuple):
     """Consecutive calls of layers, see `keras_internals.calls_of`."""
 
     calls: Sequence[Any]
-    inputs: list[keras.KerasTensor]  # Of the network, and at most one of a segment.
+    inputs: list[keras.KerasTensor]  # Network inputs, and at most one segment output.
     output: keras.KerasTensor  # Read by the next segment, or the logits.
 
     def __call__(self, inputs: Sequence[Any], replace=lambda operation: operation):
@@ -75,7 +75,7 @@ def segments(model: keras.Model) -> list[Segment]:
     return results
 
 
-def whole(model: keras.Model) -> list[Segment]:
+def single_segment(model: keras.Model) -> list[Segment]:
     """Return the network as a single segment."""
     return [Segment(calls_of(model), model.inputs, model.outputs[0])]
 

@@ -33,10 +33,10 @@ LOSS_UNIT = 2.0**-20
 class Gradients(NamedTuple):
     """The gradients of a step."""
 
-    results: list[TowerResult]  # Of the tower of each device.
+    results: list[TowerResult]  # One per device.
     mean: Mean  # Over the towers.
     per_copy: list[list[tf.Tensor]]  # [copy] vectors of the mean with weight decay.
-    norm: tf.Tensor  # Of the gradient of the first copy, a scalar.
+    norm: tf.Tensor  # Global norm on the first copy, a scalar.
     decay: tf.Tensor  # Loss of the weight decay, a scalar.
 
 
@@ -73,7 +73,7 @@ class Step:
     def add_weight_decay(
         self, phase: int, results: list[TowerResult], mean: Mean
     ) -> Gradients:
-        """Add the weight decay to the mean gradient; set that of frozen ones to 0."""
+        """Add the weight decay to the mean; gradients of frozen parameters are 0."""
         strategy = self.strategy
         frozen = self.phases[phase].frozen
         decays, gradients = [], []

@@ -32,7 +32,7 @@ from towers.parallel.reduce import in_dtype, squared_norm
 class TowerResult(NamedTuple):
     """The result of a tower on its share of a batch, or of one device of the tower."""
 
-    gradients: list[tf.Tensor]  # Of the loss without weight decay; vectors.
+    gradients: list[tf.Tensor]  # Vectors; without weight decay.
     state: list[tf.Tensor]  # Vectors of the new model state.
     integers: list[tf.Tensor]  # Its entries that are not floats.
     loss: tf.Tensor  # Mean over the share, a scalar.
@@ -100,10 +100,9 @@ class Towers:
         """
         settings, results = self._phases[phase], []
         tower_fn = self._tower_fns[settings]
-        for tower, (values, batch) in enumerate(
-            zip(fetched, batches, strict=True), start=first_tower
-        ):
-            with tf.device(self._devices[tower]):
+        shares = zip(self._devices[first_tower:], fetched, batches, strict=False)
+        for tower, (device, values, batch) in enumerate(shares, start=first_tower):
+            with tf.device(device):
                 share = self._teacher(batch, tower) if self._teacher else batch
                 arguments = values, resize_to_phase(share, settings.model), loss_scale
                 # `tower_gradients`, which calls `tower_loss`, is traced here.
@@ -206,9 +205,7 @@ def check_complete(
     """Raise ValueError if a parameter that is not frozen has no gradient."""
     for name, gradient in zip(layout.params.places, gradients, strict=True):
         if gradient is None and name not in frozen:
-            raise ValueError(
-                f"there is no gradient for {name}: the loss does not depend on it"
-            )
+            raise ValueError(f"{name} has no gradient: the loss does not depend on it")
 
 
 def unscaled(

@@ -20,7 +20,7 @@ from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.compilation import Compilation
-from towers.parallel.copies import check_equal, variable, whole
+from towers.parallel.copies import check_equal, join_shards, variable
 from towers.parallel.devices import HOST, device_of
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
 from towers.parallel.finite import FiniteGuard, not_finite_error
@@ -130,7 +130,7 @@ class Trainer(abc.ABC):
             NumericError: copies of a variable differ.
         """
         check_equal(self.strategy.copies, self.strategy.num_shards)
-        state = whole([shard.numpy() for shard in self.strategy.shards])
+        state = join_shards([shard.numpy() for shard in self.strategy.shards])
         state |= {k: v.numpy() for k, v in self.guard.named().items()}
         return state | {"step": np.array(self.step, np.int64)}
 
@@ -268,7 +268,7 @@ class SynchronousTrainer(Trainer):
             batch = without_int32(batch)
         batches = split_batch(batch, self.strategy.sizes)
         _, shards = self._inspect(phase_at(self.phases, self.step), batches)
-        return whole(
+        return join_shards(
             [
                 copy.layout.params.read([vector.numpy() for vector in vectors])
                 for copy, vectors in zip(self.strategy.shards, shards, strict=True)
@@ -277,7 +277,9 @@ class SynchronousTrainer(Trainer):
 
     def trace(self):
         """Trace all compiled calls of `train` without taking a step."""
-        return [self.loop.trace(phase) for phase in range(len(self.phases))]
+        trace = self.loop.compiled.get_concrete_function
+        phases = range(len(self.phases))
+        return [trace(*self.loop.signature(phase)).graph for phase in phases]
 
     def request_stop(self):
         """Ask `train`, from another thread, to return after the current step."""

@@ -16,7 +16,7 @@ from towers.models.layers.normalization import is_frozen, ramping
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
-from towers.parallel.recompute import segments, whole
+from towers.parallel.recompute import segments, single_segment
 from towers.parallel.reduce import in_dtype, on_each
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape
@@ -67,7 +67,7 @@ class SplitTowers:
             if self._combine_moments and is_norm and not is_frozen(layer):
                 split.check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
-        cut = segments if recompute else whole
+        cut = segments if recompute else single_segment
         self._segments = {model: cut(model) for model in models}
         # Bytes of activations and gradients that cross devices, maximum over phases.
         self.transferred_bytes = 0
@@ -139,7 +139,7 @@ class SplitTowers:
 
     def _walk(self, model, fetched, tape, training):
         shards, combine = self._shards[model], self._combine_moments
-        parts = self._segments[model] if training else whole(model)
+        parts = self._segments[model] if training else single_segment(model)
         grid, layouts = self._grid, self._layouts
         return Walk(
             model, parts, shards, grid, layouts, fetched, combine, tape, training

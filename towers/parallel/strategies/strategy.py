@@ -40,9 +40,9 @@ class Strategy:
     the fields of Config with `strategy_option` that its signature names.
     """
 
-    devices: Sequence[str]  # Of the towers.
+    devices: Sequence[str]  # Devices of the towers.
     sizes: Sequence[int]  # Images of a micro-batch per tower of this process.
-    copies: Sequence[Copy]  # Of the variables; each copy has `num_shards` entries.
+    copies: Sequence[Copy]  # Each copy of the variables has `num_shards` entries.
     readers: Sequence[int]  # Index of the copy that each device reads.
     # Results per device -> their mean, weighted by images.
     mean_fn: Callable[[Sequence[TowerResult]], Mean]
