@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
 import re
 import subprocess
@@ -13,7 +12,6 @@ from absl import flags
 from PIL import Image
 from processes import run
 
-import towers
 from towers.cli import flags as config_flags
 from towers.cli import train_flags
 from towers.cli.help import COMMON
@@ -461,18 +459,3 @@ def test_the_list_names_every_choice_and_every_recipe():
         num_params = getattr(row, "num_params", 0)
         size = f"{num_params / 1e6:.2f} M  " if num_params else ""
         assert (name, size + row.help) in listed
-
-
-# What is said while TensorFlow is imported.
-
-
-def test_chatter_is_held_back_and_the_rest_is_shown(capfdbinary):
-    with towers.quiet_imports():
-        os.write(2, b"WARNING: All log messages before absl::InitializeLog() ...\n")
-        os.write(2, b"I0000 00:00:17.6 2687 port.cc:153] oneDNN is on.\n")
-        os.write(2, b"E0000 00:00:17.6 2687 dnn.cc:10] Unable to register cuDNN\n")
-        os.write(2, b"To enable the following instructions: AVX2 FMA\n")
-        os.write(2, b"W0000 00:00:17.6 2687 dso.cc:9] no libcudnn.so in \xff\n")
-    os.write(2, b"afterwards\n")
-    shown = b"W0000 00:00:17.6 2687 dso.cc:9] no libcudnn.so in \xff\nafterwards\n"
-    assert capfdbinary.readouterr().err == shown

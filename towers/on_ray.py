@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from absl import flags
 
-from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError, WorkerLostError
 from towers.launch import process
@@ -78,10 +77,9 @@ def launch(
     lost; WorkerLostError where the cluster of Ray is.
     """
     try:
-        with quiet_imports():
-            import ray
-            from ray.util import placement_group, remove_placement_group
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        import ray
+        from ray.util import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     except ImportError as error:
         raise ConfigError(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "

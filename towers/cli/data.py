@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.config import Config
 from towers.config.recipes import (
@@ -63,7 +62,7 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
         if given["dataset"] in PHOTO_SETS:  # as a training reads them
             given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
-    with quiet_imports():
-        from towers.data import check
+    from towers.data import check
+
     options = {name: getattr(config, name) for name in OPTIONS[1:]}
     check.check(config.dataset, grid_path=values.grid, **options)

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import quiet_imports
 from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError
@@ -151,7 +150,7 @@ def write_tflite(
         # MediaPipe takes all outputs in one type.
         options = {"present_dtype": tf.float32}
         write_saved_model(pathlib.Path(source), network, run, **options)
-        with quiet_imports(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own former parts
             converter = create_converter(source, [SERVING])
             if precision == "float16":

@@ -53,7 +53,7 @@ def exit_on_signals(
 ) -> None:
     """From here on a signal ends the process with a message: until a watchdog takes
     over, there is nothing to save. The stream of `sys` is kept in the file that it is
-    now, as `towers.quiet_imports` puts another one in its place for a while.
+    now, as an import of TensorFlow puts another one in its place for a while.
     """
     try:
         descriptor = os.dup(getattr(sys, stream).fileno())

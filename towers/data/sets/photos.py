@@ -9,7 +9,6 @@ from typing import Any
 
 from PIL import Image
 
-from towers import quiet_imports
 from towers.config.choices import CONTAINERS
 from towers.data.files.class_folders import (
     find_folders,
@@ -59,8 +58,8 @@ def photo_options(
         paths = _image_paths(root, class_level)
     except DataError:
         if os.path.isdir(root):
-            with quiet_imports():  # of TensorFlow
-                from towers.data.sets.published import data_sets_in
+            from towers.data.sets.published import data_sets_in
+
             names = data_sets_in(root) or _containers_in(root)
         if not names:
             raise
