@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks import measure, trainers
-from towers.launch.supervisor import divide, free_ports
+from towers.launch import divide, free_ports
 
 COLUMNS = (
     "network | N | batch | ms a step, processes | ms, towers | ms, one tower | "

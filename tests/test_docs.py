@@ -55,7 +55,7 @@ OTHERS = {flag: before for before, x in OTHERS.items() for flag in x.split()}
 # Those of other programs, by what defines them.
 LAUNCHERS = "".join(
     (ROOT / "towers" / path).read_text()
-    for path in ("launch/__main__.py", "on_ray.py", "cli/data.py")
+    for path in ("launch.py", "on_ray.py", "cli/data.py")
 )
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

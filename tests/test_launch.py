@@ -11,10 +11,9 @@ import sys
 import pytest
 from processes import Program, is_running, on_linux, run, wait_for_ends
 
-from towers import threads
+from towers import launch, threads
 from towers.errors import IS_RETRYABLE, ConfigError
-from towers.launch import supervisor
-from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
+from towers.launch import NOTICE_SECS, signal_due, worst
 from towers.run.peers import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
@@ -43,7 +42,7 @@ def meet(name="met"):
 # The launcher, with another program than run_train.py.
 LAUNCHER = """
 import json, sys
-from towers.launch.supervisor import launch
+from towers.launch import launch
 command, num_workers, options = json.loads(sys.argv[1])
 sys.exit(launch(command, num_workers, **options))
 """
@@ -156,7 +155,7 @@ os.wait(), os.wait()
 @pytest.mark.row(45)
 def test_a_launcher_whose_output_nobody_reads_restarts_and_stops(start, tmp_path):
     source = """
-print(10000 * ("x" * 100 + "\\n"), flush=True)
+print(600 * ("x" * 100 + "\\n"), flush=True)  # a pipe takes 64 KB
 meet(f"met{attempt}")
 if attempt == 1: sys.exit(6)
 time.sleep(1000)
@@ -319,14 +318,14 @@ def test_no_restart_where_the_cause_stays_or_beyond_their_number(
 
 def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     def gpus_of(num_workers, environ, device="auto"):
-        return [share.gpus for share in supervisor.divide(num_workers, environ, device)]
+        return [share.gpus for share in launch.divide(num_workers, environ, device)]
 
     monkeypatch.setattr(threads, "DRIVER_GPUS", tmp_path)
     for number in range(6):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     assert gpus_of(3, {}) == ["0,1", "2,3", "4,5"]
     assert gpus_of(6, {}) == list("012345")
-    assert not any(share.cores for share in supervisor.divide(2, {}))
+    assert not any(share.cores for share in launch.divide(2, {}))
     # What is visible decides, as CUDA reads it.
     visible = "CUDA_VISIBLE_DEVICES"
     assert gpus_of(2, {visible: "7, 3"}) == ["7", "3"]
@@ -339,7 +338,7 @@ def test_gpus_are_divided_among_the_workers(tmp_path, monkeypatch):
     assert gpus_of(4, {}, "cpu") == [""] * 4
     for num_workers in (4, 12):
         with pytest.raises(ConfigError, match=f"num_workers={num_workers} with 6 GPU"):
-            supervisor.divide(num_workers, {})
+            launch.divide(num_workers, {})
 
 
 # The command.
@@ -369,6 +368,6 @@ def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
 
 
 def test_the_launcher_imports_no_tensorflow():
-    script = "import sys, towers.launch.__main__\n"
+    script = "import sys, towers.launch\n"
     script += "print({'tensorflow', 'keras', 'numpy'} & set(sys.modules))"
     assert run("-c", script).stdout == "set()\n"

@@ -12,40 +12,79 @@ from towers.run import signals
 if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()
 
-import asyncio
 import contextlib
+import functools
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
+from towers import launch
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError, WorkerLostError
-from towers.launch import process
-from towers.launch.__main__ import HINT, parse, train_command
-from towers.launch.process import Share
-from towers.launch.ray_host import RayHost
-from towers.launch.supervisor import job_environ, supervise, tf_config
 from towers.messages import ROOT, one_line
 
 PROGRAM = "towers.on_ray"
-MOST = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
+MAX_COUNT = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
+
+
+class RayHost:
+    """Runs one worker on a node of Ray; an actor with two threads."""
+
+    def __init__(self):
+        self._ports, self._worker = contextlib.ExitStack(), None
+
+    def address(self) -> str:
+        """Return host:port for the worker; nobody else on the node gets the port."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        [port] = self._ports.enter_context(launch.free_ports(1))
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def work(self, index: int, folder: str, *args: Any) -> tuple[int, str]:
+        """Run the worker in a folder; return its exit code and why it ended."""
+        try:
+            os.chdir(folder)
+            worker = self._worker = launch.Worker(index, *args)
+        except (OSError, ConfigError) as error:
+            return ConfigError.exit_code, f"worker {index} cannot start: {error}"
+        while not worker.has_ended():
+            time.sleep(launch.TICK_SECS)
+        launch.wait_for_lines(launch.LATE_SECS)
+        return worker.code, str(worker)
+
+    def send(self, number: int) -> None:
+        """Send the worker a signal."""
+        if self._worker:
+            self._worker.send(number)
 
 
 class RayWorker:
-    """A worker that an actor runs, with the attributes of a `Process`."""
+    """A worker that an actor runs, with the interface of `launch.Worker`."""
 
     def __init__(self, index, actor, outcome):
-        self.index, self._actor, self._sent = index, actor, set()
-        self.code, self._end = None, f"worker {index} is running"
-        self.ended = asyncio.create_task(self._until_end(outcome))
+        self.index, self._actor, self._outcome = index, actor, outcome
+        self.code, self._end, self._sent = None, "", set()
 
     def __str__(self) -> str:
         return self._end
 
+    def has_ended(self) -> bool:
+        import ray
+
+        if self.code is None and ray.wait([self._outcome], timeout=0)[0]:
+            try:
+                self.code, self._end = ray.get(self._outcome)
+            except ray.exceptions.RayError as error:
+                self.code = WorkerLostError.exit_code
+                self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
+        return self.code is not None
+
     def send(self, number: int) -> bool:
-        """As of a `Process`."""
         if number == signal.SIGINT:
             number = signal.SIGTERM  # Ray blocks the other one
         if number in self._sent:
@@ -54,17 +93,8 @@ class RayWorker:
         self._actor.send.remote(number)
         return True
 
-    async def _until_end(self, outcome):
-        import ray
 
-        try:
-            self.code, self._end = await outcome
-        except ray.exceptions.RayError as error:
-            self.code = WorkerLostError.exit_code
-            self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
-
-
-def launch(
+def run(
     command: Sequence[str],
     num_workers: int,
     *,
@@ -72,9 +102,12 @@ def launch(
     cpus_per_worker: int = 1,
     gpus_per_worker: int = 0,
 ) -> int:
-    """Runs a command as every worker of a cluster, in the main thread; returns the exit
-    code, see `towers.launch.supervisor.worst`. All are restarted also where a node is
-    lost; WorkerLostError where the cluster of Ray is.
+    """Run a command as every worker of a cluster, in the main thread.
+
+    All are restarted also if a node is lost; WorkerLostError if the cluster of Ray is.
+
+    Returns:
+        The exit code, see `launch.worst`.
     """
     try:
         import ray
@@ -85,7 +118,7 @@ def launch(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
             "ray of towers: python -m pip install '.[ray]'"
         ) from None
-    folder = os.getcwd()
+    folder, say = os.getcwd(), functools.partial(launch.say, PROGRAM)
     try:
         with contextlib.chdir(ROOT):  # where the processes of Ray find this package
             ray.init()
@@ -97,34 +130,31 @@ def launch(
         resources["GPU"] = gpus_per_worker
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
-            process.say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
-    job, share = job_environ(), Share(gpus=None if gpus_per_worker else "")
+            say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
+    job = launch.job_environ()
+    share = launch.Share(gpus=None if gpus_per_worker else "")
 
-    @contextlib.asynccontextmanager
-    async def start(stopped) -> AsyncIterator[list[RayWorker]]:
+    @contextlib.contextmanager
+    def start(stop):
         group = placement_group([resources] * num_workers, strategy="SPREAD")
-        actors, workers = [], []
+        actors, workers, ready = [], [], group.ready()
         try:
-            ready = asyncio.ensure_future(group.ready())
-            await asyncio.wait([ready, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not stopped.done():
-                ready.result()
-                actors = [
-                    ray.remote(RayHost)
-                    .options(
-                        num_cpus=cpus_per_worker,
-                        num_gpus=gpus_per_worker,
-                        max_concurrency=2,
-                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, i),
-                    )
-                    .remote()
-                    for i in range(num_workers)
-                ]
-                addresses = await asyncio.gather(*(x.address.remote() for x in actors))
-                started = [] if stopped.done() else actors
-                for index, actor in enumerate(started):
-                    environ = job | tf_config(addresses, index)
-                    outcome = actor.work.remote(index, command, folder, environ, share)
+            while not stop and not ray.wait([ready], timeout=launch.TICK_SECS)[0]:
+                pass
+            if not stop:
+                ray.get(ready)
+                host = ray.remote(RayHost).options(
+                    num_cpus=cpus_per_worker,
+                    num_gpus=gpus_per_worker,
+                    max_concurrency=2,
+                )
+                for index in range(num_workers):
+                    place = PlacementGroupSchedulingStrategy(group, index)
+                    actors.append(host.options(scheduling_strategy=place).remote())
+                addresses = ray.get([actor.address.remote() for actor in actors])
+                for index, actor in enumerate(actors):
+                    environ = job | launch.tf_config(addresses, index)
+                    outcome = actor.work.remote(index, folder, command, environ, share)
                     workers.append(RayWorker(index, actor, outcome))
             yield workers
         finally:
@@ -133,7 +163,7 @@ def launch(
             remove_placement_group(group)
 
     try:
-        return supervise(start, max_restarts=max_restarts)
+        return launch.supervise(start, say, max_restarts=max_restarts)
     except ray.exceptions.RayError as lost:
         raise WorkerLostError(f"Ray: {lost}") from None
     finally:
@@ -141,28 +171,26 @@ def launch(
 
 
 def define_flags() -> None:
-    """The flags before `--`."""
+    """Define the flags before `--`."""
     about = "Number of worker processes."
-    flags.DEFINE_integer("num_workers", None, about, 1, MOST, required=True)
+    flags.DEFINE_integer("num_workers", None, about, 1, MAX_COUNT, required=True)
     about = "Maximum number of restarts of all workers after one was killed, was "
     about += "stuck, met a defect, or lost its node."
-    flags.DEFINE_integer("max_restarts", 0, about, 0, MOST)
+    flags.DEFINE_integer("max_restarts", 0, about, 0, MAX_COUNT)
     about = "CPUs that Ray reserves for each worker."
-    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, MOST)
+    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, MAX_COUNT)
     about = "GPUs that Ray reserves for each worker, which sees no others."
-    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, MOST)
+    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, MAX_COUNT)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the workers; returns their exit code."""
-    if len(argv) < 2:
-        raise ConfigError(f"no command: {HINT}")
-    process.program = PROGRAM
+    """Run the workers; return their exit code."""
     names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
     options = {name: flags.FLAGS[name].value for name in names}
-    return launch(train_command(argv[1:]), flags.FLAGS.num_workers, **options)
+    command = launch.train_command(argv[1:])
+    return run(command, flags.FLAGS.num_workers, **options)
 
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.start(main, parse, PROGRAM)
+    config_flags.start(main, launch.parse, PROGRAM)
