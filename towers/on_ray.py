@@ -143,14 +143,11 @@ def run(
                 pass
             if not stop:
                 ray.get(ready)
-                host = ray.remote(RayHost).options(
-                    num_cpus=cpus_per_worker,
-                    num_gpus=gpus_per_worker,
-                    max_concurrency=2,
-                )
+                options = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
                 for index in range(num_workers):
                     place = PlacementGroupSchedulingStrategy(group, index)
-                    actors.append(host.options(scheduling_strategy=place).remote())
+                    options |= {"max_concurrency": 2, "scheduling_strategy": place}
+                    actors.append(ray.remote(RayHost).options(**options).remote())
                 addresses = ray.get([actor.address.remote() for actor in actors])
                 for index, actor in enumerate(actors):
                     environ = job | launch.tf_config(addresses, index)

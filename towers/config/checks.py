@@ -27,13 +27,13 @@ _NEEDED = {
 
 _WEIGHTS = ("class_weights", "pos_weights")
 
-# Options of a data set that are no fields of `ImageOptions`.
-_NOT_OF_IMAGES = ("data_dir", "columns", "image_dir", "fold", "class_level")
-_NOT_OF_IMAGES += ("label_separator",)
+# Options of a data set that are not fields of `ImageOptions`.
+_NOT_OF_IMAGES = set("data_dir columns image_dir fold class_level".split())
+_NOT_OF_IMAGES.add("label_separator")
 
 
 def check_together(config: "Config") -> None:
-    """Refuses options that contradict each other, their values in the message."""
+    """Raise ConfigError for options that contradict each other, with their values."""
     parse_standardization(config.standardize)
     for names, reason in _contradictions(config):
         values = [f"{name}={getattr(config, name)}" for name in names]
@@ -41,7 +41,7 @@ def check_together(config: "Config") -> None:
 
 
 def validate_without_validation(config: "Config") -> None:
-    """Raises ConfigError where an option needs held-out images, and there are none."""
+    """Raise ConfigError if an option needs held-out images, and there are none."""
     for name in _read_evaluations(config):
         way = "set --validation_fraction, or add a folder val/ to the data"
         raise ConfigError(f"{name}={getattr(config, name)}: no held-out images; {way}")
@@ -58,14 +58,17 @@ def validate_metric(config: "Config", multi_label: bool) -> None:
 
 
 def _read_evaluations(config):
-    """The options that go by evaluations on held-out images."""
-    names = ["patience"] * bool(config.patience)
-    names += ["best_by"] * (config.best_by not in ("auto", "accuracy"))
-    return names + ["schedule"] * config.choice_of("schedule").by_accuracy
+    """Return the options that need evaluations on held-out images."""
+    needs = {
+        "patience": config.patience,
+        "best_by": config.best_by not in ("auto", "accuracy"),
+        "schedule": config.choice_of("schedule").by_accuracy,
+    }
+    return [name for name, is_needed in needs.items() if is_needed]
 
 
 def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names of options that contradict each other, and why, with the way out."""
+    """Yield names of options that contradict each other, and why, with the way out."""
     lists, strategy = config.lists, config.choice_of("strategy")
     if config.validation_fold:
         numbers = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", config.validation_fold)
@@ -175,9 +178,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """Return a line on each option that compensates twice or has no effect: the
-    signature of the target, which is imported with TensorFlow, lacks it, or it needs
-    another one.
+    """Return a line on each option that has no effect, or compensates twice.
+
+    Targets are imported, with TensorFlow, for the options that their signatures name.
     """
     lines = []
     for option in TABLES:

