@@ -1,4 +1,4 @@
-"""A folder of images of your own, with a network that was trained on ImageNet.
+r"""A folder of images of your own, with a network that was trained on ImageNet.
 
     python run_train.py --data_dir=ROOT
     python run_train.py --config=photos_finetune --data_dir=ROOT

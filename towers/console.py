@@ -1,8 +1,8 @@
 """Lines for the user: progress on standard output, errors on standard error.
 
 No call raises an error, and none waits for long. If nobody reads for a while, as in
-`run_train.py | less` or after Ctrl-S, lines are kept and printed later, at the latest at
-the end of the process. If printing fails, because nobody reads any more (`run_train.py
+`run_train.py | less` or after Ctrl-S, lines are kept and printed later, or at the end
+of the process. If printing fails, because nobody reads any more (`run_train.py
 | head`) or a log file is on a full disk, the program continues in silence.
 """
 

@@ -49,20 +49,11 @@ PROGRAM = "towers.launch"
 MAX_WORKERS = 64
 HINT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
 
-# After the failure of a worker its heartbeats end the others. SIGTERM then ends those
-# that still wait for it to start; a save is finished first.
-NOTICE_SECS = 15.0
+NOTICE_SECS = 15.0  # from the failure of a worker to SIGTERM; heartbeats are faster
 GRACE_SECS = 60.0  # from SIGTERM to SIGKILL
-
-# After a stop the others end at once, while the chief may save for this many times as
-# long; its own limit is --stuck_after_secs.
-SAVE_FACTOR = 10
-
-TICK_SECS = 0.05  # between two looks at the workers
-
-# Time for the last lines of a worker: another process may hold its pipe, and perhaps
-# nobody reads the output of the launcher.
-LATE_SECS = 1.0
+SAVE_FACTOR = 10  # on this time after a stop, as the chief may be saving
+TICK_SECS = 0.05  # between checks of the workers
+LATE_SECS = 1.0  # for the last lines of a worker; perhaps nobody reads them
 _MAX_LINE_BYTES = 2**20
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -87,6 +78,9 @@ class Worker:
             from `send` killed it, or 6 if that was SIGKILL.
     """
 
+    code: int | None = None
+    _end = "is running"
+
     def __init__(
         self,
         index: int,
@@ -94,9 +88,10 @@ class Worker:
         environ: Mapping[str, str],
         share: Share,
     ):
-        self.index, self.code = index, None
-        self._end, self._sent = "is running", set()
+        self.index = index
+        self._sent: set[int] = set()
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
+        prepare = functools.partial(_in_child, os.getpid())
         try:
             self._process = subprocess.Popen(
                 command,
@@ -105,7 +100,7 @@ class Worker:
                 stderr=subprocess.PIPE,
                 env={**os.environ, **environ, **gpus},
                 process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
-                preexec_fn=functools.partial(_in_child, os.getpid(), share.cores),
+                preexec_fn=functools.partial(prepare, share.cores),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise ConfigError(f"cannot start worker {index}: {error}") from None
@@ -121,17 +116,14 @@ class Worker:
         """Return whether the process has ended; kill the rest of its group then."""
         if self.code is None and (code := self._process.poll()) is not None:
             self._kill_group()
-            self._end = f"ended with exit code {code}"
+            self._end, self.code = f"ended with exit code {code}", code
             if code < 0:
-                number, code = -code, 128 - code
-                name = signal.strsignal(number)
-                self._end = f"was killed by signal {number} ({name})"
-                if number in self._sent:
-                    code = Preempted.exit_code
-                    if number == signal.SIGKILL:
-                        code = StuckError.exit_code
-                        self._end = "did not end in time and was killed"
-            self.code = code
+                name, self.code = signal.strsignal(-code), 128 - code
+                self._end = f"was killed by signal {-code} ({name})"
+            if -code in self._sent:
+                self.code = Preempted.exit_code
+            if code == -signal.SIGKILL and -code in self._sent:
+                self.code, self._end = StuckError.exit_code, "was killed, as it ran on"
         return self.code is not None
 
     def send(self, number: int) -> bool:
@@ -164,11 +156,7 @@ def _in_child(parent, cores):
 
 
 def _copy(pipe: IO[bytes], target: int, prefix: bytes) -> None:
-    """Write whole lines of a pipe on a descriptor; drop them if nobody can read them.
-
-    While nobody reads, nothing more is taken from the worker, which goes on and keeps
-    its newest lines (see `console`).
-    """
+    """Write whole lines of a pipe on a descriptor, or drop them if it is closed."""
     with pipe:
         while line := pipe.readline(_MAX_LINE_BYTES):
             line = prefix + line.removesuffix(b"\n") + b"\n"
@@ -212,12 +200,12 @@ def signal_due(secs: float, grace_secs: float, is_saving: bool) -> int | None:
 
 def supervise(
     start: Callable[[list[int]], AbstractContextManager[Sequence]],
-    say: Callable[[str], None],
+    name: str,
     *,
     max_restarts: int = 0,
     grace_secs: float = GRACE_SECS,
 ) -> int:
-    """Run workers until all have ended, in the main thread.
+    """Run workers in the main thread until all have ended; return the `worst` code.
 
     A signal is passed on to all workers, once. Without one, all are started again if
     that may help, see `is_retryable`.
@@ -225,11 +213,11 @@ def supervise(
     Args:
         start: starts all workers in a context, which kills those left at its end; takes
             a list, and starts none once the list has the number of a signal.
-        say: prints a line of the launcher.
-
-    Returns:
-        The exit code, see `worst`.
+        name: name of the launcher, which begins its lines.
+        max_restarts: maximum number of restarts.
+        grace_secs: see `signal_due`.
     """
+    say = functools.partial(print_line, name)
     if not 0 <= grace_secs < math.inf:
         raise ConfigError(f"grace_secs={grace_secs:g}: must be finite and at least 0")
     stop: list[int] = []
@@ -296,14 +284,9 @@ def tf_config(addresses: Sequence[str], index: int) -> dict[str, str]:
 def launch(
     command: Sequence[str], num_workers: int, *, device: str = "auto", **options: Any
 ) -> int:
-    """Run a command as every worker of a cluster, in the main thread.
+    """Run a command as every worker of a cluster; see `supervise` for the options.
 
-    Args:
-        device: "cpu" hides the GPUs.
-        **options: of `supervise`.
-
-    Returns:
-        The exit code, see `worst`.
+    With `device="cpu"` the workers see no GPU.
     """
     shares, job = divide(num_workers, os.environ, device), job_environ()
 
@@ -322,10 +305,10 @@ def launch(
             for worker in workers:
                 worker.kill()
 
-    return supervise(start, functools.partial(say, PROGRAM), **options)
+    return supervise(start, PROGRAM, **options)
 
 
-def say(name: str, line: str) -> None:
+def print_line(name: str, line: str) -> None:
     """Print a line of a launcher."""
     console.error(f"{name}: {one_line(line)}")
 

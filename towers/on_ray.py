@@ -13,7 +13,6 @@ if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()
 
 import contextlib
-import functools
 import os
 import signal
 import time
@@ -45,7 +44,7 @@ class RayHost:
         [port] = self._ports.enter_context(launch.free_ports(1))
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def work(self, index: int, folder: str, *args: Any) -> tuple[int, str]:
+    def work(self, index: int, folder: str, *args: Any) -> tuple[int | None, str]:
         """Run the worker in a folder; return its exit code and why it ended."""
         try:
             os.chdir(folder)
@@ -66,14 +65,18 @@ class RayHost:
 class RayWorker:
     """A worker that an actor runs, with the interface of `launch.Worker`."""
 
-    def __init__(self, index, actor, outcome):
+    code: int | None = None
+    _end = ""
+
+    def __init__(self, index: int, actor: Any, outcome: Any):
         self.index, self._actor, self._outcome = index, actor, outcome
-        self.code, self._end, self._sent = None, "", set()
+        self._sent: set[int] = set()
 
     def __str__(self) -> str:
         return self._end
 
     def has_ended(self) -> bool:
+        """Return whether the worker has ended, or its actor is lost."""
         import ray
 
         if self.code is None and ray.wait([self._outcome], timeout=0)[0]:
@@ -85,6 +88,7 @@ class RayWorker:
         return self.code is not None
 
     def send(self, number: int) -> bool:
+        """Send a signal, each at most once; return whether it was not sent before."""
         if number == signal.SIGINT:
             number = signal.SIGTERM  # Ray blocks the other one
         if number in self._sent:
@@ -97,17 +101,13 @@ class RayWorker:
 def run(
     command: Sequence[str],
     num_workers: int,
-    *,
-    max_restarts: int = 0,
-    cpus_per_worker: int = 1,
-    gpus_per_worker: int = 0,
+    max_restarts: int,
+    cpus_per_worker: int,
+    gpus_per_worker: int,
 ) -> int:
-    """Run a command as every worker of a cluster, in the main thread.
+    """Run a command as every worker of a cluster; return the worst exit code.
 
     All are restarted also if a node is lost; WorkerLostError if the cluster of Ray is.
-
-    Returns:
-        The exit code, see `launch.worst`.
     """
     try:
         import ray
@@ -118,7 +118,7 @@ def run(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
             "ray of towers: python -m pip install '.[ray]'"
         ) from None
-    folder, say = os.getcwd(), functools.partial(launch.say, PROGRAM)
+    folder = os.getcwd()
     try:
         with contextlib.chdir(ROOT):  # where the processes of Ray find this package
             ray.init()
@@ -130,7 +130,8 @@ def run(
         resources["GPU"] = gpus_per_worker
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
-            say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
+            line = f"Ray has {there:g} {name}s; waiting for {count * num_workers}"
+            launch.print_line(PROGRAM, line)
     job = launch.job_environ()
     share = launch.Share(gpus=None if gpus_per_worker else "")
 
@@ -160,7 +161,7 @@ def run(
             remove_placement_group(group)
 
     try:
-        return launch.supervise(start, say, max_restarts=max_restarts)
+        return launch.supervise(start, PROGRAM, max_restarts=max_restarts)
     except ray.exceptions.RayError as lost:
         raise WorkerLostError(f"Ray: {lost}") from None
     finally:
@@ -182,10 +183,9 @@ def define_flags() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the workers; return their exit code."""
-    names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
-    options = {name: flags.FLAGS[name].value for name in names}
-    command = launch.train_command(argv[1:])
-    return run(command, flags.FLAGS.num_workers, **options)
+    values, command = flags.FLAGS, launch.train_command(argv[1:])
+    reserved = values.cpus_per_worker, values.gpus_per_worker
+    return run(command, values.num_workers, values.max_restarts, *reserved)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from towers.config import choices
 from towers.config.checks import check_together
@@ -36,17 +36,25 @@ from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 from towers.messages import program
 
+T = TypeVar("T")
 
-class _Options(type):
-    """The class of Config, which suggests names for unknown options."""
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:
+def with_suggestions(cls: type[T]) -> type[T]:
+    """Decorate a class to suggest names for unknown arguments, see `check_names`."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self, *args, **options):
         check_names(options)
-        return super().__call__(*args, **options)
+        init(self, *args, **options)
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
 
 
+@with_suggestions
 @dataclasses.dataclass(frozen=True)
-class Config(metaclass=_Options):
+class Config:
     """Options of a run. The defaults suit most convolutional networks.
 
     docs/flags.md and `run_train.py --help` describe each of them.
