@@ -322,7 +322,7 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
     "program,arguments,words",
     [
         ("run_train.py", ["--bach_size=3"], "'bach_size'.* batch_size \\?"),
-        ("run_train.py", ["--wandb"], "--wandb is no flag here: --track=wandb:PROJECT"),
+        ("run_train.py", ["--wandb"], "--wandb is not a flag here: --track=wandb:PROJECT"),
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
         ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),
         ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
@@ -333,8 +333,8 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
         ("run_eval.py", ["--workdir=x", "--split=train"], "--split=train: "),
         ("run_eval.py", ["--ensemble=x,y", "--report"], "--report .* --ensemble; "),
         ("run_predict.py", ["--workdir=x", "--features=y", "--top=3"], "--top .* no "),
-        ("run_train.py", ["docs"], "'docs' is no flag; .* --data_dir=docs\\?"),
-        ("run_train.py", ["doc"], "'doc' is no flag; flags begin with --"),
+        ("run_train.py", ["docs"], "unexpected argument 'docs'; .* --data_dir=docs\\?"),
+        ("run_train.py", ["doc"], "unexpected argument 'doc'; flags start with --"),
         ("run_train.py", ["--help=x"], "--help=x: there is no such section; .*Network"),
     ],
 )

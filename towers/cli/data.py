@@ -35,7 +35,7 @@ OPTIONS = (
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     config_flags.define_config_flags(OPTIONS, values, dataset="")
     about = "PNG file for the picture; ./DATASET-FOLDER.png by default."
     flags.DEFINE_string("grid", "", about, flag_values=values)
@@ -45,7 +45,7 @@ parse = functools.partial(config_flags.parse, takes_paths=True)
 
 
 def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
-    """Checks the data set of the flags, or of a folder after the program in `argv`."""
+    """Check the data set of the flags, or of a folder after the program in `argv`."""
     given = config_flags.given_flags(values)
     folders = {*argv[1:], given.get("data_dir", "")} - {""}
     if len(folders) > 1:
@@ -55,10 +55,8 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
         recipe = photo_recipe(RECIPES, {})
-        given = (
-            photo_options(*folders, recipe == FINETUNE_RECIPE, values.class_level)
-            | given
-        )
+        folder, is_tuned = given["data_dir"], recipe == FINETUNE_RECIPE
+        given = photo_options(folder, is_tuned, values.class_level) | given
         if given["dataset"] in PHOTO_SETS:  # as a training reads them
             given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})

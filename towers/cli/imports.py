@@ -51,13 +51,16 @@ def quick_import():
 
 def _filter_stderr(stack):
     """Filter descriptor 2 by a process, which outlives an import that aborts."""
-    stderr = stack.enter_context(open(os.dup(2), "wb"))
+    stderr = os.dup(2)
+    stack.callback(os.close, stderr)
     command = ["grep", "--line-buffered", "-aEv", _CHATTER]
-    pipe = subprocess.PIPE
-    grep = subprocess.Popen(command, stdin=pipe, stdout=stderr, start_new_session=True)
+    grep = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True
+    )
     # A process that was started inside may keep the pipe open.
     stack.enter_context(contextlib.suppress(subprocess.TimeoutExpired))
     stack.callback(grep.wait, 1.0)
-    stack.callback(os.dup2, stderr.fileno(), 2)
-    with grep.stdin:
-        os.dup2(grep.stdin.fileno(), 2)
+    stack.callback(os.dup2, stderr, 2)
+    if grep.stdin:
+        with grep.stdin as pipe:
+            os.dup2(pipe.fileno(), 2)
