@@ -18,7 +18,7 @@ from towers.config import (
 )
 from towers.errors import ConfigError
 
-# Row 9: where a run happens, its rhythm and where it stops may change on resume.
+# Row 9: where a run happens, its periods and its length may change on resume.
 FREE = """
     data_dir image_dir image_cache_mb max_image_pixels bad_images input strategy compile
     recompute num_towers device
@@ -40,7 +40,7 @@ LISTS = {
     "standardize": "imagenet",
     "validation_fold": "1/5",
 }
-# Of choices and options that need others.
+# Options that choices and other options need.
 NEEDED = {
     "momentum": {"optimizer": "sgd"},
     "piecewise": {"epoch_factors": "1:0.1"},
@@ -76,11 +76,6 @@ def with_other(name):
 NUMBERS = [name for name, field in FIELDS.items() if field.type in (int, float)]
 
 
-def test_every_option_is_explained():
-    for name, field in FIELDS.items():
-        assert field.metadata["help"].endswith("."), name
-
-
 # Types and bounds.
 
 
@@ -96,14 +91,6 @@ def test_a_wrong_type_is_refused():
     for name in NUMBERS:
         kind = FIELDS[name].type.__name__
         assert f"must be {kind}, is bool" in refusal(**{name: True})
-
-
-def test_floats_are_finite_and_what_float32_can_hold():
-    for name in (name for name, field in FIELDS.items() if field.type is float):
-        for value in (float("nan"), float("inf"), -float("inf")):
-            assert refusal(**{name: value}) == f"{name}={value}: must be finite"
-        for value in (1e-50, 1e39):
-            assert refusal(**{name: value}).startswith(f"{name}={value}: must be ")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -171,11 +158,11 @@ def test_a_wrong_choice_names_the_nearest_and_lists_all():
             for n in ("rmsprop", "adamw", "lars", "muon")
         ),
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 @pytest.mark.row(16)
 def test_options_that_contradict_are_refused_with_both_values(options):
-    message, _, reason = refusal(**options).partition(": ")
+    message = refusal(**options).partition(": ")[0]
     named = dict(text.split("=", 1) for text in message.split(" with "))
     assert (
         len(named) == 2
@@ -186,12 +173,6 @@ def test_options_that_contradict_are_refused_with_both_values(options):
         default = FIELDS[name].default
         if options[name] != default:
             Config(**options | {name: default})
-
-
-def test_a_number_below_0_is_auto_only_as_it_is_documented():
-    for name in ("warmup_epochs", "all_reduce_pack_mb"):
-        assert refusal(**{name: -0.5}) == f"{name}=-0.5: must be -1 or at least 0"
-        Config(**{name: -1.0})
 
 
 def test_an_image_size_is_an_int_or_a_height_and_a_width():
@@ -212,7 +193,7 @@ def test_an_image_size_is_an_int_or_a_height_and_a_width():
 
 def test_an_unknown_option_is_answered_with_the_nearest():
     assert "'bach_size'; did you mean 'batch_size'?" in refusal(bach_size=3)
-    with pytest.raises(ConfigError, match="'lr'; did you mean 'learning_rate'?"):
+    with pytest.raises(ConfigError, match=r"'lr'; did you mean 'learning_rate'"):
         dataclasses.replace(Config(), lr=3)
     assert list(inspect.signature(Config).parameters) == list(FIELDS)
 

@@ -1,7 +1,4 @@
-"""Private parts of Keras 3.15, each in one function.
-
-`tests/test_internals.py` names those that another version lacks.
-"""
+"""Private parts of Keras 3.15, each in one function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Private parts of TensorFlow 2.21, each in one function.
-
-`tests/test_internals.py` names those that another version lacks.
-"""
+"""Private parts of TensorFlow 2.21, each in one function."""
 
 import contextlib
 from collections.abc import Iterator
