@@ -120,7 +120,7 @@ def record_events(coordinator: Coordinator, record: list[tuple[str, int, int]]) 
     coordinator.apply = recorded("apply", coordinator.apply)
 
 
-# Of a trainer, whichever strategy it has.
+# Options of a trainer with any strategy.
 OPTIONS = {*inspect.signature(assemble_trainer).parameters} - {"strategy", "feed"}
 
 

@@ -107,7 +107,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
     [
         *(SystemExit(3), slow(KeyboardInterrupt()), slow(StopIteration())),
         slow(Preempted("stopped")),
-        # Of another run, which the callback reads.
+        # The callback reads another run.
         *(
             CheckpointError("damaged"),
             slow(RuntimeError("DataError: of other data")),

@@ -71,7 +71,7 @@ def write(folder, body, name="mine.py"):
 @pytest.mark.parametrize(
     "body,words",
     [
-        (None, "there is no file"),
+        (None, "no such file"),
         ("def creat(): pass", "has no function 'create'; did you mean 'creat'?"),
         ("create = 3", "has no function 'create'"),
         ("import nowhere_to_be_found", "mine.py:1: ModuleNotFoundError: No module"),

@@ -45,7 +45,7 @@ def recipes(tmp_path):
     folder.mkdir()
     body = 'Config(dataset="shapes", batch_size=64, momentum=0.5)'
     write_recipe(folder, "quickstart", body)
-    # Of a network of which no trained weights are on this machine.
+    # The trained weights of this network are not on this machine.
     write_recipe(folder, "photos_finetune", 'Config(model="lenet")')
     yield folder
     # Recipes import each other as top modules of their folder.
@@ -116,7 +116,7 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
     config = command_of(flags_first).config
     assert (config.image_size, config.width) == (48, 1.0)
     assert command_of(given(folder, "--dataset=mnist")).remark == ""
-    # Of a stored run another folder is not inspected.
+    # The data folder of a stored run is not inspected.
     stored = {pathlib.Path("r"): Config(dataset="mnist")}.get
     elsewhere = given("--data_dir=none")
     assert command_of(elsewhere, "r", stored).config.dataset == "mnist"
@@ -283,7 +283,7 @@ def get_config(body):
     [
         (
             get_config("quickstart.Config(bach_size=3)"),
-            ":3: there is no option 'bach_size'; did you mean 'batch_size'",
+            ":3: unknown option 'bach_size'; did you mean 'batch_size'",
         ),
         ("import sys\nsys.exit(3)", ":2: SystemExit: 3$"),
         (get_config("None"), ": .* None, not a Config"),
@@ -321,7 +321,7 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
         ("run_predict.py", ["--workdir=x", "--features=y", "--top=3"], "--top .* no "),
         ("run_train.py", ["docs"], "unexpected argument 'docs'; .* --data_dir=docs\\?"),
         ("run_train.py", ["doc"], "unexpected argument 'doc'; flags start with --"),
-        ("run_train.py", ["--help=x"], "--help=x: there is no such section; .*Network"),
+        ("run_train.py", ["--help=x"], "--help=x: unknown section; .*Network"),
     ],
 )
 @pytest.mark.row(17)

@@ -1,4 +1,4 @@
-"""The wheel that `make dist` builds, installed where there is no checkout."""
+"""The wheel that `make dist` builds, installed without a checkout."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def checked(*command, cwd, **environ):
 def tracked():
     """The files of the checkout that are in git."""
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no checkout of git")
+        pytest.skip("this is not a checkout of git")
     names = checked("git", "ls-files", "-z", cwd=ROOT).split("\0")
     return {name for name in names if (ROOT / name).is_file()}
 

@@ -316,7 +316,7 @@ def print_line(name: str, line: str) -> None:
 def divide(
     num_workers: int, environ: Mapping[str, str], device: str = "auto"
 ) -> list[Share]:
-    """Return the share of each worker: GPUs, or cores if there is no GPU to train on.
+    """Return the share of each worker: GPUs, or cores without GPUs.
 
     All get the same number, as sums round by the number of threads and workers that
     round otherwise are refused (`towers.run.peers`). Cores may be left over.

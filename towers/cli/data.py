@@ -3,9 +3,9 @@
     python -m towers.data photos
     python -m towers.data --dataset=cifar10 --data_dir=data
 
-Reads every image once; reports the number of each class, the sizes, the mean and the
-standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
-with 3 where something is wrong with the data.
+Reads every image once; reports the number of each class, the sizes, mean and standard
+deviation, and the images that cannot be read; draws some into a PNG file. The exit code
+is 3 if something is wrong with the data.
 """
 
 import functools

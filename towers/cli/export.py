@@ -1,6 +1,6 @@
 """Exports the network of a run to a format that other programs load.
 
-    python run_export.py --workdir=runs/quickstart --format=saved_model
+python run_export.py --workdir=runs/quickstart --format=saved_model
 """
 
 from absl import flags

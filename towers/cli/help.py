@@ -57,9 +57,7 @@ def help_text(module: types.ModuleType, section: str = "") -> str:
     if section:
         titles = [t for t in groups if f" {section}".lower() in f" {t}".lower()]
         if not titles:
-            way = (
-                f"there is no such section; give a word of one of: {'; '.join(groups)}"
-            )
+            way = f"unknown section; give a word of one of: {'; '.join(groups)}"
             raise ConfigError(f"--help={one_line(section, 60)}: {way}")
         lines, groups = [], {titles[0]: groups[titles[0]]}
     elif len(groups) > 1:
@@ -125,7 +123,7 @@ def list_text(recipes: pathlib.Path) -> str:
 
 
 def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, first line and accuracies of each recipe, which is not run."""
+    """Yield name, first line and accuracies of each recipe, without running it."""
     for path in sorted(folder.glob("*.py")):
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         pattern = r"^(Published|Measured): [^:]*?\b(0\.\d+)"

@@ -166,7 +166,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "its towers do not share moments; set --batch_norm=local"
         yield ("batch_norm", "strategy"), f"{why} {way}"
     if config.precision == "float16":
-        why = "its towers cannot skip a step together where one overflows; set "
+        why = "its towers cannot skip a step together if one overflows; set "
         yield ("precision", "strategy"), f"{why}--precision=bfloat16 {way}"
     if config.input == "resident":
         why = "its towers draw their shares from one stream; set --input=stream"

@@ -60,7 +60,7 @@ class Config:
     docs/flags.md and `run_train.py --help` describe each of them.
 
     Raises:
-        ConfigError: there is no such option; or a value has the wrong type, lies out of
+        ConfigError: an option is unknown; or a value has the wrong type, lies out of
             bounds, or contradicts another.
     """
 
@@ -73,7 +73,7 @@ class Config:
     )
     columns: str = dataset_option(
         "",
-        "Column names as ROLE:NAME, separated by commas, where they differ from the "
+        "Column names as ROLE:NAME, separated by commas, if they differ from the "
         "usual ones: path, label, split, fold and weight of a table; image and label "
         "of parquet and webdataset; image, label and text of tfrecord.",
     )
@@ -515,7 +515,7 @@ class Config:
     # Start and length, periods of logs, evaluations and checkpoints.
     init_from: str = option(
         "",
-        "Weights from which a new run starts at step 0, where names and shapes match: "
+        "Weights from which a new run starts at step 0, if names and shapes match: "
         "a run folder, a .keras or .h5 file of Keras, a .safetensors file, a .pth "
         "file of PyTorch, a SavedModel, a TensorFlow checkpoint; or imagenet, weights "
         "of keras:NAME that Keras downloads, or of another network, if they are on "
@@ -533,7 +533,7 @@ class Config:
     )
     steps_per_loop: int = resumable_option(
         100,
-        "Most steps in one compiled call; fewer where something is due, or in 2 s.",
+        "Maximum number of steps per compiled call; fewer in 2 s or if some are due.",
         AT_LEAST_1,
     )
     log_every_steps: int = resumable_option(
@@ -671,7 +671,7 @@ def check_names(names: Iterable[str], source: str = "") -> None:
     for name in names:
         if name not in FIELDS:
             way = f"{suggestion(name, FIELDS)}{program('train')} --help lists them"
-            raise ConfigError(f"{source}there is no option {name!r}; {way}")
+            raise ConfigError(f"{source}unknown option {name!r}; {way}")
 
 
 def to_json(config: Config) -> str:

@@ -79,7 +79,7 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
     """Return a function in a user's file, whose errors become ConfigErrors."""
     begin = f"{option}: " if option else ""
     if not os.path.isfile(path):
-        raise ConfigError(f"{begin}there is no file {path.absolute()}")
+        raise ConfigError(f"{begin}no such file: {path.absolute()}")
     with _errors_in_one_line(begin, path):
         module = _load_file(path.resolve(), path.stat().st_mtime_ns)
         # Also of a module with a `__getattr__` of its own.

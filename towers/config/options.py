@@ -187,7 +187,7 @@ def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> 
         refuse_url(name, path)
     home = text.partition(os.sep)[0]
     if home.startswith("~") and os.path.expanduser(home) == home:
-        why = f"there is no user {home[1:]!r}; give the whole path, or begin with ./"
+        why = f"unknown user {home[1:]!r}; give the whole path, or begin with ./"
         raise ConfigError(f"{name}={_short(text)}: {why} for a folder here")
 
 

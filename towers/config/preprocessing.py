@@ -40,7 +40,7 @@ class Preprocessing:
     interpolation: str = "bicubic"  # of the resize, or bilinear
     crop: float = 0.875  # of the center, as a fraction of the resized shorter side
     timm: str = ""  # name and tag of the weights in timm
-    package: str = ""  # that has a file of the weights, where there is one
+    package: str = ""  # Python package with the weights, if any
 
 
 def parse_standardization(text: str) -> Moments | None:

@@ -198,7 +198,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
         way = f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
-        why = f"there is no such file; {way}"
+        why = f"no such file; {way}"
         raise ConfigError(f"--config={one_line(name, 100)}: {why}")
     config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):

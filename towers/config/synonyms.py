@@ -68,7 +68,7 @@ SYNONYMS = {
     "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
     "num_replicas nproc_per_node",
     "optimizer": "opt optim optimiser",
-    # Before "workdir", which the same names mean where there is no --output.
+    # Before "workdir", for which the same names stand in programs without --output.
     "output": "o out outfile out_file output_file output_dir outdir out_dir",
     "overwrite": "force restart clean",
     "policy": "aa auto_augment",
@@ -118,9 +118,8 @@ ANSWERS = {
     "parameters by name": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
     "weights": "pretrained use_pretrained",
-    "--input=stream reads images in threads on all cores; their number is no option": (
-        "workers num_workers dataloader_num_workers"
-    ),
+    "--input=stream reads images on all cores": "workers num_workers "
+    "dataloader_num_workers",
 }
 
 
