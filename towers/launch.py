@@ -46,7 +46,7 @@ from towers.messages import IS_WHEEL, ROOT, one_line, program
 from towers.threads import num_driver_gpus
 
 PROGRAM = "towers.launch"
-MAX_WORKERS = 64
+MAX_COUNT = 2**16  # restarts, or workers: beyond any cluster
 HINT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
 
 NOTICE_SECS = 15.0  # from the failure of a worker to SIGTERM; heartbeats are faster
@@ -398,13 +398,18 @@ def parse(argv: Sequence[str]) -> list[str]:
     return [argv[0], *argv[end + 1 :]]
 
 
-def define_flags() -> None:
-    """Define the flags before `--`."""
+def define_worker_flags(max_workers: int) -> None:
+    """Define the flags of both launchers."""
     about = "Number of worker processes."
-    flags.DEFINE_integer("num_workers", None, about, 1, MAX_WORKERS, required=True)
+    flags.DEFINE_integer("num_workers", None, about, 1, max_workers, required=True)
     about = "Maximum number of restarts of all workers after one was killed, was "
     about += "stuck, met a defect, or stopped without a signal to the launcher."
-    flags.DEFINE_integer("max_restarts", 0, about, 0)
+    flags.DEFINE_integer("max_restarts", 0, about, 0, MAX_COUNT)
+
+
+def define_flags() -> None:
+    """Define the flags before `--`."""
+    define_worker_flags(max_workers=64)
     about = "Seconds for the other workers to notice a failed one and end, at most "
     about += f"{NOTICE_SECS:g}, and again after SIGTERM; then they are killed. After a "
     about += f"stop they have {SAVE_FACTOR} times as long: one may be saving."

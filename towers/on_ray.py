@@ -27,7 +27,6 @@ from towers.errors import ConfigError, WorkerLostError
 from towers.messages import ROOT, one_line
 
 PROGRAM = "towers.on_ray"
-MAX_COUNT = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
 
 
 class RayHost:
@@ -170,15 +169,11 @@ def run(
 
 def define_flags() -> None:
     """Define the flags before `--`."""
-    about = "Number of worker processes."
-    flags.DEFINE_integer("num_workers", None, about, 1, MAX_COUNT, required=True)
-    about = "Maximum number of restarts of all workers after one was killed, was "
-    about += "stuck, met a defect, or lost its node."
-    flags.DEFINE_integer("max_restarts", 0, about, 0, MAX_COUNT)
+    launch.define_worker_flags(launch.MAX_COUNT)
     about = "CPUs that Ray reserves for each worker."
-    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, MAX_COUNT)
+    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, launch.MAX_COUNT)
     about = "GPUs that Ray reserves for each worker, which sees no others."
-    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, MAX_COUNT)
+    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, launch.MAX_COUNT)
 
 
 def main(argv: Sequence[str]) -> int:

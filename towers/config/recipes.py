@@ -179,8 +179,7 @@ def _remark(name, folder, given):
     if weights_at_hand(model):
         way = "omit --init_from= to fine-tune a trained network"
     elif not find("model", model).pretrained:
-        way = f"no trained weights of {model} are known; others learn more from few "
-        way += "photos, such as the one without --model"
+        way = "without --model a trained network learns more from few photos"
     return f"{begin}training the recipe {name} from scratch; {way}"
 
 
