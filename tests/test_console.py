@@ -25,21 +25,6 @@ def test_row_31_a_line_is_one_plain_line_whatever_a_path_holds(monkeypatch, name
     assert written.getvalue() == rb"saved in r\xe9\nb\x1b[31m\udcff" + b"\n"
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_terminal_breaks_no_line_inside_a_word(monkeypatch, width):
-    words = [f"word{'-x' * (i % 9)}" for i in range(99)]
-    for columns, is_whole in ((width, False), (None, True)):
-        terminal = io.StringIO()
-        terminal.isatty = lambda columns=columns: columns is not None
-        monkeypatch.setattr(sys, "stdout", terminal)
-        monkeypatch.setenv("COLUMNS", str(columns or width))
-        console.line(" ".join(words))
-        lines = terminal.getvalue().splitlines()
-        assert " ".join(lines).split() == words
-        assert (len(lines) == 1) == is_whole
-        assert is_whole or max(map(len, lines)) <= width
-
-
 def in_time(call):
     """The result of a call, which does not wait; None where it does."""
     results = []

@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -61,7 +60,7 @@ _print_once = functools.cache(line)
 
 def _print(text, color=None):
     if live := _out.live:  # another thread may end it
-        live.print(_colored(_folded(printable(text)), color))
+        live.print(_colored(printable(text), color))
     else:
         _out.print(text, color)
 
@@ -91,15 +90,6 @@ def columns(most: int) -> int:
 def is_notebook() -> bool:
     """Return whether standard output is the output of a notebook's cell."""
     return type(sys.stdout).__module__ == "ipykernel.iostream"
-
-
-def _folded(text):
-    """Return a line broken between words, for a terminal."""
-    width = shutil.get_terminal_size().columns
-    if len(text) <= width:
-        return text
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(text, max(width, 20), subsequent_indent="  ", **options)
 
 
 def _colored(text, color):
@@ -178,9 +168,7 @@ class _Stream:
         self._lock = threading.Lock()
 
     def print(self, text, color=None):
-        text = printable(text)
-        if self.isatty():
-            text = _colored(_folded(text), color)
+        text = _colored(printable(text), color if self.isatty() else None)
         self.write(f"{text}\n")
 
     def write(self, text):
