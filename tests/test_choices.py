@@ -123,9 +123,9 @@ def test_an_optimizer_gets_the_options_that_have_no_flag(tmp_path):
         optimizer = optimizer_of(path, text)
         param, _ = optimizer.update(tf.constant(1.0), {}, tf.constant(1.0), context)
         assert float(param) == expected
-    words = "takes no 'strenght'; did you mean 'strength'. it takes momentum, strength"
+    words = "takes no 'strengthx'; did you mean 'strength'. it takes momentum, strength"
     with pytest.raises(ConfigError, match=words):
-        optimizer_of(path, "strenght:2")
+        optimizer_of(path, "strengthx:2")
 
 
 @pytest.mark.parametrize("part", ["train", "evaluate"])

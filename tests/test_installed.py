@@ -172,7 +172,7 @@ train("runs/a")  # wrong
 train("runs/a", config, callbacks=[print])  # wrong
 predict("runs/a", 5)  # wrong
 load_run("runs/a").steps  # wrong
-towers.trian("runs/a", config)  # wrong
+towers.trainn("runs/a", config)  # wrong
 """
 
 

@@ -47,7 +47,7 @@ _NO_MEMORY = re.compile(
 # In these messages: what was to be allocated, the operation, and the device.
 _WANTED = re.compile(
     r"tensor (?:with|of) shape ?\[[\d,]*\] and type \w+"
-    r"|(?<=allocat)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
+    r"|(?<=alloc)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
 )
 _NODE = re.compile(r"\{\{.*?\}\} ?")
 # In other messages: parts that do not tell the cause.

@@ -27,6 +27,8 @@ class Finder:
         if name not in ("keras", "tensorflow"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
         spec.loader.exec_module = quick_import()(spec.loader.exec_module)
         return spec
 
@@ -38,15 +40,17 @@ def quick_import():
     hidden = [name for name in OPTIONAL if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))
     gc.disable()
-    with contextlib.ExitStack() as stack:
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
-            with contextlib.suppress(OSError):  # no standard error, or no grep
-                _filter_stderr(stack)
-        yield
-    for name in hidden:
-        del sys.modules[name]
-    gc.enable()
-    gc.freeze()  # imports stay until the program ends
+    try:
+        with contextlib.ExitStack() as stack:
+            if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+                with contextlib.suppress(OSError):  # no standard error, or no grep
+                    _filter_stderr(stack)
+            yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+        gc.enable()
+        gc.freeze()  # imports stay until the program ends
 
 
 def _filter_stderr(stack):
