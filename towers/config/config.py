@@ -144,15 +144,13 @@ class Config:
     )
     image_cache_mb: float = dataset_option(
         2000.0,
-        "Size of the cache of decoded image files, in megabytes; 0 decodes them in "
-        "every epoch.",
+        "Cache of decoded image files, in megabytes; 0 decodes in every epoch.",
         NOT_NEGATIVE,
         resumable=True,
     )
     max_image_pixels: int = dataset_option(
         choices.MAX_IMAGE_PIXELS,
-        "Maximum number of pixels of an image file; a larger one is refused before it "
-        "is decoded.",
+        "Maximum number of pixels of an image file; larger ones are refused.",
         AT_LEAST_1,
         resumable=True,
     )
@@ -326,8 +324,7 @@ class Config:
     class_weights: str = loss_option(
         "",
         "Class weights of the training loss: balanced (inverse to the number of "
-        "images), or a JSON file of class names and weights (in Python also a dict); "
-        "empty: none.",
+        "images), or a JSON file of class names and weights; empty: none.",
     )
     pos_weights: str = loss_option(
         "",
@@ -486,9 +483,8 @@ class Config:
     )
     all_reduce_pack_mb: float = strategy_option(
         -1.0,
-        "Least size of the buffers in which gradients are sent between workers, in "
-        "megabytes; 0 for a single buffer, -1 for 1 MB between CPUs, 25 MB between "
-        "GPUs.",
+        "Minimum size of gradient buffers between workers, in megabytes; 0 for a "
+        "single buffer, -1 for 1 MB between CPUs and 25 MB between GPUs.",
         Range(at_least=-1, at_most=1e9),
         resumable=True,
     )
