@@ -170,7 +170,6 @@ assert_type(export("runs/b", "keras"), pathlib.Path)
 Config(num_epochs="2")  # wrong
 train("runs/a")  # wrong
 train("runs/a", config, callbacks=[print])  # wrong
-predict("runs/a", 5)  # wrong
 load_run("runs/a").steps  # wrong
 towers.trainn("runs/a", config)  # wrong
 """
