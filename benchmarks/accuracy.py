@@ -35,7 +35,6 @@ from collections.abc import Callable
 
 from absl import flags
 
-from towers import quiet_imports
 from towers.callbacks import Callback
 from towers.cli import flags as config_flags
 from towers.config import Config
@@ -116,13 +115,12 @@ class Clock(Callback):
 
 def run(config: Config, wanted: float) -> dict:
     """Trains and evaluates a recipe once; to be called in a fresh process."""
-    with quiet_imports():
-        import tensorflow as tf
+    import tensorflow as tf
 
-        from benchmarks import measure
-        from towers.evaluation.evaluate import evaluate
-        from towers.parallel import devices
-        from towers.training.train import train
+    from benchmarks import measure
+    from towers.evaluation.evaluate import evaluate
+    from towers.parallel import devices
+    from towers.training.train import train
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
     dtype = tf.as_dtype(config.precision)
@@ -204,8 +202,8 @@ def main(_) -> None:
                 f"--accuracy: {name} does not evaluate on the test images while it "
                 "trains; set --eval_every_epochs and --validation_fraction=0"
             )
-    with quiet_imports():
-        from benchmarks import measure
+    from benchmarks import measure
+
     results, rows = {name: [] for name in configs}, []
     for seed in range(SEEDS.value):
         for name, config in configs.items():

@@ -39,7 +39,7 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
-from towers.launch.process import Share
+from towers.launch import Share
 from towers.models.create import POLICIES
 from towers.models.layers.core import (
     Conv2D,

@@ -27,7 +27,7 @@ from towers.data.batches import Batch
 from towers.data.resident import Resident
 from towers.data.share import shares
 from towers.errors import TowersError
-from towers.launch.process import Share
+from towers.launch import Share
 from towers.parallel import devices
 from towers.parallel.devices import HOST
 from towers.parallel.trainer import Trainer

@@ -4,7 +4,7 @@
 
 Published: 19.25 % error, that is 0.8075 (Zagoruyko and Komodakis 2016,
 arXiv:1605.07146, table 5), with these 200 epochs and rates.
-Not measured here, where its files could not be had; cifar10_wide_resnet is.
+Not measured here, as its files were not available; cifar10_wide_resnet is.
 """
 
 from towers.config import Config

@@ -4,7 +4,7 @@
 
 Published: test accuracy 0.83 on one GPU and 0.84 on two after ten epochs (the chapter's
 "Training on Multiple GPUs"; its numbers change a little between editions).
-Not measured here, where its files could not be had; cifar10_lenet is.
+Not measured here, as its files were not available; cifar10_lenet is.
 """
 
 from towers.config import Config

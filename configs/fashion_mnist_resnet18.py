@@ -4,7 +4,7 @@
 
 Ten epochs of plain gradient descent, as there; the batch is 256 over all towers and the
 rate 0.1, the chapter's for one GPU.
-Not measured here, where its files could not be had; cifar10_resnet18 is.
+Not measured here, as its files were not available; cifar10_resnet18 is.
 """
 
 from towers.config import Config

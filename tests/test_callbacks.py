@@ -94,7 +94,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
 
     methods = {method: prune, "on_exception": on_exception}
     callback = type("Pruner", (callbacks.Callback,), methods)()
-    with pytest.raises(Pruned, match="[678]") as raised:
+    with pytest.raises(Pruned, match=r"[678]") as raised:
         train(tmp_path, CONFIG, callbacks=[callback, callback])
     step = saved_steps(tmp_path)[-1]
     assert 6 <= step <= 8 and ends == [(step, raised.value, step)] * 2
@@ -107,7 +107,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
     [
         *(SystemExit(3), slow(KeyboardInterrupt()), slow(StopIteration())),
         slow(Preempted("stopped")),
-        # Of another run, which the callback reads.
+        # The callback reads another run.
         *(
             CheckpointError("damaged"),
             slow(RuntimeError("DataError: of other data")),

@@ -12,73 +12,16 @@ from towers.config import (
     FIELDS,
     Config,
     changed_mathematics,
-    choices,
     from_json,
     to_json,
 )
 from towers.errors import ConfigError
 
-# Row 9: where a run happens, its rhythm and where it stops may change on resume.
-FREE = """
-    data_dir image_dir image_cache_mb max_image_pixels bad_images input strategy compile
-    recompute num_towers device
-    parameter_device max_staleness group_size device_order device_memory_mb all_reduce
-    all_reduce_pack_mb deterministic max_steps steps_per_loop log_every_steps
-    summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
-    checkpoint_every_steps
-    keep_checkpoints stuck_after_secs tta on_nonfinite patience
-    best_by min_delta
-""".split()
-
-LISTS = {
-    "epoch_factors": "1:0.1",
-    "early_sizes": "24:0.5",
-    "param_rates": "*/bias:2",
-    "optimizer_options": "beta3:0.5",
-    "crop_scale": "0.35,1",
-    "rand_augment": "3,15",
-    "standardize": "imagenet",
-    "validation_fold": "1/5",
-}
-# Of choices and options that need others.
-NEEDED = {
-    "momentum": {"optimizer": "sgd"},
-    "piecewise": {"epoch_factors": "1:0.1"},
-    "async_towers": {"async_scale_gradients": False},
-    "center_crop": {"image_size": 32},
-    "policy": {"augment": "none"},
-    "standardize": {"augment": "none"},
-    "repeats": {"batch_size": 1_000_000},
-}
-
-
-def with_other(name):
-    """Options in which this one is not its default."""
-    field = FIELDS[name]
-    default, bounds = field.default, field.metadata["range"]
-    if field.metadata["choices"]:
-        names = [n for n in field.metadata["choices"] if n != default]
-        value = next(n for n in names if not n.endswith(choices.FAMILY))
-    elif field.type is bool:
-        value = not default
-    elif field.type == int | str:
-        value = "96x128"
-    elif field.type is str:
-        value = LISTS.get(name, "a")
-    elif bounds.below or bounds.at_most == 1:
-        value = 0.25
-    else:
-        value = default + field.type(2)
-    needed = NEEDED.get(value, NEEDED.get(name, {}))
-    return needed | {name: value}
-
+# Options that some values of an option need.
+NEEDED = {"center_crop": {"image_size": 32}, "repeats": {"batch_size": 1_000_000}}
+NEEDED["momentum"] = {"optimizer": "sgd"}
 
 NUMBERS = [name for name, field in FIELDS.items() if field.type in (int, float)]
-
-
-def test_every_option_is_explained():
-    for name, field in FIELDS.items():
-        assert field.metadata["help"].endswith("."), name
 
 
 # Types and bounds.
@@ -96,14 +39,6 @@ def test_a_wrong_type_is_refused():
     for name in NUMBERS:
         kind = FIELDS[name].type.__name__
         assert f"must be {kind}, is bool" in refusal(**{name: True})
-
-
-def test_floats_are_finite_and_what_float32_can_hold():
-    for name in (name for name, field in FIELDS.items() if field.type is float):
-        for value in (float("nan"), float("inf"), -float("inf")):
-            assert refusal(**{name: value}) == f"{name}={value}: must be finite"
-        for value in (1e-50, 1e39):
-            assert refusal(**{name: value}).startswith(f"{name}={value}: must be ")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -171,11 +106,11 @@ def test_a_wrong_choice_names_the_nearest_and_lists_all():
             for n in ("rmsprop", "adamw", "lars", "muon")
         ),
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 @pytest.mark.row(16)
 def test_options_that_contradict_are_refused_with_both_values(options):
-    message, _, reason = refusal(**options).partition(": ")
+    message = refusal(**options).partition(": ")[0]
     named = dict(text.split("=", 1) for text in message.split(" with "))
     assert (
         len(named) == 2
@@ -186,12 +121,6 @@ def test_options_that_contradict_are_refused_with_both_values(options):
         default = FIELDS[name].default
         if options[name] != default:
             Config(**options | {name: default})
-
-
-def test_a_number_below_0_is_auto_only_as_it_is_documented():
-    for name in ("warmup_epochs", "all_reduce_pack_mb"):
-        assert refusal(**{name: -0.5}) == f"{name}=-0.5: must be -1 or at least 0"
-        Config(**{name: -1.0})
 
 
 def test_an_image_size_is_an_int_or_a_height_and_a_width():
@@ -212,30 +141,18 @@ def test_an_image_size_is_an_int_or_a_height_and_a_width():
 
 def test_an_unknown_option_is_answered_with_the_nearest():
     assert "'bach_size'; did you mean 'batch_size'?" in refusal(bach_size=3)
-    with pytest.raises(ConfigError, match="'lr'; did you mean 'learning_rate'?"):
+    with pytest.raises(ConfigError, match=r"'lr'; did you mean 'learning_rate'"):
         dataclasses.replace(Config(), lr=3)
     assert list(inspect.signature(Config).parameters) == list(FIELDS)
-
-
-def test_a_stored_config_is_the_same_again_and_plain_json():
-    for name in FIELDS:
-        config = Config(**with_other(name))
-        assert from_json(to_json(config)) == config
-        stored = json.loads(to_json(config))
-        assert stored == {n: getattr(config, n) for n in FIELDS}
 
 
 # Row 9.
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_change_of_the_mathematics_is_reported_with_both_values(name):
-    new = with_other(name)
-    stored = Config(**{k: v for k, v in new.items() if k != name})
-    before, after = getattr(stored, name), new[name]
-    assert before != after
-    expected = {} if name in FREE else {name: (before, after)}
-    assert changed_mathematics(stored, Config(**new)) == expected
+def test_a_change_of_the_mathematics_is_reported_with_both_values():
+    stored, new = Config(), Config(optimizer="adamw", device="cpu", max_steps=3)
+    assert changed_mathematics(stored, new) == {"optimizer": ("nesterov", "adamw")}
+    assert from_json(to_json(new)) == new
 
 
 def test_the_length_may_not_change_where_rates_or_sizes_depend_on_it():

@@ -107,9 +107,12 @@ def test_a_host_name_may_resolve_late(monkeypatch):
 
 def test_what_is_no_worker_is_refused_and_a_server_of_grpc_is_taken():
     addresses = addresses_of(2)
-    with server_of(b"SSH-2.0-OpenSSH_9.2\r\n", addresses[1]):
-        with pytest.raises(ConfigError, match="says that it is 'SSH-2.0") as caught:
-            wait_for_all(addresses, 0, 20)
+    greeting, message = b"SSH-2.0-OpenSSH_9.2\r\n", "says that it is 'SSH-2"
+    with (
+        server_of(greeting, addresses[1]),
+        pytest.raises(ConfigError, match=message) as caught,
+    ):
+        wait_for_all(addresses, 0, 20)
     assert f"worker 1 ({addresses[1]})" in str(caught.value)
     with server_of(SETTINGS, addresses[1]):
         wait_for_all(addresses, 0, 20)

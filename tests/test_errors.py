@@ -58,9 +58,11 @@ def test_a_data_error_comes_out_of_tensorflow_as_what_it_was():
         lambda: next(iter(numbers)),
         lambda: tf.function(call)(tf.constant(1)),
     ):
-        with pytest.raises(errors.DataError) as caught:
-            with errors.data_errors_of_tensorflow():
-                fails()
+        with (
+            pytest.raises(errors.DataError) as caught,
+            errors.data_errors_of_tensorflow(),
+        ):
+            fails()
         assert str(caught.value) == "a/b.png: is empty; `python -m x` finds it"
 
 

@@ -1,4 +1,4 @@
-"""The wheel that `make dist` builds, installed where there is no checkout."""
+"""The wheel that `make dist` builds, installed without a checkout."""
 
 import json
 import os
@@ -26,6 +26,7 @@ def checked(*command, cwd, **environ):
         capture_output=True,
         text=True,
         timeout=WAIT_SECS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -35,7 +36,7 @@ def checked(*command, cwd, **environ):
 def tracked():
     """The files of the checkout that are in git."""
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no checkout of git")
+        pytest.skip("this is not a checkout of git")
     names = checked("git", "ls-files", "-z", cwd=ROOT).split("\0")
     return {name for name in names if (ROOT / name).is_file()}
 
@@ -144,8 +145,7 @@ from typing import Any, assert_type
 import numpy as np
 
 import towers
-from towers import Config, callbacks, compare, dry_run, evaluate, load_run
-from towers import export, lr_range_test, predict, train
+from towers import Config, callbacks, evaluate, export, load_run, predict, train
 
 
 class Printer(callbacks.Callback):
@@ -156,36 +156,22 @@ class Printer(callbacks.Callback):
 config = Config(dataset="shapes", num_epochs=2, learning_rate=0.1)
 assert_type(config.num_epochs, float)
 result = train("runs/a", config, callbacks=[Printer()], profile_steps=(5, 10))
-assert_type(result.step, int)
 assert_type(result.accuracy, float | None)
-assert_type(result.path, pathlib.Path)
 assert_type(result.history["loss"].values, np.ndarray)
-assert_type(result.network.class_names, tuple[str, ...])
-dry_run("runs/a", config, overwrite=True)
-assert_type(lr_range_test("runs/a", config).suggestion, float | None)
 assert_type(evaluate(pathlib.Path("runs/a"), step="last"), dict[str, Any])
-assert_type(compare(["runs/a", pathlib.Path("runs/b")]), pathlib.Path)
-predicted = predict("runs/a", ["a.jpg", "b.jpg"])
-assert_type(predicted.top(5), list[list[tuple[str, float]]])
+assert_type(predict("runs/a", ["a.jpg"]).top(5), list[list[tuple[str, float]]])
 run = load_run("runs/a", step=5)
 assert_type(run.image_shape, tuple[int, int, int])
-assert_type(run.config, Config)
 images = np.zeros((2, *run.image_shape), np.uint8)
-print(run.model(run.preprocess(images)), towers.__version__)
-labels = np.zeros(2, np.int64)
-data = (images, labels), (images, [0, 1])
+data = (images, np.zeros(2, np.int64)), (images, [0, 1])
 train("runs/b", config, data=data, class_names=["a", "b"])
-evaluate("runs/b", data=(images, labels))
 assert_type(export("runs/b", "keras"), pathlib.Path)
 
 Config(num_epochs="2")  # wrong
-Config(num_epoch=2.0)  # wrong
 train("runs/a")  # wrong
 train("runs/a", config, callbacks=[print])  # wrong
-evaluate("runs/a", config, step=0.5)  # wrong
-predict("runs/a", 5)  # wrong
 load_run("runs/a").steps  # wrong
-towers.trian("runs/a", config)  # wrong
+towers.trainn("runs/a", config)  # wrong
 """
 
 
@@ -194,12 +180,15 @@ def test_mypy_accepts_a_program_and_finds_its_mistakes(installed, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     python = installed / "bin" / "python"
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python]
-        + ["program.py"],
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "program.py"),
+            *("--python-executable", python),
+        ],
         cwd=tmp_path,
         env=environ_of({"PYTHONPATH": ""}),
         capture_output=True,
         text=True,
+        check=False,
     )
     lines = PROGRAM.splitlines()
     wrong = {i for i, line in enumerate(lines, 1) if line.endswith("# wrong")}

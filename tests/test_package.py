@@ -7,6 +7,7 @@ import signal
 import textwrap
 
 import pytest
+from PIL import Image
 from processes import ROOT, Program
 
 import towers
@@ -60,3 +61,55 @@ def test_the_lines_of_the_page_reach_their_accuracy(tmp_path):
 
 def test_the_package_exports_what_it_lists():
     assert all(callable(getattr(towers, name)) for name in towers.__all__)
+
+
+# Prints what differs in the process after a training; descriptor 2 is also compared
+# during each import.
+SIDE_EFFECTS = """
+import gc, os, signal, sys, threading
+import keras, tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+layers = [keras.Input((8, 8, 3)), keras.layers.Conv2D(3, 3, groups=3)]
+layers += [keras.layers.BatchNormalization(), keras.layers.GlobalAveragePooling2D()]
+model = keras.Sequential([*layers, keras.layers.Dense(2)])
+descriptors = set()
+def descriptor():
+    status = os.fstat(2)
+    descriptors.add((status.st_dev, status.st_ino))
+def state():
+    return {
+        "finders": list(sys.meta_path),
+        "iterators": [dict(vars(OwnedIterator)), dict(vars(tf.data.Iterator))],
+        "layers": [
+            (type(x), vars(x) | {"__annotations__": {}})
+            for x in vars(keras.layers).values() if isinstance(x, type)
+        ],
+        "model": [type(layer) for layer in model.layers],
+        "standard error": descriptors,
+        "frozen": gc.get_freeze_count(),
+        "hooks": [sys.excepthook, threading.excepthook, sys.unraisablehook],
+        "signals": [signal.getsignal(x) for x in signal.valid_signals()],
+    }
+descriptor()
+before = state() | {"standard error": set(descriptors)}
+sys.addaudithook(lambda event, _: event == "import" and descriptor())
+import towers
+config = towers.Config(
+    dataset="image_folder", data_dir="data", image_size=8, max_steps=3, batch_size=8,
+    device="cpu", num_towers=1,
+)
+result = towers.train("run", config, model=model, report=False)
+assert result.step == 3
+print([name for name, value in state().items() if value != before[name]])
+"""
+
+
+def test_the_package_changes_nothing_else_in_a_process(tmp_path):
+    for index in range(32):
+        folder = tmp_path / "data" / ("train", "test")[index // 16] / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
+    with Program(["-c", SIDE_EFFECTS], tmp_path) as program:
+        assert program.wait() == 0, program.output
+    assert program.output.splitlines()[-1] == "[]"

@@ -3,12 +3,13 @@
 The operations are recorded and replayed into all that a disk may hold, see `disk`.
 """
 
+import contextlib
 import os
 import random
 import resource
 
 import pytest
-from engines.disk import Disk, read_tree, write_tree
+from engines.disk import Disk, read_tree
 from engines.file_recorder import Recorder, crash_states
 
 from towers import store
@@ -76,11 +77,15 @@ def test_what_others_put_into_a_folder_is_kept_at_every_moment(tmp_path):
 
 def test_after_an_error_the_old_one_stays_and_nothing_else(tmp_path):
     (tmp_path / "file").write_bytes(OLD)
-    with pytest.raises(KeyError), store.aside(tmp_path / "file") as temporary:
-        temporary.write_bytes(NEW)
-        raise KeyError
-    with pytest.raises(OSError), store.aside(tmp_path / "absent" / "file") as temporary:
-        temporary.write_bytes(NEW)
+
+    def write(name):
+        with store.aside(tmp_path / name) as temporary:
+            temporary.write_bytes(NEW)
+            raise KeyError
+
+    for name, error in ("file", KeyError), ("absent/file", FileNotFoundError):
+        with pytest.raises(error):
+            write(name)
     assert read_tree(tmp_path) == {"file": OLD}
 
 
@@ -101,11 +106,9 @@ def test_all_is_appended_or_nothing(tmp_path):
     try:
         for number in range(30):
             line = f"{number}: {'x' * 7}\n".encode()
-            try:
+            with contextlib.suppress(OSError):
                 store.append(path, line)
                 lines.append(line)
-            except OSError as error:
-                assert "File too large" in str(error)
             assert path.read_bytes() == b"".join(lines)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -133,32 +136,3 @@ def test_a_synced_file_may_lack_its_name_and_a_synced_name_its_content():
     assert states([*written, ("sync", "f")]) == each({}, {"f": b"x"})
     assert {} not in map(dict, states([*written, ("sync", "")]))
     assert states([*written, ("sync", "f"), ("sync", "")]) == each({"f": b"x"})
-
-
-def test_recorded_operations_lead_to_the_same_files(tmp_path):
-    with Recorder(tmp_path) as recorder:
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "f").write_text("one")
-        with open(tmp_path / "a" / "f", "a") as file:
-            file.write("two")
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(tmp_path / "a", tmp_path / "b")
-        (tmp_path / "b" / "g").touch()
-        (tmp_path / "b" / "g").unlink()
-    assert recorder.operations == [
-        ("mkdir", "a"),
-        ("create", "a/f"),
-        ("write", "a/f", b"one"),
-        ("write", "a/f", b"onetwo"),
-        ("sync", "a/f"),
-        ("rename", "a", "b"),
-        ("create", "b/g"),
-        ("remove", "b/g"),
-    ]
-    disk = Disk()
-    for kind, *args in recorder.operations:
-        getattr(disk, kind)(*args)
-    assert disk.tree() == read_tree(tmp_path)
-    write_tree(tmp_path / "copy", disk.tree())
-    assert read_tree(tmp_path / "copy") == disk.tree()

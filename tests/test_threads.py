@@ -40,32 +40,35 @@ def test_an_error_is_raised_by_the_next_call_and_once(call):
         finally:
             failed.set()
 
-    with pytest.raises(CheckpointError, match="disk is full"):
-        with Background() as background:
+    def use(background):
+        with background:
             background.submit(fail_and_say)
             assert failed.wait(30)
-            if call == "raise_job_error":
-                while True:  # the thread has a little to do after the job
-                    background.raise_job_error()
-            elif call == "submit":
+            while call == "raise_job_error":  # the thread has a little left to do
+                background.raise_job_error()
+            if call == "submit":
                 background.submit(lambda: begun.append(True))
             elif call == "wait":
                 background.wait()
+
+    background = Background()
+    with pytest.raises(CheckpointError, match="disk is full"):
+        use(background)
     background.wait()
     assert begun == ([True] if call == "submit" else [])
 
 
-def test_an_error_at_the_end_does_not_hide_why_it_ends(capsys):
-    with pytest.raises(KeyError, match="the reason"), Background() as background:
-        background.submit(fail)
-        raise KeyError("the reason")
-    assert capsys.readouterr().out == "the disk is full\n"
-
-
-def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):
-    monkeypatch.setattr("towers.threads._LATE_SECS", 0.05)
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_job_neither_hides_an_error_nor_holds_it_up(ends, capsys, monkeypatch):
+    monkeypatch.setattr("towers.threads._LATE_SECS", 30 if ends else 0.05)
     released = threading.Event()
-    with pytest.raises(KeyError, match="the reason"), Background() as background:
-        background.submit(released.wait)
-        raise KeyError("the reason")
+
+    def use():
+        with Background() as background:
+            background.submit(fail if ends else released.wait)
+            raise KeyError("the reason")
+
+    with pytest.raises(KeyError, match="the reason"):
+        use()
     released.set()
+    assert capsys.readouterr().out == ("the disk is full\n" if ends else "")

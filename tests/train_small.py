@@ -13,8 +13,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from towers import quiet_imports
 from towers.cli import flags, train
+from towers.cli.imports import Finder
 from towers.run.signals import exit_on_signals
 
 
@@ -42,9 +42,10 @@ def main() -> None:
     exit_on_signals()
     place, nth, hold_secs = sys.argv[1:4]
     del sys.argv[1:4]
-    with quiet_imports():
-        import pytest
-        import small_runs
+    sys.meta_path.insert(0, Finder)
+    import pytest
+    import small_runs
+
     patch = pytest.MonkeyPatch()
     small_runs.use(patch, small_runs.full_network)
     if place != "nowhere":

@@ -12,14 +12,10 @@ Importing the package imports neither TensorFlow nor Keras; the first function t
 looked up in it does.
 """
 
-import contextlib
 import functools
 import gc
 import importlib
 import os
-import subprocess
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from towers.messages import VERSION
@@ -66,22 +62,9 @@ __all__ = list(_MODULES)
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-# Set by the programs, whose imports stay until they end: the garbage collector skips
-# them, which saves a tenth of the processor time until the first step.
-keeps_imports = False
-
-# Of TensorFlow 2.21 and its converter to TFLite, as an extended regular expression.
-_CHATTER = (
-    "^(WARNING: All log messages before absl|I0000 |To enable the |fully_quantize: "
-    "|[WE]0000 .*(Unable to register cu|omputation placer .*already registered))"
-)
-_ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
-
 
 def _public(function):
-    """The function, which checks the environment and the types of its arguments, and
-    collects garbage.
-    """
+    """Return the function with checks of its arguments and the environment."""
     from towers.config.checks import check_environment
     from towers.config.options import bind_arguments
 
@@ -99,55 +82,20 @@ def _public(function):
     return call
 
 
-@contextlib.contextmanager
-def quiet_imports():
-    """Imports TensorFlow inside without the lines that its libraries log before they
-    read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are shown. Another
-    process filters, so that the last line of an import that aborts is shown.
-
-    Garbage is not collected inside: a sixth of the time would pass in the search, and
-    imports leave little.
-    """
-    with _ONE_FILTER, contextlib.ExitStack() as stack:
-        if gc.isenabled():
-            stack.callback(gc.enable)
-            if keeps_imports and "tensorflow" not in sys.modules:
-                stack.callback(gc.freeze)
-            gc.disable()
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
-            with contextlib.suppress(OSError):  # there is no standard error, or no grep
-                stderr = stack.enter_context(open(os.dup(2), "wb"))
-                command = ["grep", "--line-buffered", "-aEv", _CHATTER]
-                grep = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=stderr,
-                    start_new_session=True,  # Ctrl-C is not for it
-                )
-                # A process that was started inside may keep the pipe open.
-                stack.enter_context(contextlib.suppress(subprocess.TimeoutExpired))
-                stack.callback(grep.wait, 1.0)
-                stack.callback(os.dup2, stderr.fileno(), 2)
-                with grep.stdin:
-                    os.dup2(grep.stdin.fileno(), 2)
-        yield
-
-
 def __dir__() -> list[str]:
-    """Public names."""
+    """Return the public names."""
     return sorted([*__all__, "__version__", "callbacks"])
 
 
 if not TYPE_CHECKING:  # a checker refuses names that are not there
 
     def __getattr__(name: str) -> Any:
-        """The public names, imported when they are first used."""
+        """Import a public name when it is first used."""
         if name == "callbacks":
             return importlib.import_module("towers.callbacks")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with quiet_imports():
-            value = getattr(importlib.import_module(f"towers.{_MODULES[name]}"), name)
+        value = getattr(importlib.import_module(f"towers.{_MODULES[name]}"), name)
         if name != "Config":
             value = _public(value)
         globals()[name] = value

@@ -1,4 +1,4 @@
-"""Callbacks: what is called during a training, and ready ones that track it elsewhere.
+"""Callbacks of a training, and trackers, which write it elsewhere.
 
 towers.train("runs/a", config, callbacks=[callbacks.MLflow()])
 """
@@ -8,7 +8,7 @@ import numbers
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from towers.errors import ConfigError, Preempted
@@ -17,11 +17,11 @@ Metrics = Mapping[str, Any]
 
 
 class Callback:
-    """The base of callbacks, which does nothing; override what you need.
+    """Base class of callbacks; override the methods that you need.
 
-    The methods are called by the chief alone, between steps, in the thread that trains;
-    it waits for them. What they raise ends the run: it is saved, and `towers.train`
-    raises the same error, also SystemExit and KeyboardInterrupt.
+    The chief alone calls them, between steps, in the thread that trains. What they
+    raise ends the run: it is saved, and `towers.train` raises the same error, also
+    SystemExit and KeyboardInterrupt.
 
     Metrics are floats by the names in `metrics.jsonl`, such as "epoch", "loss" and
     "validation_accuracy", and lists of floats, "tower_losses".
@@ -30,40 +30,42 @@ class Callback:
     def on_start(
         self, workdir: pathlib.Path, options: Mapping[str, Any], step: int
     ) -> None:
-        """Before the first step.
+        """Prepare before the first step.
 
         Args:
-            workdir: the run's folder.
-            options: of the run, the fields of its Config by name.
-            step: that the run continues from; 0 at its begin.
+            workdir: the run folder.
+            options: the fields of the run's Config by name.
+            step: the step from which the run continues; 0 for a new run.
         """
 
     def on_log(self, step: int, metrics: Metrics) -> None:
-        """Called after a step that is logged; with the evaluation, if there was one."""
+        """Handle a step that is logged, with its evaluation, if any."""
 
     def on_evaluation(self, step: int, metrics: Metrics) -> None:
-        """Called after an evaluation, before its `on_log`; with its metrics."""
+        """Handle an evaluation, before its `on_log`."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
-        """Called some time after a checkpoint was committed; it may be removed by now.
-        Not for the last one of a run that is stopped or ends with an error.
+        """Handle a checkpoint some time after it was committed.
+
+        It may be removed by now. Not called for the last checkpoint of a run that is
+        stopped or ends with an error.
         """
 
     def on_end(self, step: int) -> None:
-        """Called after the last step; not if `on_exception` is called, unless another
-        callback raises here.
-        """
+        """Finish after the last step, unless `on_exception` is called."""
 
     def on_exception(self, step: int, error: BaseException) -> None:
-        """Called when the run is stopped, with `Preempted`, or ends with another error,
-        after it was saved; perhaps before `on_start`. Errors of this method become
-        warnings. Not called if a callback hangs.
+        """Finish a run that is stopped, with `Preempted`, or ends with another error.
+
+        The run is saved before. May be called before `on_start`; not called if a
+        callback hangs. Errors of this method become warnings.
         """
 
 
 class Tracker(Callback):
-    """The base of callbacks that write a run elsewhere: like a report that cannot be
-    written, what they raise after `on_start` is a warning, and the run goes on.
+    """Base class of callbacks that write a run elsewhere.
+
+    What they raise after `on_start` is a warning, and the run continues.
     """
 
 
@@ -74,7 +76,7 @@ else:  # `validate` says what is wrong
 
 
 def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
-    """The argument of `towers.train`. ConfigError where it holds something else."""
+    """Return the argument of `towers.train`; ConfigError if it has other objects."""
     listed = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
     wrong = [x for x in listed if not isinstance(x, Callback)]
     if wrong or isinstance(callbacks, Callback):
@@ -102,10 +104,10 @@ class MLflow(Tracker):
     """Tracks a run with MLflow: options as parameters, and metrics.
 
     Args:
-        uri: of the tracking server, or a folder, in which a database is made, for
-            `mlflow ui --backend-store-uri=sqlite:///FOLDER/mlflow.db`; by default
+        uri: URI of the tracking server, or a folder for a database, for `mlflow ui
+            --backend-store-uri=sqlite:///FOLDER/mlflow.db`; default:
             MLFLOW_TRACKING_URI.
-        experiment: its name there; made where it is missing.
+        experiment: name of the experiment, which is created if it is missing.
 
     Raises:
         ConfigError: the package mlflow is not installed.
@@ -121,6 +123,7 @@ class MLflow(Tracker):
 
     @_begins("MLflow")
     def on_start(self, workdir, options, step):
+        """Create a run with its parameters, or continue that of the run folder."""
         uri, file = self._uri, workdir / ".mlflow-run"
         if uri and ":" not in uri:
             uri = os.path.expanduser(uri)
@@ -143,14 +146,17 @@ class MLflow(Tracker):
         client.log_batch(self._run, params=params)
 
     def on_log(self, step, metrics):
+        """Log the metrics."""
         at, metric = round(time.time() * 1000), self._entities.Metric
         values = [metric(k, x, at, step) for k, x in _numbers(metrics).items()]
         self._client.log_batch(self._run, metrics=values)
 
     def on_end(self, step):
+        """End the run."""
         self._end("FINISHED")
 
     def on_exception(self, step, error):
+        """End the run as killed or failed."""
         self._end("KILLED" if isinstance(error, Preempted) else "FAILED")
 
     def _end(self, status):
@@ -165,8 +171,8 @@ class WandB(Tracker):
     WANDB_MODE=offline writes into the run's folder alone.
 
     Args:
-        project: its name there.
-        **options: of `wandb.init`.
+        project: name of the project.
+        **options: further arguments of `wandb.init`.
 
     Raises:
         ConfigError: the package wandb is not installed.
@@ -181,6 +187,7 @@ class WandB(Tracker):
 
     @_begins("W&B")
     def on_start(self, workdir, options, step):
+        """Create a run, or continue that of the run folder."""
         file = workdir / ".wandb-run"
         continued = file.read_text().strip() if step and file.exists() else None
         about = {"name": workdir.name, "dir": str(workdir), "config": dict(options)}
@@ -189,12 +196,15 @@ class WandB(Tracker):
         file.write_text(self._run.id)
 
     def on_log(self, step, metrics):
+        """Log the metrics."""
         self._run.log(_numbers(metrics), step=step)
 
     def on_end(self, step):
+        """End the run."""
         self._end()
 
     def on_exception(self, step, error):
+        """End the run as failed."""
         self._end(exit_code=1)
 
     def _end(self, **options):
@@ -203,24 +213,26 @@ class WandB(Tracker):
             run.finish(**options)
 
 
-def tracker(text: str) -> Callback:
-    """The callback of --track: "mlflow:FOLDER" or its URI, or "wandb:PROJECT".
+# Values of --track: name -> (class, what follows the name and a colon, its first
+# argument).
+TRACKERS: dict[str, tuple[Callable[[str], Tracker], str]] = {
+    "mlflow": (MLflow, "FOLDER or URI"),
+    "wandb": (WandB, "PROJECT"),
+}
+TRACKERS_TEXT = ", ".join(f"{name}:{what}" for name, (_, what) in TRACKERS.items())
 
-    Raises:
-        ConfigError: it is none of these, or its package is not installed.
-    """
-    kind, _, rest = text.partition(":")
-    trackers = {"mlflow": MLflow, "wandb": WandB}
-    if kind not in trackers or not rest:
-        raise ConfigError(
-            f"track={text}: give mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
-        )
-    return trackers[kind](rest)
+
+def tracker(text: str) -> Tracker:
+    """Return the tracker of a value of --track; ConfigError if there is none."""
+    name, _, argument = text.partition(":")
+    if name not in TRACKERS or not argument:
+        raise ConfigError(f"track={text}: must be one of {TRACKERS_TEXT}")
+    return TRACKERS[name][0](argument)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
-    """The single numbers, and numbers per tower as "tower_losses_0" and so on."""
-    values = {}
+    """Return single numbers, and numbers per tower as "tower_losses_0" and so on."""
+    values: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, numbers.Real):
             values[name] = float(value)

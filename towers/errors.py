@@ -21,11 +21,9 @@ from towers.messages import MAX_CHARACTERS, one_line
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
 
-# Exit code -> whether the same command may succeed when it is started again, as the
-# launchers do. It does not mend options, data, a checkpoint or numbers. It may mend a
-# defect: a fault of a GPU or of its driver ends as one, and so does an unknown error of
-# the network. The meanings are in docs/reliability.md.
-# 1 is TensorFlow's, where it did not connect the workers of a cluster.
+# Exit code -> whether the same command may succeed when a launcher starts it again. A
+# restart may help after a defect, as faults of a GPU or the network end as one. The
+# meanings are in docs/reliability.md; 1 is TensorFlow's, if it did not connect workers.
 IS_RETRYABLE = dict.fromkeys(range(6), False)
 IS_RETRYABLE |= dict.fromkeys([1, 6, DEFECT, 75], True)
 
@@ -38,28 +36,27 @@ def is_retryable(code: int) -> bool:
 # The environment variable with the name of a job, which its restarts keep.
 JOB = "TOWERS_JOB"
 
-# How TensorFlow, XLA, CUDA, cuDNN, cuBLAS and NCCL say that no memory is left; the last
-# is of a copy to a GPU.
+# Messages of TensorFlow, XLA, CUDA, cuDNN, cuBLAS and NCCL that no memory is left.
 _NO_MEMORY = re.compile(
     r"OOM when|out.of.memory|failed to allocate|\w*ALLOC(?:ATION)?_FAILED"
     r"|exceeds the memory limit|MemoryError|Dst tensor is not initialized"
-    # Of a library; ": Operation not permitted" follows where a disk forbids execution.
+    # ": Operation not permitted" follows if a disk forbids execution.
     r"|failed to map segment from shared object(?!: op)|cannot allocate memory",
     re.IGNORECASE,
 )
-# In their line: what was to be allocated, the operation, and the device.
+# In these messages: what was to be allocated, the operation, and the device.
 _WANTED = re.compile(
     r"tensor (?:with|of) shape ?\[[\d,]*\] and type \w+"
-    r"|(?<=allocat)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
+    r"|(?<=alloc)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
 )
 _NODE = re.compile(r"\{\{.*?\}\} ?")
-# In the others: what says nothing about their cause.
+# In other messages: parts that do not tell the cause.
 _PLACES = re.compile(r"\{\{.*?\}\} |Error in user.* \w*Iterator::\S+: | ?\[Op:.*")
 _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
 
 class TowersError(Exception):
-    """The base of errors that end a run in one line, or one for each of `lines`."""
+    """Base class of errors that end a run in one line, or one for each of `lines`."""
 
     exit_code: int
     lines: tuple[str, ...] = ()
@@ -132,7 +129,7 @@ class Preempted(TowersError):
 
 
 def out_of_memory(error: BaseException | str) -> str:
-    """Return such as 'out of memory on GPU:0: 3.2GiB'; empty of other errors."""
+    """Return, for example, 'out of memory on GPU:0: 3.2GiB'; "" for other errors."""
     try:
         text = str(error)
     except Exception:  # of a class of the user
@@ -142,7 +139,7 @@ def out_of_memory(error: BaseException | str) -> str:
         lines.append(text or type(error).__name__)
     if not lines:
         return ""
-    # The last device: of a copy "from CPU:0 to GPU:0" its destination.
+    # The last device is the destination of a copy "from CPU:0 to GPU:0".
     devices, wanted = _DEVICE.findall(lines[0]), _WANTED.search(lines[0])
     place = f" on {devices[-1]}" if devices else ""
     size = (wanted[1] or wanted[0]) if wanted else _NODE.sub("", lines[0])
@@ -153,7 +150,7 @@ def cause(error: Exception) -> str:
     """Return the first line of an error of the user's code or of TensorFlow."""
     text = f"{type(error).__name__}: {error}"
     if type(error).__module__.startswith("tensorflow"):
-        text = error.message.strip() or text
+        text = getattr(error, "message", "").strip() or text
     return one_line(_PLACES.sub("", text.splitlines()[0]), 200)
 
 
@@ -167,45 +164,43 @@ def refuse_url(name: str, path: str | os.PathLike) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """'did you mean ...? ' for the nearest of some names, or nothing."""
+    """Return 'did you mean ...? ' for the nearest of some names, or nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
 def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
-    """The text, followed by '; did you mean ...?' where there is a near name."""
+    """Return the text, followed by '; did you mean ...?' if there is a near name."""
     question = nearest(name, names).rstrip()
     return f"{text}; {question}" if question else text
 
 
-def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Print an error, a line for a mistake and three for a defect, whose traceback is
-    saved in a folder; return the exit code.
+def report(program: str, error: BaseException, folder: str | None = None) -> int:
+    """Print an error in a line, or a defect in three; return the exit code.
+
+    The traceback of a defect is saved in a folder.
     """
-    is_foreseen = isinstance(error, TowersError)
-    if is_foreseen:
-        most = MAX_CHARACTERS - len(f"{program}: ")
+    if isinstance(error, TowersError):
+        code, most = error.exit_code, MAX_CHARACTERS - len(f"{program}: ")
         lines = [one_line(line, most) for line in error.lines or [error]]
     else:
-        lines = _defect(error, folder)
+        code, lines = DEFECT, _defect(error, folder)
 
     console.flush()
     for line in lines:
         console.error(f"{program}: {line}")
-    return error.exit_code if is_foreseen else DEFECT
+    return code
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
-    """End the process as `report` says, without its threads, once its lines are read or
-    `console.END_SECS` are over.
-    """
+    """End the process after `report`, without waiting for its threads."""
     exit_code = report(program, error, folder)
     console.finish()
     os._exit(exit_code)
 
 
 def _defect(error, folder):
-    """The three lines of a defect; saves its traceback."""
+    """Save the traceback of a defect; return three lines."""
     content = (
         f"command: {sys.argv}\n"
         f"Python {platform.python_version()} on {platform.platform()}\n"
@@ -240,9 +235,7 @@ def _saved(content, folder):
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raise a DataError again as itself if TensorFlow has wrapped it, as it does in
-    graphs and `tf.data`.
-    """
+    """Raise a DataError again that TensorFlow has wrapped, in graphs and `tf.data`."""
     try:
         yield
     except TowersError:

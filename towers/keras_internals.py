@@ -1,6 +1,4 @@
-"""Private parts of Keras 3.15, each in one function; `tests/test_internals.py` names
-those that another version lacks.
-"""
+"""Private parts of Keras 3.15, each in one function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,27 +7,26 @@ import keras
 
 
 def layers_of(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layer and the layers in it, at any depth."""
+    """Return the layer and the layers in it, at any depth."""
     return list(layer._flatten_layers())
 
 
 def last_operation(output: keras.KerasTensor) -> keras.Operation:
-    """The operation of a functional network that computes an output."""
+    """Return the operation of a functional network that computes an output."""
     return output._keras_history.operation
 
 
 def run_through_graph(
     network: keras.Model, inputs: Any, replace: Callable[[keras.Operation], Callable]
 ) -> Any:
-    """The outputs of a functional network, by the traversal that runs it; `replace`
-    gives what is called in place of an operation.
-    """
+    """Return the outputs of a functional network, whose operations are replaced."""
     return network._run_through_graph(inputs, operation_fn=replace)
 
 
 def calls_of(network: keras.Model) -> list[Any]:
-    """The calls of operations of a functional network, in the order in which it makes
-    them; each has `operation`, `input_tensors` and `outputs`.
+    """Return the calls of operations of a functional network, in their order.
+
+    Each has `operation`, `input_tensors` and `outputs`.
     """
     depths = network._nodes_by_depth
     return [
@@ -45,12 +42,12 @@ def run_calls(
     values: dict[int, Any],
     replace: Callable[[keras.Operation], Callable],
 ) -> None:
-    """Makes some calls of a functional network.
+    """Make some calls of a functional network.
 
     Args:
-        calls: of `calls_of`.
-        values: id of a symbolic tensor -> value; takes the outputs.
-        replace: gives what is called in place of an operation.
+        calls: part of `calls_of`.
+        values: id of a symbolic tensor -> value; the outputs are added.
+        replace: returns what is called in place of an operation.
     """
     for call in calls:
         args, kwargs = call.arguments.fill_in(values)
@@ -59,25 +56,23 @@ def run_calls(
 
 
 def has_mask(x: keras.KerasTensor) -> bool:
-    """True if later layers read a mask of a tensor."""
+    """Return whether later layers read a mask of a tensor."""
     return getattr(x, "_keras_mask", None) is not None
 
 
 def detach(operation: keras.Operation) -> None:
-    """Forgets the calls of an operation, which another network may then call."""
+    """Forget the calls of an operation, so that another network may call it."""
     operation._inbound_nodes.clear()
     operation._outbound_nodes.clear()
 
 
 def rename(variable: keras.Variable, path: str) -> None:
-    """Gives a variable another path."""
+    """Give a variable another path."""
     variable._path = path
 
 
 def initialize(variable: keras.Variable, replace: Callable[[Callable], Callable]):
-    """Gives a variable of a `keras.StatelessScope` its first value, if it has none yet;
-    `replace` gives the initializer that is used in place of its own.
-    """
+    """Initialize a variable of a `keras.StatelessScope` by a replaced initializer."""
     if variable._initializer is not None:
         variable._initializer = replace(variable._initializer)
         variable._deferred_initialize()
@@ -86,12 +81,12 @@ def initialize(variable: keras.Variable, replace: Callable[[Callable], Callable]
 def spatial_noise_shape(
     layer: keras.layers.Layer, x: keras.KerasTensor
 ) -> tuple | None:
-    """The shape of the noise of SpatialDropout; None of another layer."""
+    """Return the noise shape of SpatialDropout; None for another layer."""
     if not hasattr(layer, "_get_noise_shape"):
         return None
     return tuple(layer._get_noise_shape(x))
 
 
 def drop_seed_generators(layer: keras.layers.Layer) -> None:
-    """Takes the random generators out of a layer that draws nothing."""
+    """Remove the random generators of a layer that draws nothing."""
     layer._seed_generators.clear()

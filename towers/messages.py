@@ -38,7 +38,7 @@ def printable(text: str) -> str:
 
 
 def shown(text: str, most: int = MAX_SHOWN) -> str:
-    """Return the end of a path or a name, at most `most` characters, as in `printable`."""
+    """Return the end of a path or a name, at most `most` characters, printable."""
     text = printable(text)
     return text if len(text) <= most else "..." + text[3 - most :]
 
@@ -70,7 +70,7 @@ def one_line(error: object, most: int | None = None) -> str:
 
 
 def version_line() -> str:
-    """Return the versions of towers and its main dependencies, without importing them."""
+    """Return the versions of towers and its main dependencies."""
     versions = [f"towers {VERSION}"]
     for package in ("TensorFlow", "Keras"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -12,41 +12,82 @@ from towers.run import signals
 if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()
 
-import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
-from towers import quiet_imports
+from towers import launch
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError, WorkerLostError
-from towers.launch import process
-from towers.launch.__main__ import HINT, parse, train_command
-from towers.launch.process import Share
-from towers.launch.ray_host import RayHost
-from towers.launch.supervisor import job_environ, supervise, tf_config
 from towers.messages import ROOT, one_line
 
 PROGRAM = "towers.on_ray"
-MOST = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
+
+
+class RayHost:
+    """Runs one worker on a node of Ray; an actor with two threads."""
+
+    def __init__(self):
+        self._ports, self._worker = contextlib.ExitStack(), None
+
+    def address(self) -> str:
+        """Return host:port for the worker; nobody else on the node gets the port."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        [port] = self._ports.enter_context(launch.free_ports(1))
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def work(self, index: int, folder: str, *args: Any) -> tuple[int | None, str]:
+        """Run the worker in a folder; return its exit code and why it ended."""
+        try:
+            os.chdir(folder)
+            worker = self._worker = launch.Worker(index, *args)
+        except (OSError, ConfigError) as error:
+            return ConfigError.exit_code, f"worker {index} cannot start: {error}"
+        while not worker.has_ended():
+            time.sleep(launch.TICK_SECS)
+        launch.wait_for_lines(launch.LATE_SECS)
+        return worker.code, str(worker)
+
+    def send(self, number: int) -> None:
+        """Send the worker a signal."""
+        if self._worker:
+            self._worker.send(number)
 
 
 class RayWorker:
-    """A worker that an actor runs, with the attributes of a `Process`."""
+    """A worker that an actor runs, with the interface of `launch.Worker`."""
 
-    def __init__(self, index, actor, outcome):
-        self.index, self._actor, self._sent = index, actor, set()
-        self.code, self._end = None, f"worker {index} is running"
-        self.ended = asyncio.create_task(self._until_end(outcome))
+    code: int | None = None
+    _end = ""
+
+    def __init__(self, index: int, actor: Any, outcome: Any):
+        self.index, self._actor, self._outcome = index, actor, outcome
+        self._sent: set[int] = set()
 
     def __str__(self) -> str:
         return self._end
 
+    def has_ended(self) -> bool:
+        """Return whether the worker has ended, or its actor is lost."""
+        import ray
+
+        if self.code is None and ray.wait([self._outcome], timeout=0)[0]:
+            try:
+                self.code, self._end = ray.get(self._outcome)
+            except ray.exceptions.RayError as error:
+                self.code = WorkerLostError.exit_code
+                self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
+        return self.code is not None
+
     def send(self, number: int) -> bool:
-        """As of a `Process`."""
+        """Send a signal, each at most once; return whether it was not sent before."""
         if number == signal.SIGINT:
             number = signal.SIGTERM  # Ray blocks the other one
         if number in self._sent:
@@ -55,33 +96,22 @@ class RayWorker:
         self._actor.send.remote(number)
         return True
 
-    async def _until_end(self, outcome):
-        import ray
 
-        try:
-            self.code, self._end = await outcome
-        except ray.exceptions.RayError as error:
-            self.code = WorkerLostError.exit_code
-            self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
-
-
-def launch(
+def run(
     command: Sequence[str],
     num_workers: int,
-    *,
-    max_restarts: int = 0,
-    cpus_per_worker: int = 1,
-    gpus_per_worker: int = 0,
+    max_restarts: int,
+    cpus_per_worker: int,
+    gpus_per_worker: int,
 ) -> int:
-    """Runs a command as every worker of a cluster, in the main thread; returns the exit
-    code, see `towers.launch.supervisor.worst`. All are restarted also where a node is
-    lost; WorkerLostError where the cluster of Ray is.
+    """Run a command as every worker of a cluster; return the worst exit code.
+
+    All are restarted also if a node is lost; WorkerLostError if the cluster of Ray is.
     """
     try:
-        with quiet_imports():
-            import ray
-            from ray.util import placement_group, remove_placement_group
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        import ray
+        from ray.util import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     except ImportError as error:
         raise ConfigError(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
@@ -99,34 +129,29 @@ def launch(
         resources["GPU"] = gpus_per_worker
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
-            process.say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
-    job, share = job_environ(), Share(gpus=None if gpus_per_worker else "")
+            line = f"Ray has {there:g} {name}s; waiting for {count * num_workers}"
+            launch.print_line(PROGRAM, line)
+    job = launch.job_environ()
+    share = launch.Share(gpus=None if gpus_per_worker else "")
 
-    @contextlib.asynccontextmanager
-    async def start(stopped) -> AsyncIterator[list[RayWorker]]:
+    @contextlib.contextmanager
+    def start(stop):
         group = placement_group([resources] * num_workers, strategy="SPREAD")
-        actors, workers = [], []
+        actors, workers, ready = [], [], group.ready()
         try:
-            ready = asyncio.ensure_future(group.ready())
-            await asyncio.wait([ready, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not stopped.done():
-                ready.result()
-                actors = [
-                    ray.remote(RayHost)
-                    .options(
-                        num_cpus=cpus_per_worker,
-                        num_gpus=gpus_per_worker,
-                        max_concurrency=2,
-                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, i),
-                    )
-                    .remote()
-                    for i in range(num_workers)
-                ]
-                addresses = await asyncio.gather(*(x.address.remote() for x in actors))
-                started = [] if stopped.done() else actors
-                for index, actor in enumerate(started):
-                    environ = job | tf_config(addresses, index)
-                    outcome = actor.work.remote(index, command, folder, environ, share)
+            while not stop and not ray.wait([ready], timeout=launch.TICK_SECS)[0]:
+                pass
+            if not stop:
+                ray.get(ready)
+                options = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
+                for index in range(num_workers):
+                    place = PlacementGroupSchedulingStrategy(group, index)
+                    options |= {"max_concurrency": 2, "scheduling_strategy": place}
+                    actors.append(ray.remote(RayHost).options(**options).remote())
+                addresses = ray.get([actor.address.remote() for actor in actors])
+                for index, actor in enumerate(actors):
+                    environ = job | launch.tf_config(addresses, index)
+                    outcome = actor.work.remote(index, folder, command, environ, share)
                     workers.append(RayWorker(index, actor, outcome))
             yield workers
         finally:
@@ -135,7 +160,7 @@ def launch(
             remove_placement_group(group)
 
     try:
-        return supervise(start, max_restarts=max_restarts)
+        return launch.supervise(start, PROGRAM, max_restarts=max_restarts)
     except ray.exceptions.RayError as lost:
         raise WorkerLostError(f"Ray: {lost}") from None
     finally:
@@ -143,28 +168,21 @@ def launch(
 
 
 def define_flags() -> None:
-    """The flags before `--`."""
-    about = "Number of worker processes."
-    flags.DEFINE_integer("num_workers", None, about, 1, MOST, required=True)
-    about = "Maximum number of restarts of all workers after one was killed, was "
-    about += "stuck, met a defect, or lost its node."
-    flags.DEFINE_integer("max_restarts", 0, about, 0, MOST)
+    """Define the flags before `--`."""
+    launch.define_worker_flags(launch.MAX_COUNT)
     about = "CPUs that Ray reserves for each worker."
-    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, MOST)
+    flags.DEFINE_integer("cpus_per_worker", 1, about, 1, launch.MAX_COUNT)
     about = "GPUs that Ray reserves for each worker, which sees no others."
-    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, MOST)
+    flags.DEFINE_integer("gpus_per_worker", 0, about, 0, launch.MAX_COUNT)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the workers; returns their exit code."""
-    if len(argv) < 2:
-        raise ConfigError(f"no command: {HINT}")
-    process.program = PROGRAM
-    names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
-    options = {name: flags.FLAGS[name].value for name in names}
-    return launch(train_command(argv[1:]), flags.FLAGS.num_workers, **options)
+    """Run the workers; return their exit code."""
+    values, command = flags.FLAGS, launch.train_command(argv[1:])
+    reserved = values.cpus_per_worker, values.gpus_per_worker
+    return run(command, values.num_workers, values.max_restarts, *reserved)
 
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.start(main, parse, PROGRAM)
+    config_flags.start(main, launch.parse, PROGRAM)

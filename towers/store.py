@@ -1,4 +1,4 @@
-"""The disk: what is written is there whole or not at all, also after a power cut.
+"""Files and folders that are written whole or not at all, also after a power cut.
 
 Nothing else in the package flushes a file or gives it its final name. All errors are
 OSErrors.
@@ -14,18 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 def write_aside(path: str | os.PathLike, content: bytes | str) -> None:
-    """Replaces a file: a reader sees the old or the new one, whole. Texts are written
-    as UTF-8.
-    """
+    """Replace a file, as UTF-8 if it is text; readers see the old or the new one."""
     with aside(path) as temporary:
-        is_text = isinstance(content, str)
-        temporary.write_bytes(content.encode() if is_text else content)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def aside(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """A temporary path `.tmp-PID-NAME` for a file or a folder, next to its place. What
-    was written there gets its name at the end, and is removed after an error.
+    """Yield a temporary path `.tmp-PID-NAME` for a file or a folder.
+
+    What is written there gets its name at the end, or is removed after an error.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
@@ -40,7 +38,7 @@ def aside(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def free_name(stem: str | os.PathLike, suffix: str = "") -> pathlib.Path:
-    """Return the first path of STEM, STEM-2, STEM-3 and so on where nothing stands."""
+    """Return the first free path of STEM, STEM-2, STEM-3 and so on."""
     paths = (f"{stem}-{i}{suffix}" for i in itertools.count(2))
     return next(
         pathlib.Path(path)
@@ -50,8 +48,9 @@ def free_name(stem: str | os.PathLike, suffix: str = "") -> pathlib.Path:
 
 
 def replace(path: pathlib.Path, target: pathlib.Path) -> None:
-    """Flushes a file or folder and gives it its final name. What had that name is
-    removed, but stays where this fails.
+    """Flush a file or folder and give it its final name.
+
+    What had that name is removed, but kept if this fails.
     """
     for part in [*path.rglob("*"), path]:
         # Files of the user, see `keep_others`, may be unreadable, or anything.
@@ -76,9 +75,7 @@ def replace(path: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def recover(folder: pathlib.Path, name: str = "*") -> None:
-    """Gives folders, by default all in a folder, their names again where a `replace`
-    was killed when what it replaced had lost its name, and the new one had none yet.
-    """
+    """Give folders their names again if a `replace` was killed between its renames."""
     for before in folder.glob(f".tmp-replaced-{name}"):
         target = folder / before.name.removeprefix(".tmp-replaced-")
         if not os.path.lexists(target):
@@ -86,9 +83,7 @@ def recover(folder: pathlib.Path, name: str = "*") -> None:
 
 
 def keep_others(folder: pathlib.Path, new: pathlib.Path) -> list[pathlib.Path]:
-    """Links what a folder has and a new version of it lacks into the new one, or copies
-    it where the disk takes no links; returns the paths in the folder.
-    """
+    """Link or copy what a new version of a folder lacks into it; return the paths."""
     kept = []
     for path in sorted(folder.iterdir()):
         target = new / path.name
@@ -112,8 +107,9 @@ def _link(path, target):
 
 
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
-    """Files that killed processes of this machine left for a path: see `aside` and
-    `replace`, and temporary folders whose names continue with a hyphen.
+    """Return files that killed processes of this machine left, see `aside`, `replace`.
+
+    Also temporary folders whose names continue with a hyphen.
     """
     name = re.escape(path.name)
     pattern = re.compile(rf"\.tmp-(?:([0-9]+)-{name}(?:-\w+)?|replaced-{name})")
@@ -132,7 +128,7 @@ def _is_alive(pid):
 def remove_leftovers(
     paths: Iterable[pathlib.Path], of: str, log: Callable[[str], None]
 ) -> None:
-    """Removes what interrupted processes left, and logs its size."""
+    """Remove what interrupted processes left, and log its size."""
     for path in sorted(paths):
         try:
             size = num_bytes(path)
@@ -143,9 +139,7 @@ def remove_leftovers(
 
 
 def append(path: str | os.PathLike, content: bytes) -> None:
-    """Appends to a file, or makes it; where there is an error, nothing is appended. It
-    is not flushed, see `sync`.
-    """
+    """Append to a file or create it, unflushed; after an error it is as before."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -162,7 +156,7 @@ def append(path: str | os.PathLike, content: bytes) -> None:
 
 
 def sync(path: str | os.PathLike) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -171,9 +165,7 @@ def sync(path: str | os.PathLike) -> None:
 
 
 def make_folders(path: pathlib.Path) -> None:
-    """Makes a folder and those above it, where they are missing; a power cut does not
-    take them away again, nor those that a killed process has made.
-    """
+    """Create a folder and missing ones above it, so that they outlast a power cut."""
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.resolve().parents:
         with contextlib.suppress(OSError):  # one that may not be listed is not new
@@ -181,8 +173,9 @@ def make_folders(path: pathlib.Path) -> None:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a file, a folder with all that is in it, or a link (not its target), if
-    there is one. A folder loses its name first: half of it does not look whole.
+    """Remove a file, a link (not its target) or a folder, if there is one.
+
+    A folder loses its name first, so that half of it does not look whole.
     """
     if not os.path.isdir(path) or path.is_symlink():
         path.unlink(missing_ok=True)
@@ -196,14 +189,14 @@ def remove(path: pathlib.Path) -> None:
 
 
 def num_bytes(path: pathlib.Path) -> int:
-    """Bytes of a file, or of the files in a folder and below."""
+    """Return the size of a file, or of all files in a folder and below."""
     return sum(
         part.lstat().st_size for part in (path, *path.rglob("*")) if not part.is_dir()
     )
 
 
 def free_space(path: str | os.PathLike) -> str:
-    """Describes the free space on the disk of a folder, for a message."""
+    """Return the free space on the disk of a folder, for a message."""
     try:
         status = os.statvfs(path)
     except OSError:

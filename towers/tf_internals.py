@@ -1,6 +1,4 @@
-"""Private parts of TensorFlow 2.21, each in one function; `tests/test_internals.py`
-names those that another version lacks.
-"""
+"""Private parts of TensorFlow 2.21, each in one function."""
 
 import contextlib
 import functools
@@ -23,7 +21,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 
 def configure_coordination_service(num_workers: int, heartbeat_secs: float) -> None:
-    """Has the first worker run the service that notices workers without a heartbeat."""
+    """Make the first worker serve the heartbeats of all workers."""
     jobs = context.coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=num_workers
     )
@@ -37,53 +35,54 @@ def configure_coordination_service(num_workers: int, heartbeat_secs: float) -> N
 
 
 def set_cluster_value(key: str, value: str) -> None:
-    """Stores a value in the coordination service."""
+    """Store a value in the coordination service."""
     context.context().set_config_key_value(key, value)
 
 
 def cluster_value(key: str, timeout_ms: int) -> str:
-    """A value in the coordination service, awaited for a while; OpError without it."""
+    """Return a value of the coordination service, or raise OpError after a while."""
     return context.context().get_config_key_value(key, timeout_ms)
 
 
 def report_error_to_cluster(code: int, message: str) -> None:
-    """Ends the operations of the other workers with an error."""
+    """End the operations of the other workers with an error."""
     context.context().report_error_to_cluster(code, message)
 
 
 def is_op_determinism_enabled() -> bool:
-    """True if `tf.config.experimental.enable_op_determinism` was called."""
+    """Return whether `tf.config.experimental.enable_op_determinism` was called."""
     return config.is_op_determinism_enabled()
 
 
 def optimize_graph(
     options: config_pb2.ConfigProto, graph: meta_graph_pb2.MetaGraphDef
 ) -> graph_pb2.GraphDef:
-    """The graph after Grappler."""
+    """Return the graph after Grappler."""
     return tf_optimizer.OptimizeGraph(options, graph, verbose=False)
 
 
 def optimization_barrier(*tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors, for XLA, once all of them are there."""
+    """Return the tensors, for XLA, once all of them are computed."""
     return gen_xla_ops.xla_optimization_barrier(tensors)
 
 
 def copy_functions(source: tf.Graph, target: tf.Graph) -> None:
-    """Makes the functions that a graph calls known to another: the same objects, with
-    their graphs, which `tf.graph_util.import_graph_def` would lose.
+    """Add the functions that a graph calls to another graph.
+
+    They keep their graphs, which `tf.graph_util.import_graph_def` would lose.
     """
     for function in source._functions.values():
         target._add_function_recursive(function)
 
 
 def add_control_input(operation: tf.Operation, first: tf.Operation) -> None:
-    """Has an operation of a graph that is traced wait for another one."""
+    """Make an operation of a traced graph wait for another one."""
     operation._add_control_input(first)
 
 
 @contextlib.contextmanager
 def around_loop(graph: tf.Graph) -> Iterator[None]:
-    """Inside, the body of a loop does not make its results wait for its effects."""
+    """Let the results of a loop body inside not wait for its side effects."""
     adds = graph._add_control_dependencies
     graph._add_control_dependencies = False
     try:
@@ -94,9 +93,7 @@ def around_loop(graph: tf.Graph) -> Iterator[None]:
 
 @contextlib.contextmanager
 def inside_of_loop(graph: tf.Graph) -> Iterator[None]:
-    """Inside, no device of outside is in scope, operations on a variable keep their
-    order, and all of them run.
-    """
+    """Trace inside without the devices in scope, all side effects in order."""
     devices = graph._device_function_stack
     graph._device_function_stack = type(devices)()
     try:

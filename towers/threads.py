@@ -1,6 +1,4 @@
-"""Cores and GPUs; threads that do jobs one after another, such as writing a
-checkpoint.
-"""
+"""Numbers of cores and GPUs; threads that do jobs one after another."""
 
 import os
 import pathlib
@@ -12,32 +10,30 @@ from typing import Any
 
 from towers import console
 
-# A run that ends because of an error waits so long for the last job.
-_LATE_SECS = 60.0
+_LATE_SECS = 60.0  # time for the last job of a run that ends with an error
 
-# The driver has an entry here for each GPU.
+# Folder of NVIDIA's driver with an entry for each GPU.
 DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
 def num_cores() -> int:
-    """Cores that this process may use; Slurm and the launcher may restrict them."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return os.cpu_count() or 1
 
 
 def num_driver_gpus() -> int:
-    """GPUs that NVIDIA's driver sees, whether or not TensorFlow can use them."""
+    """Return the number of GPUs that NVIDIA's driver sees."""
     return len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
 
 
 class JobThread:
     """A thread that calls one function after the other.
 
-    It starts at once: with no memory left, `threading.Thread.start` waits forever for a
-    thread that cannot begin. And glibc keeps freed memory for each thread, such as the
-    buffers of a save. It is a daemon, unlike the threads of a `ThreadPoolExecutor`:
-    where a job never ends, the interpreter can still end.
+    It starts at once, as with no memory left `threading.Thread.start` waits forever.
+    It is a daemon, unlike the threads of a `ThreadPoolExecutor`, so that the
+    interpreter can end even if a job does not.
     """
 
     def __init__(self, name: str):
@@ -47,13 +43,13 @@ class JobThread:
         ).start()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> futures.Future:
-        """Calls a function after those before."""
-        future = futures.Future()
+        """Call a function after those before."""
+        future: futures.Future = futures.Future()
         self._jobs.put((future, function, args))
         return future
 
     def end(self) -> None:
-        """Ends the thread after its last job, as does the end of this object."""
+        """End the thread after its last job."""
         self._jobs.put(None)
 
     __del__ = end
@@ -70,29 +66,28 @@ def _work(jobs):
 
 
 class Background:
-    """Runs jobs one after another in one thread; a context manager that waits for the
-    last one. The error of a job is raised once, by the next call of any method.
+    """Jobs one after another in a thread; a context manager that waits for the last.
+
+    The error of a job is raised once, by the next call of any method.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._thread = JobThread("background")
         self._job: futures.Future | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Waits for the previous job and starts this one, even if the previous one
-        failed; its error is raised after that.
-        """
+        """Start a job after the previous one, whose error is raised after that."""
         try:
             self.wait()
         finally:
             self._job = self._thread.submit(job)
 
     def raise_job_error(self) -> None:
-        """Raises the error of a finished job; does not wait."""
+        """Raise the error of a finished job, without waiting."""
         self.wait(0.0)
 
     def wait(self, timeout_secs: float | None = None) -> None:
-        """Waits for the last job."""
+        """Wait for the last job."""
         job = self._job
         if job is not None and futures.wait([job], timeout_secs).done:
             self._job = None

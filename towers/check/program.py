@@ -3,9 +3,9 @@
     python -m towers.check photos
     python -m towers.check --dataset=cifar10 --data_dir=data
 
-Reads every image once; reports the number of each class, the sizes, the mean and the
-standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
-with 3 if something is wrong with the data.
+Reads every image once; reports the number of each class, the sizes, mean and standard
+deviation, and the images that cannot be read; draws some into a PNG file. The exit code
+is 3 if something is wrong with the data.
 """
 
 import functools
@@ -14,7 +14,6 @@ from typing import Any
 
 from absl import flags
 
-from towers import quiet_imports
 from towers.cli import flags as config_flags
 from towers.config import Config
 from towers.config.recipes import (
@@ -57,12 +56,12 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
         recipe = photo_recipe(RECIPES, {})
-        is_fine_tuning = recipe == FINETUNE_RECIPE
-        given = photo_options(folder, is_fine_tuning, values.class_level) | given
+        is_tuned = recipe == FINETUNE_RECIPE
+        given = photo_options(folder, is_tuned, values.class_level) | given
         if given["dataset"] in PHOTO_SETS:  # as a training reads them
             given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
-    with quiet_imports():
-        from towers.check import report
+    from towers.check import report
+
     options = {name: getattr(config, name) for name in OPTIONS[1:]}
     report.check(config.dataset, grid_path=values.grid, **options)

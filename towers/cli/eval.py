@@ -19,11 +19,12 @@ PRINTS_RESULTS = True  # see `flags.start`
 
 
 def define_flags() -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     eval_flags.define_flags()
 
 
 def main(_):
+    """Evaluate a run, or do what the flags ask for instead."""
     values = flags.FLAGS
     eval_flags.validate_flags()
     if values.compare is not None:

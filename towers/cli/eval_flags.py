@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = {
 
 
 def define_flags() -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.")
     flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
     about = "Runs whose average probabilities are evaluated."
@@ -52,7 +52,7 @@ def define_flags() -> None:
 
 
 def validate_flags() -> None:
-    """Raises ConfigError where a flag has no effect on what is done."""
+    """Raise ConfigError if a flag has no effect on what is done."""
     values = flags.FLAGS
     study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
     if study:

@@ -1,8 +1,6 @@
 """Exports the network of a run to a format that other programs load.
 
-    python run_export.py --workdir=runs/quickstart --format=saved_model
-
-See docs/export.md.
+python run_export.py --workdir=runs/quickstart --format=saved_model
 """
 
 from absl import flags
@@ -15,7 +13,7 @@ from towers.run.signals import preemptible
 
 
 def define_flags() -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
     about = f"Export formats, separated by commas: {', '.join(FORMATS)}."
     flags.DEFINE_multi_string("format", None, about, required=True)
@@ -32,6 +30,7 @@ def define_flags() -> None:
 
 
 def main(_):
+    """Export the network in each of the formats."""
     values, errors = flags.FLAGS, []
     formats = [x.strip() for text in values.format for x in text.split(",")]
     for format in formats:

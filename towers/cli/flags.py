@@ -1,8 +1,7 @@
 """Command lines: one absl flag per field of Config, and one line per mistake.
 
-No TensorFlow is imported here, so that a wrong flag is refused at once. What absl does
-otherwise is mended here and nowhere else: -h, --version, names of other programs, and
-exit codes.
+Does not import TensorFlow, so that a wrong flag is refused at once. Differences to absl
+are -h, --version, names of other programs, and exit codes.
 """
 
 import io
@@ -25,7 +24,7 @@ from towers.config.recipes import RECIPES
 from towers.errors import ConfigError, end_process
 from towers.messages import one_line, version_line
 
-_DEFINE = {
+_DEFINE: dict[Any, Callable[..., Any]] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
@@ -33,7 +32,7 @@ _DEFINE = {
     int | str: flags.DEFINE_string,
 }
 
-# What absl says of a flag that is required.
+# Message of absl for a required flag.
 _MISSING = re.compile(r"Flag --(\w+) must have a value other than None")
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -44,7 +43,7 @@ def define_config_flags(
     values: flags.FlagValues = flags.FLAGS,
     **defaults: Any,
 ) -> None:
-    """Defines flags of options, with their help, choices and defaults."""
+    """Define flags of options, with their help, choices and defaults."""
     for name in names:
         field = FIELDS[name]
         default = defaults.get(name, field.default)
@@ -58,9 +57,10 @@ def define_config_flags(
 
 
 class _StepParser(flags.ArgumentParser):
-    """A step, "best" or "last"."""
+    """The parser of --step."""
 
-    def parse(self, argument):
+    def parse(self, argument: str) -> int | str:
+        """Return a step, "best" or "last"."""
         if argument in ("best", "last"):
             return argument
         if str(argument).isdecimal() and int(argument):
@@ -69,14 +69,14 @@ class _StepParser(flags.ArgumentParser):
 
 
 def define_step_flag() -> flags.FlagHolder:
-    """Defines --step, a checkpoint of a run."""
+    """Define --step, a checkpoint of a run."""
     about = "Checkpoint: best (on held-out images, if any), last, or a step."
-    serializer = flags.ArgumentSerializer()
+    serializer: flags.ArgumentSerializer = flags.ArgumentSerializer()
     return flags.DEFINE(_StepParser(), "step", "best", about, serializer=serializer)
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """The fields of Config whose flags are on the command line."""
+    """Return the fields of Config whose flags are on the command line."""
     names = (name for name in FIELDS if name in values)
     return {n: values[n].value for n in names if not values[n].using_default_value}
 
@@ -97,34 +97,38 @@ def parse(
     *,
     takes_paths: bool = False,
 ) -> Sequence[str]:
-    """Give flags the values of a command line; return the program's name and the paths,
-    if it takes any. ConfigError of a wrong flag, OSError of standard output.
+    """Give flags the values of a command line; return the program's name and paths.
+
+    Raises:
+        ConfigError: a flag is wrong, or there are paths and the program takes none.
     """
     values.set_gnu_getopt(takes_paths)
-    argv = synonyms.with_our_names(argv, values, lambda name: values[name].boolean)
+    known = {*values}
+    argv = synonyms.with_our_names(argv, known, lambda name: values[name].boolean)
     try:
         rest = values(argv)
     except (flags.Error, ValueError, RecursionError) as error:
         if missing := _MISSING.findall(str(error)):
             needed = (f"--{name} ({values[name].help.rstrip('.')})" for name in missing)
             raise ConfigError(f"give {' and '.join(needed)}") from None
-        name = getattr(error, "flagname", "")
+        why = one_line(error)
         if isinstance(error, flags.UnrecognizedFlagError):
-            if answer := synonyms.answer(name, values):
-                error = f"--{name} is no flag here: {answer}"
-            elif meant := synonyms.meant(name, values):
-                error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
-        raise ConfigError(one_line(error)) from None
+            name = error.flagname
+            if answer := synonyms.answer(name, known):
+                why = f"--{name} is not a flag here: {answer}"
+            elif meant := synonyms.meant(name, known):
+                why = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
+        raise ConfigError(why) from None
     for name, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{name}={value}: must be finite")
     if len(rest) > 1 and not takes_paths:
-        meant = "flags begin with --"
+        meant = "flags start with --"
         if os.path.exists(rest[1]):
             is_run = os.path.isfile(os.path.join(rest[1], "config.json"))
             name = "workdir" if is_run else "data_dir"
             meant = f"did you mean --{name}={rest[1]}?" if name in values else meant
-        raise ConfigError(f"{rest[1]!r} is no flag; {meant}")
+        raise ConfigError(f"unexpected argument {rest[1]!r}; {meant}")
     return rest
 
 
@@ -133,16 +137,14 @@ def start(
     parse: Callable[[Sequence[str]], Sequence[str]] = parse,
     program: str = "",
 ) -> None:
-    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
+    """Run a program like `absl.app.run`, but with one line and exit code per mistake.
+
     `main` gets what `parse` returns; its module has the program's flags and usage. The
     name of the program begins each line.
     """
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])
     module = sys.modules[main.__module__]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
-            stream.reconfigure(errors="backslashreplace")
 
     def parse_or_end(argv):
         end = argv.index("--") if "--" in argv else len(argv)  # of another program
@@ -192,12 +194,12 @@ def _keep_closed_streams():
                 os.dup2(unwritable, number)
                 os.close(unwritable)
             if name != "stdin":  # without a buffer, nothing is left to write at the end
-                raw = open(number, "wb", buffering=0, closefd=False)
+                raw = io.FileIO(number, "wb", closefd=False)
                 setattr(sys, name, io.TextIOWrapper(raw, "utf-8", write_through=True))
 
 
 def _more_memory():
-    """The way out where no memory is left."""
+    """Return what to do if no memory is left."""
     if "batch_size" not in flags.FLAGS:
         return "end other programs, or use a larger machine"
     if "accumulate_steps" not in flags.FLAGS:

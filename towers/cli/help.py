@@ -1,4 +1,4 @@
-"""The texts of `--help` and `--list`; no TensorFlow is imported."""
+"""The texts of `--help` and `--list`."""
 
 import ast
 import pathlib
@@ -15,7 +15,7 @@ from towers.config.config import FIELDS
 from towers.errors import ConfigError
 from towers.messages import one_line, with_programs
 
-# Stand first, in this order.
+# Flags of the first section, in this order.
 COMMON = (
     *("config", "workdir", "dataset", "data_dir", "model", "num_epochs", "batch_size"),
     *("optimizer", "learning_rate", "schedule", "weight_decay", "augment", "init_from"),
@@ -36,9 +36,9 @@ _INDENT = 28
 
 
 def help_text(module: types.ModuleType, section: str = "") -> str:
-    """Return the text of `--help`: the docstring of the module that defines the flags,
-    and the flags by subject; with a section, how a word of a title begins, its
-    flags.
+    """Return the text of `--help`: the docstring of a module, and its flags by subject.
+
+    With a section, the start of a word of a title, return its flags alone.
     """
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
@@ -57,19 +57,17 @@ def help_text(module: types.ModuleType, section: str = "") -> str:
     if section:
         titles = [t for t in groups if f" {section}".lower() in f" {t}".lower()]
         if not titles:
-            way = (
-                f"there is no such section; give a word of one of: {'; '.join(groups)}"
-            )
+            way = f"unknown section; give a word of one of: {'; '.join(groups)}"
             raise ConfigError(f"--help={one_line(section, 60)}: {way}")
         lines, groups = [], {titles[0]: groups[titles[0]]}
     elif len(groups) > 1:
         lines += ["", "--help=WORD prints one section, such as --help=data."]
     for title, names in groups.items():
-        names = [n for n in names if n in own and n not in printed]
-        printed |= set(names)
-        if names:
+        left = [n for n in names if n in own and n not in printed]
+        printed |= set(left)
+        if left:
             lines += ["", f"{title}:", ""]
-            for name in names:
+            for name in left:
                 lines += _flag_lines(own[name])
     return "\n".join(lines).lstrip("\n")
 
@@ -106,11 +104,12 @@ def _columns(head, text):
 
 
 def list_text(recipes: pathlib.Path) -> str:
-    """Text of `--list`: every choice by name, and the recipes of a folder."""
+    """Return the text of `--list`: every choice by name, and the recipes."""
     lines = []
     for option, table in choices.TABLES.items():
         title = re.split("[,:.]", FIELDS[option].metadata["help"])[0]
-        title += ", number of parameters for 10 classes" * (option == "model")
+        if option == "model":
+            title += ", number of parameters for 10 classes"
         lines += [f"{title} (--{option}):", ""]
         for name, row in table.items():
             num_params = getattr(row, "num_params", 0)
@@ -124,7 +123,7 @@ def list_text(recipes: pathlib.Path) -> str:
 
 
 def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, first line and accuracies of each recipe, which is not run."""
+    """Yield name, first line and accuracies of each recipe, without running it."""
     for path in sorted(folder.glob("*.py")):
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         pattern = r"^(Published|Measured): [^:]*?\b(0\.\d+)"

@@ -17,7 +17,7 @@ from towers.run.stored_config import PREDICTION_BATCH_SIZE, prediction_config
 
 
 def define_flags() -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
     config_flags.define_step_flag()
     flags.DEFINE_bool("use_ema", None, "Use EMA weights, or raw weights.")
@@ -39,6 +39,7 @@ parse = functools.partial(config_flags.parse, takes_paths=True)
 
 
 def main(argv):
+    """Write the predictions for the images of the command line."""
     values = flags.FLAGS
     if values.features:
         config_flags.refuse_with("features", ["top", "calibrated"])

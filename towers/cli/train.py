@@ -17,13 +17,14 @@ from towers.console import print_versions
 
 
 def define_flags() -> None:
-    """Defines the program's flags."""
+    """Define the program's flags."""
     train_flags.define_train_flags()
     train_flags.define_cluster_flags()
     config_flags.define_config_flags()
 
 
 def main(_):
+    """Train a run, or do what the flags ask for instead."""
     values, trackers = flags.FLAGS, []
     arguments = train_flags.arguments_of_flags() | train_flags.cluster_of_flags()
     command = train_flags.config_of_command(say=_say_of(arguments["cluster"]))
@@ -51,5 +52,5 @@ def _is_chief(cluster):
 
 
 def _say_of(cluster):
-    """What prints a line: the chief alone does."""
+    """Return a function that prints a line, on the chief alone."""
     return print_versions if _is_chief(cluster) else lambda *lines: None

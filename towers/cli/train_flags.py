@@ -1,4 +1,4 @@
-"""Flags of a training that are no options of a run: how it is called."""
+"""Flags of a training that are not options of a run."""
 
 import functools
 import shlex
@@ -8,6 +8,7 @@ from typing import Any
 from absl import flags
 
 from towers import console
+from towers.callbacks import TRACKERS_TEXT
 from towers.cli.flags import given_flags
 from towers.cluster.cluster_spec import find_cluster
 from towers.config import Config
@@ -21,7 +22,7 @@ flags.disclaim_key_flags()  # they are of the program that defines them
 
 
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags that name a run."""
+    """Define the flags that name a run."""
     about = "Recipe: a name of --list, a Python file, a run folder, or a JSON or YAML "
     about += "file of options."
     flags.DEFINE_string("config", None, about, flag_values=values)
@@ -32,7 +33,7 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the program's flags, except for options of a run and the cluster."""
+    """Define the program's flags, without options of a run and the cluster."""
     define_run_flags(values)
     switch = functools.partial(flags.DEFINE_bool, flag_values=values)
     words = functools.partial(flags.DEFINE_list, default=[], flag_values=values)
@@ -48,7 +49,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum("progress", "auto", console.MODES, about, flag_values=values)
     about = "Profile a range of steps, such as 100,110, for TensorBoard."
     words("profile_steps", help=about)
-    about = "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT."
+    about = f"Also write options and metrics to a tracker: {TRACKERS_TEXT}."
     words("track", help=about)
     switch("report", True, "Write report/index.html in the run folder at the end.")
     about = "Print networks, data sets, strategies, optimizers and recipes."
@@ -56,7 +57,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags of the cluster and of this process's number in it."""
+    """Define the flags of the cluster and of this process's number in it."""
     about = "Addresses of all workers, host:port separated by commas; by default from "
     about += "TF_CONFIG or Slurm, if any."
     flags.DEFINE_string("cluster", "", about, flag_values=values)
@@ -67,8 +68,10 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def arguments_of_flags() -> dict[str, Any]:
-    """Return the keyword arguments of `towers.train`, `cross_validate`, `dry_run` or
-    `lr_range_test`. ConfigError if the flags do not fit each other.
+    """Return the arguments of the function of `towers` that the flags ask for.
+
+    Raises:
+        ConfigError: flags contradict each other.
     """
     values = flags.FLAGS
     chosen = [x for x in ("dry_run", "lr_range_test", "folds") if values[x].value]
@@ -102,7 +105,7 @@ def cluster_of_flags(config: Config | None = None) -> dict[str, Any]:
 
 
 def config_of_command(**options: Any) -> CommandLine:
-    """The config of the command line, with options of `config_to_continue`."""
+    """Return the config of the command line; options are of `config_to_continue`."""
     values = flags.FLAGS
     stored = functools.partial(
         config_to_continue, overwrite=values.overwrite, **options

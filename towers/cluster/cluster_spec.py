@@ -15,7 +15,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from towers import quiet_imports
 from towers.errors import ConfigError
 from towers.messages import program
 
@@ -158,8 +157,8 @@ def _read_slurm(environ):
             f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']} without "
             f"{', '.join(missing)}; start the workers with srun"
         )
-    with quiet_imports():
-        import tensorflow as tf
+    import tensorflow as tf
+
     try:
         num_tasks = int(environ["SLURM_STEP_NUM_TASKS"])
         # Slurm shows each task its own GPUs.

@@ -28,13 +28,13 @@ _NEEDED = {
 
 _WEIGHTS = ("class_weights", "pos_weights")
 
-# Options of a data set that are no fields of `ImageOptions`.
-_NOT_OF_IMAGES = ("data_dir", "columns", "image_dir", "fold", "class_level")
-_NOT_OF_IMAGES += ("label_separator",)
+# Options of a data set that are not fields of `ImageOptions`.
+_NOT_OF_IMAGES = set("data_dir columns image_dir fold class_level".split())
+_NOT_OF_IMAGES.add("label_separator")
 
 
 def check_together(config: "Config") -> None:
-    """Refuses options that contradict each other, their values in the message."""
+    """Raise ConfigError for options that contradict each other, with their values."""
     parse_standardization(config.standardize)
     for names, reason in _contradictions(config):
         values = [f"{name}={getattr(config, name)}" for name in names]
@@ -42,7 +42,7 @@ def check_together(config: "Config") -> None:
 
 
 def validate_without_validation(config: "Config") -> None:
-    """Raises ConfigError where an option needs held-out images, and there are none."""
+    """Raise ConfigError if an option needs held-out images, and there are none."""
     for name in _read_evaluations(config):
         way = "set --validation_fraction, or add a folder val/ to the data"
         raise ConfigError(f"{name}={getattr(config, name)}: no held-out images; {way}")
@@ -59,14 +59,17 @@ def validate_metric(config: "Config", multi_label: bool) -> None:
 
 
 def _read_evaluations(config):
-    """The options that go by evaluations on held-out images."""
-    names = ["patience"] * bool(config.patience)
-    names += ["best_by"] * (config.best_by not in ("auto", "accuracy"))
-    return names + ["schedule"] * config.choice_of("schedule").by_accuracy
+    """Return the options that need evaluations on held-out images."""
+    needs = {
+        "patience": config.patience,
+        "best_by": config.best_by not in ("auto", "accuracy"),
+        "schedule": config.choice_of("schedule").by_accuracy,
+    }
+    return [name for name, is_needed in needs.items() if is_needed]
 
 
 def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names of options that contradict each other, and why, with the way out."""
+    """Yield names of options that contradict each other, and why, with the way out."""
     lists, strategy = config.lists, config.choice_of("strategy")
     if config.validation_fold:
         numbers = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", config.validation_fold)
@@ -87,8 +90,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01"
         yield ("schedule", "epoch_factors"), why
     if config.warmup_epochs > config.num_epochs:
-        why = "the warm-up is longer than the run; lower --warmup_epochs, to "
-        why += f"{config.num_epochs / 10:g} for example, or raise --num_epochs"
+        why = "the warm-up is longer than the run; lower --warmup_epochs or raise "
+        why += "--num_epochs"
         yield ("warmup_epochs", "num_epochs"), why
     for name in ("warmup_epochs", "all_reduce_pack_mb"):
         if -1 < getattr(config, name) < 0:
@@ -110,10 +113,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("batch_size", "num_towers"), f"{why}--num_towers"
     if config.num_towers % group_size:
         why = "the groups do not divide the towers; set --num_towers to a multiple of "
-        yield (
-            ("num_towers", "group_size"),
-            f"{why}{group_size}, or another --group_size",
-        )
+        yield ("num_towers", "group_size"), f"{why}{group_size}"
     if config.device == "cpu" and config.parameter_device == "gpu":
         why = "towers on the CPU have no variables on a GPU; drop one of the two"
         yield ("parameter_device", "device"), why
@@ -147,9 +147,6 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("augment", "standardize"), f"{why}would do so once more{way}"
         if config.policy != "none":
             yield ("augment", "policy"), f"{why}needs pixel values{way}"
-    if config.policy == config.augment == "rand_augment":
-        why = "both would draw the same operations; set --augment=random_resized_crop"
-        yield ("policy", "augment"), why
     if config.repeats > config.images_per_step:
         why = f"a step has {config.images_per_step} images; lower --repeats or raise "
         yield ("repeats", "batch_size"), f"{why}--batch_size"
@@ -164,7 +161,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "its towers do not share moments; set --batch_norm=local"
         yield ("batch_norm", "strategy"), f"{why} {way}"
     if config.precision == "float16":
-        why = "its towers cannot skip a step together where one overflows; set "
+        why = "its towers cannot skip a step together if one overflows; set "
         yield ("precision", "strategy"), f"{why}--precision=bfloat16 {way}"
     if config.input == "resident":
         why = "its towers draw their shares from one stream; set --input=stream"
@@ -176,9 +173,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def ignored_options(config: "Config") -> list[str]:
-    """Return a line on each option that compensates twice or has no effect: the
-    signature of the target, which is imported with TensorFlow, lacks it, or it needs
-    another one.
+    """Return a line on each option that has no effect, or compensates twice.
+
+    Targets are imported, with TensorFlow, for the options that their signatures name.
     """
     lines = []
     for option in TABLES:

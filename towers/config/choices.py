@@ -12,14 +12,7 @@ from collections.abc import Mapping
 
 from towers.config.metrics import METRICS
 from towers.config.networks import MODELS
-from towers.config.rows import (
-    AugmentRow,
-    Choice,
-    ContainerRow,
-    OptimizerRow,
-    ScheduleRow,
-    StrategyRow,
-)
+from towers.config.rows import Choice
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
@@ -41,23 +34,23 @@ DATASETS = {
         "a folder of image files per class", target="data.files.image_folder:load"
     ),
     # A file with an ending of two containers is the first one's.
-    "parquet": ContainerRow(
+    "parquet": Choice(
         "Parquet files with images, of Hugging Face",
         target="data.files.parquet:load",
         endings=(".parquet",),
     ),
-    "table": ContainerRow(
+    "table": Choice(
         "a table of image files and labels: CSV, TSV, text, JSON, Parquet",
         target="data.files.tables:load",
         endings=(".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
         if_named=(".json", ".txt"),
     ),
-    "webdataset": ContainerRow(
+    "webdataset": Choice(
         "tar files of images and labels",
         target="data.files.tar_shards:load",
         endings=(".tar", ".tar.gz", ".tgz"),
     ),
-    "tfrecord": ContainerRow(
+    "tfrecord": Choice(
         "TFRecord files of tf.train.Example",
         target="data.files.tf_records:load",
         endings=(".tfrecord", ".tfrecords", ".tfrec"),
@@ -71,30 +64,30 @@ DATASETS = {
         "any that tensorflow-datasets has prepared", target="data.sets.tfds:load"
     ),
 }
-CONTAINERS = {k: row for k, row in DATASETS.items() if isinstance(row, ContainerRow)}
+CONTAINERS = {k: row for k, row in DATASETS.items() if row.endings}
 
 AUGMENTS = {
-    "auto": AugmentRow(
+    "auto": Choice(
         "pad_crop_flip of images below 64x64, otherwise random_resized_crop",
         target="data.augment.crops:by_size",
     ),
-    "none": AugmentRow("standardized by the training set only"),
-    "tutorial": AugmentRow(
+    "none": Choice("standardized by the training set only"),
+    "tutorial": Choice(
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
         standardizes_images=True,
     ),
-    "pad_crop_flip": AugmentRow("pad by 4 pixels, crop, flip"),
-    "translate_flip": AugmentRow(
+    "pad_crop_flip": Choice("pad by 4 pixels, crop, flip"),
+    "translate_flip": Choice(
         "2 pixels, mirrored edges, alternating flips", {"pixels": 2}
     ),
-    "translate_4_flip": AugmentRow(
+    "translate_4_flip": Choice(
         "the same by 4 pixels", {"pixels": 4}, target="translate_flip"
     ),
-    "random_resized_crop": AugmentRow(
+    "random_resized_crop": Choice(
         "crop of random size and shape, resized; flip",
         target="data.augment.crops:random_resized_crop",
     ),
-    "rand_augment": AugmentRow(
+    "rand_augment": Choice(
         "the same, then two random operations on colors or places of pixels",
         target="data.augment.policies:crop_rand_augment",
     ),
@@ -119,19 +112,17 @@ POLICIES = {
 }
 
 OPTIMIZERS = {
-    "sgd": OptimizerRow("gradient descent, with --momentum a heavy ball"),
-    "nesterov": OptimizerRow("Nesterov's momentum"),
-    "rmsprop": OptimizerRow("over the gradients' root mean square", scale_free=True),
-    "adam": OptimizerRow("Adam, weight decay in the loss", scale_free=True),
-    "adamw": OptimizerRow("Adam with decoupled weight decay", scale_free=True),
-    "lars": OptimizerRow(
-        "layer-wise rates, for large batches", scale_free=True, sums=True
-    ),
-    "lamb": OptimizerRow(
+    "sgd": Choice("gradient descent, with --momentum a heavy ball"),
+    "nesterov": Choice("Nesterov's momentum"),
+    "rmsprop": Choice("over the gradients' root mean square", scale_free=True),
+    "adam": Choice("Adam, weight decay in the loss", scale_free=True),
+    "adamw": Choice("Adam with decoupled weight decay", scale_free=True),
+    "lars": Choice("layer-wise rates, for large batches", scale_free=True, sums=True),
+    "lamb": Choice(
         "layer-wise rates for Adam, for large batches", scale_free=True, sums=True
     ),
-    "lion": OptimizerRow("signs of a momentum", scale_free=True),
-    "muon": OptimizerRow(
+    "lion": Choice("signs of a momentum", scale_free=True),
+    "muon": Choice(
         "orthogonalized momentum for convolutions, nesterov for the rest",
         scale_free=True,
         sums=True,
@@ -148,52 +139,48 @@ LOSSES = {
 }
 
 SCHEDULES = {
-    "constant": ScheduleRow("the same rate throughout"),
-    "exponential": ScheduleRow("a falling staircase"),
-    "smooth_exponential": ScheduleRow(
-        "its smooth form", {"is_smooth": True}, "exponential"
-    ),
-    "piecewise": ScheduleRow("by --epoch_factors"),
-    "cosine": ScheduleRow(
+    "constant": Choice("the same rate throughout"),
+    "exponential": Choice("a falling staircase"),
+    "smooth_exponential": Choice("its smooth form", {"is_smooth": True}, "exponential"),
+    "piecewise": Choice("by --epoch_factors"),
+    "cosine": Choice(
         "half a cosine to zero at --num_epochs", by_length=True, warms_up=True
     ),
-    "linear": ScheduleRow(
-        "a line to zero at --num_epochs", by_length=True, warms_up=True
-    ),
-    "one_cycle": ScheduleRow(
+    "linear": Choice("a line to zero at --num_epochs", by_length=True, warms_up=True),
+    "one_cycle": Choice(
         "a line up and a line down to zero at --num_epochs", by_length=True
     ),
-    "plateau": ScheduleRow(
+    "plateau": Choice(
         "lowered where evaluations on held-out images are no longer better",
         by_accuracy=True,
     ),
 }
 
 STRATEGIES = {
-    "auto": StrategyRow(
+    "auto": Choice(
         "replicated on several GPUs, otherwise towers",
         target="parallel.strategies.auto:auto",
     ),
-    "towers": StrategyRow(
+    "towers": Choice(
         "one set of variables, which all towers fetch",
         target="parallel.strategies.towers:towers",
     ),
-    "async_towers": StrategyRow(
+    "async_towers": Choice(
         "the same variables, updated by each tower at once",
         target="towers",
         asynchronous=True,
         trainer_options=("async_scale_gradients", "max_staleness"),
     ),
-    "replicated": StrategyRow(
+    "replicated": Choice(
         "a copy per device, gradients all-reduced",
         target="parallel.strategies.replicated:replicated",
     ),
-    "multi_worker": StrategyRow(
+    "multi_worker": Choice(
         "the same on several machines, one process or more on each",
         target="parallel.strategies.multi_worker:multi_worker",
         processes=True,
     ),
-    "model_parallel": StrategyRow(
+    "model_parallel": Choice(
         "channels split over a group of devices",
         target="parallel.strategies.model_parallel:model_parallel",
         sharded=True,
@@ -212,7 +199,7 @@ TTA = {
     "translate": Choice("with images moved by a pixel as well"),
 }
 
-# Of the option precision.
+# Values of the option precision.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 # The default of max_image_pixels.
@@ -246,24 +233,23 @@ _MODULES = {
     "tta": "data.augment.tta",
 }
 
-# Assumed of a function in a file, which is not read yet.
-_OF_A_FILE = {"optimizer": {"sums": True}, "schedule": {"by_length": True}}
-
 # Options whose value may be an object of a Python program, by the name "given:CRC".
 GIVEN = ("dataset", "model")
 
 
 def find(option: str, name: str) -> Choice:
-    """The choice of a name in the table of an option: a row of the table's type."""
+    """Return the row of a name in the table of an option."""
     table = TABLES[option]
     if name in table and not name.endswith(f":{FAMILY}"):
         return table[name]
-    kind = type(next(iter(table.values())))
-    in_a_file = kind("", target=name, **_OF_A_FILE.get(option, {}))
+    # What a function in a file needs is not known before it is read.
+    in_a_file = Choice(
+        "", target=name, sums=option == "optimizer", by_length=option == "schedule"
+    )
     if option not in CLOSED and in_a_file.is_in_a_file:
         return in_a_file
     if option in GIVEN and re.fullmatch("given:[0-9a-f]{8}", name):
-        return kind("", is_given=True)
+        return Choice("", is_given=True)
     family, colon, member = name.partition(":")
     row = table.get(f"{family}:{FAMILY}") if colon and member else None
     if row:
@@ -274,12 +260,12 @@ def find(option: str, name: str) -> Choice:
 
 
 def target_of(option: str, name: str) -> str:
-    """The target of a choice, as "module:function" in towers, or in a file."""
+    """Return the target of a choice, as "module:function" in towers, or in a file."""
     target = find(option, name).target or name
     return target if ":" in target else f"{_MODULES[option].format(target)}:{target}"
 
 
 def listed(option: str) -> str:
-    """The names of an option's choices, for a message."""
+    """Return the names of an option's choices, for a message."""
     names = ", ".join(TABLES[option])
     return names if option in CLOSED else f"{names} or {IN_A_FILE}"

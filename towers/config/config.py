@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def with_suggestions(cls: type[T]) -> type[T]:
-    """Decorates a class: unknown keyword arguments raise `check_names`' ConfigError."""
+    """Decorate a class to suggest names for unknown arguments, see `check_names`."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -48,7 +48,7 @@ def with_suggestions(cls: type[T]) -> type[T]:
         check_names(options)
         init(self, *args, **options)
 
-    cls.__init__ = checked
+    cls.__init__ = checked  # type: ignore[method-assign]
     return cls
 
 
@@ -60,7 +60,7 @@ class Config:
     docs/flags.md and `run_train.py --help` describe each of them.
 
     Raises:
-        ConfigError: there is no such option; or a value has the wrong type, lies out of
+        ConfigError: an option is unknown; or a value has the wrong type, lies out of
             bounds, or contradicts another.
     """
 
@@ -73,7 +73,7 @@ class Config:
     )
     columns: str = dataset_option(
         "",
-        "Column names as ROLE:NAME, separated by commas, where they differ from the "
+        "Column names as ROLE:NAME, separated by commas, if they differ from the "
         "usual ones: path, label, split, fold and weight of a table; image and label "
         "of parquet and webdataset; image, label and text of tfrecord.",
     )
@@ -144,15 +144,13 @@ class Config:
     )
     image_cache_mb: float = dataset_option(
         2000.0,
-        "Size of the cache of decoded image files, in megabytes; 0 decodes them in "
-        "every epoch.",
+        "Cache of decoded image files, in megabytes; 0 decodes in every epoch.",
         NOT_NEGATIVE,
         resumable=True,
     )
     max_image_pixels: int = dataset_option(
         choices.MAX_IMAGE_PIXELS,
-        "Maximum number of pixels of an image file; a larger one is refused before it "
-        "is decoded.",
+        "Maximum number of pixels of an image file; larger ones are refused.",
         AT_LEAST_1,
         resumable=True,
     )
@@ -326,8 +324,7 @@ class Config:
     class_weights: str = loss_option(
         "",
         "Class weights of the training loss: balanced (inverse to the number of "
-        "images), or a JSON file of class names and weights (in Python also a dict); "
-        "empty: none.",
+        "images), or a JSON file of class names and weights; empty: none.",
     )
     pos_weights: str = loss_option(
         "",
@@ -486,9 +483,8 @@ class Config:
     )
     all_reduce_pack_mb: float = strategy_option(
         -1.0,
-        "Least size of the buffers in which gradients are sent between workers, in "
-        "megabytes; 0 for a single buffer, -1 for 1 MB between CPUs, 25 MB between "
-        "GPUs.",
+        "Minimum size of gradient buffers between workers, in megabytes; 0 for a "
+        "single buffer, -1 for 1 MB between CPUs and 25 MB between GPUs.",
         Range(at_least=-1, at_most=1e9),
         resumable=True,
     )
@@ -515,7 +511,7 @@ class Config:
     # Start and length, periods of logs, evaluations and checkpoints.
     init_from: str = option(
         "",
-        "Weights from which a new run starts at step 0, where names and shapes match: "
+        "Weights from which a new run starts at step 0, if names and shapes match: "
         "a run folder, a .keras or .h5 file of Keras, a .safetensors file, a .pth "
         "file of PyTorch, a SavedModel, a TensorFlow checkpoint; or imagenet, weights "
         "of keras:NAME that Keras downloads, or of another network, if they are on "
@@ -533,7 +529,7 @@ class Config:
     )
     steps_per_loop: int = resumable_option(
         100,
-        "Most steps in one compiled call; fewer where something is due, or in 2 s.",
+        "Maximum number of steps per compiled call; fewer in 2 s or if some are due.",
         AT_LEAST_1,
     )
     log_every_steps: int = resumable_option(
@@ -610,11 +606,12 @@ class Config:
         """The fold that is held out, and the number of folds; None without."""
         if not self.validation_fold:
             return None
-        return tuple(map(int, self.validation_fold.split("/")))
+        fold, _, folds = self.validation_fold.partition("/")
+        return int(fold), int(folds)
 
     @property
     def holds_out(self) -> bool:
-        """True if training images are held out."""
+        """Whether training images are held out."""
         return bool(self.validation_fraction or self.validation_fold)
 
     @property
@@ -625,11 +622,11 @@ class Config:
 
     @property
     def length_is_resumable(self) -> bool:
-        """True if a run may be made longer without becoming another run."""
+        """Whether a run may be made longer without becoming another run."""
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
-    def choice_of(self, option: str) -> Any:
-        """The table's row that an option, such as "optimizer", chooses."""
+    def choice_of(self, option: str) -> choices.Choice:
+        """Return the row of its table that an option, such as "optimizer", names."""
         return choices.find(option, getattr(self, option))
 
     def options_of(self, option: str) -> dict[str, Any]:
@@ -645,19 +642,19 @@ FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Co
 
 
 def non_defaults(config: Config) -> list[str]:
-    """The names of the options that are not defaults, in the order of the fields."""
+    """Return the options that are not defaults, in the order of the fields."""
     return [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
 
 
 def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Fields, with both values, whose change would make a resumed run another run."""
+    """Return fields, with both values, that differ and must not in a resumed run."""
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
         is_resumable = field.metadata["resumable"]
         if name == "num_epochs":
             is_resumable = new.length_is_resumable
-        # What plateaus are counted by.
+        # Plateaus are counted by these.
         if name in ("eval_every_epochs", "best_by", "min_delta"):
             is_resumable = not new.choice_of("schedule").by_accuracy
         if before != after and not is_resumable:
@@ -666,19 +663,20 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
 
 
 def check_names(names: Iterable[str], source: str = "") -> None:
-    """Refuses names that are no options; `source` begins the message."""
+    """Raise ConfigError for names that are not options, after `source`."""
     for name in names:
         if name not in FIELDS:
             way = f"{suggestion(name, FIELDS)}{program('train')} --help lists them"
-            raise ConfigError(f"{source}there is no option {name!r}; {way}")
+            raise ConfigError(f"{source}unknown option {name!r}; {way}")
 
 
 def to_json(config: Config) -> str:
+    """Return the text of `config.json`."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_json(text: str | bytes) -> Config:
-    """The Config of a stored `config.json`; fields that it lacks take their default."""
+    """Return the Config of a `config.json`; fields that it lacks have their default."""
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -687,14 +685,14 @@ def from_json(text: str | bytes) -> Config:
 
 
 def from_values(values: Any) -> Config:
-    """The Config of a stored object of options."""
+    """Return the Config of a stored object of options."""
     if not isinstance(values, dict) or not all(isinstance(x, str) for x in values):
         raise ConfigError("an object of options is expected")
     return Config(**values)
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError where it is none, or nested too deeply."""
+    """Return the value of a JSON text; ValueError if it is not JSON."""
     try:
         return json.loads(content)
     except RecursionError:

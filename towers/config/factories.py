@@ -1,11 +1,12 @@
-"""Import and call of the function, or class, behind a choice: the keyword arguments
-that its signature names are the options that it reads.
+"""Import and call of the function or class of a choice.
+
+The keyword arguments that its signature names are the options that it reads.
 """
 
 import contextlib
 import functools
 import importlib
-import importlib.util
+import importlib.machinery
 import inspect
 import os
 import pathlib
@@ -21,19 +22,19 @@ from towers.messages import one_line
 
 _loaded_files: set[str] = set()
 
-# (option, name) -> factory of what a Python program gave. They may be large: only the
-# last ones of an option stay, of data the ones for a training and an evaluation.
+# (option, name) -> factory of what a Python program gave. They may be large, so only
+# the last ones are kept, of data those for a training and an evaluation.
 _given: dict[tuple[str, str], Callable] = {}
 _MAX_GIVEN = {"dataset": 2, "model": 4}
 
 
 def given_name(checksum: int) -> str:
-    """The value of an option for an object of a Python program, by its CRC-32."""
+    """Return the value of an option for an object with a CRC-32."""
     return f"given:{checksum:08x}"
 
 
 def give(option: str, name: str, factory: Callable[..., Any]) -> None:
-    """Lets a value of an option stand for what a factory makes, in this process."""
+    """Let a value of an option stand for what a factory makes, in this process."""
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
     keys = [key for key in _given if key[0] == option]
@@ -42,12 +43,12 @@ def give(option: str, name: str, factory: Callable[..., Any]) -> None:
 
 
 def is_given(option: str, name: str) -> bool:
-    """True if the value of an option stands for an object of this process."""
+    """Return whether the value of an option stands for an object of this process."""
     return (option, name) in _given
 
 
 def asks_for(option: str, name: str) -> ConfigError:
-    """The error that a Python program has to give the value of an option again."""
+    """Return the error if a Python program must give the value of an option again."""
     call = "train(workdir, config, model=...)"
     if option == "dataset":
         call = "train(workdir, config, data=...) or evaluate(workdir, data=...)"
@@ -56,12 +57,12 @@ def asks_for(option: str, name: str) -> ConfigError:
 
 
 def create(option: str, name: str, /, **available: Any) -> Any:
-    """Calls the target of a choice with those arguments that its signature names."""
+    """Call the target of a choice with the arguments that its signature names."""
     return call(resolve(option, name), **available)
 
 
 def resolve(option: str, name: str) -> Callable[..., Any]:
-    """The function of a choice, imported, with the fixed arguments of its row."""
+    """Import the function of a choice; return it with its row's arguments."""
     choice = find(option, name)
     if choice.is_given:
         if not is_given(option, name):
@@ -77,8 +78,8 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
 def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callable:
     """Return a function in a user's file, whose errors become ConfigErrors."""
     begin = f"{option}: " if option else ""
-    if not os.path.isfile(path):  # also where the name is none of a file
-        raise ConfigError(f"{begin}there is no file {path.absolute()}")
+    if not os.path.isfile(path):
+        raise ConfigError(f"{begin}no such file: {path.absolute()}")
     with _errors_in_one_line(begin, path):
         module = _load_file(path.resolve(), path.stat().st_mtime_ns)
         # Also of a module with a `__getattr__` of its own.
@@ -91,14 +92,14 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
-    """Calls a function with the available arguments that its signature names."""
+    """Call a function with the available arguments that its signature names."""
     return target(**named_by(target, available))
 
 
 def named_by(
     target: Callable[..., Any], available: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The available arguments that a function's signature names."""
+    """Return the available arguments that a function's signature names."""
     names = argument_names(target)
     return {k: v for k, v in available.items() if names is None or k in names}
 
@@ -113,24 +114,25 @@ def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def required_names(target: Callable[..., Any]) -> set[str]:
-    """The arguments of a function that have no default."""
+    """Return the arguments of a function that have no default."""
     parameters = inspect.signature(target).parameters.values()
     return {p.name for p in parameters if p.default is p.empty}
 
 
 @functools.cache
 def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
-    """The module of a file, executed once per change; it may import its neighbors."""
+    """Return the module of a file, executed once per change."""
     name = f"towers_file_{path.stem}_{abs(hash(path)):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
     _loaded_files.add(str(path))
     # Dataclasses look their module up by its name.
     sys.modules[name] = module
-    folder = str(path.parent)
+    folder = str(path.parent)  # it may import its neighbors
     sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise
@@ -142,7 +144,7 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _errors_in_one_line(begin, path):
-    """Errors that name the line of the user's file."""
+    """Raise errors that name the line of the user's file."""
     try:
         yield
     except TowersError as error:
@@ -157,8 +159,9 @@ def _errors_in_one_line(begin, path):
 
 
 def foreseen(error: BaseException, more_memory: str) -> BaseException:
-    """Return an error of a user's file, or of memory, as a ConfigError with the way out
-    `more_memory`; another one unchanged.
+    """Return an error of a user's file, or of memory, as a ConfigError.
+
+    Its message ends with `more_memory`, the way to use less. Others are unchanged.
     """
     if isinstance(error, TowersError):
         return error
@@ -174,7 +177,7 @@ def foreseen(error: BaseException, more_memory: str) -> BaseException:
 
 
 def _line_of_error(path: pathlib.Path, error: BaseException) -> str:
-    """FILE:LINE of a user's file that an error came from, or FILE alone."""
+    """Return FILE:LINE of a user's file that an error came from, or FILE alone."""
     frames = traceback.extract_tb(error.__traceback__)
     files = (str(path), str(path.resolve()))
     lines = [frame.lineno for frame in frames if frame.filename in files]

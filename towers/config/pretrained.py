@@ -9,21 +9,21 @@ from towers.config.preprocessing import Preprocessing
 from towers.errors import ConfigError
 
 IMAGENET = "imagenet"
-# Endings of files of PyTorch, and of all weights that timm and torchvision publish.
+# Endings of files of PyTorch, and of weights that timm and torchvision publish.
 OF_PYTORCH = (".pth", ".pt", ".bin", ".pth.tar")
 PUBLISHED = (".safetensors", *OF_PYTORCH)
 
 
 def published_weights(model: str, init_from: str) -> Preprocessing | None:
-    """The preprocessing of published weights that a run starts from; else None."""
+    """Return the preprocessing of published weights that a run starts from, if any."""
     is_published = init_from == IMAGENET or init_from.endswith(PUBLISHED)
     return find("model", model).pretrained if is_published else None
 
 
 def weights_at_hand(model: str) -> str | None:
-    """The path of a file with trained weights of a network: in its package, or in the
-    caches of Hugging Face and PyTorch. None without one, and for networks of Keras,
-    which has a cache of its own. Nothing is imported.
+    """Return the path of a file with trained weights of a network, or None.
+
+    It may be in the network's package, or in the caches of Hugging Face and PyTorch.
     """
     trained = find("model", model).pretrained
     if trained is None:
@@ -47,7 +47,7 @@ def weights_at_hand(model: str) -> str | None:
 
 
 def find_weights(model: str) -> str:
-    """The same; ConfigError where there are none, which says how to get them."""
+    """Return the path of `weights_at_hand`; ConfigError that says how to get them."""
     path = weights_at_hand(model)
     if path is None:
         why = f"no trained weights of model={model} are on this machine"
@@ -56,7 +56,7 @@ def find_weights(model: str) -> str:
 
 
 def how_to_get_weights(model: str) -> str:
-    """Instructions to get trained weights of a network, for the end of a message."""
+    """Return instructions to get trained weights of a network."""
     trained = find("model", model).pretrained
     if trained is None:
         return "--model and --init_from=FILE"

@@ -1,5 +1,6 @@
-"""The layers of a run's options: recipes, which are Python files whose `get_config()`
-gives a Config, the run in the run's folder, and flags.
+"""The layers of a run's options: a recipe, or the run in its folder, and flags.
+
+A recipe is a Python file whose `get_config()` returns a Config.
 """
 
 import contextlib
@@ -19,8 +20,8 @@ from towers.config.pretrained import how_to_get_weights, weights_at_hand
 from towers.errors import ConfigError, nearest
 from towers.messages import IS_WHEEL, ROOT, one_line
 
-# Recipes of a command without --config: for no data set, and for one of PHOTO_SETS,
-# from scratch or with trained weights.
+# Recipes of a command without --config: without a data set, and with one of PHOTO_SETS
+# from scratch or from trained weights.
 DEFAULT_RECIPE = "quickstart"
 PHOTO_SETS = ("image_folder", *CONTAINERS)
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
@@ -39,7 +40,7 @@ class CommandLine(NamedTuple):
     workdir: pathlib.Path
     # Option that is not a default -> "flags", "run folder", or "recipe" with its name.
     origins: dict[str, str]
-    remark: str  # names the recipe where the command did not; may be empty
+    remark: str  # names a recipe that the command does not name; may be empty
 
 
 def config_of_flags(
@@ -50,34 +51,34 @@ def config_of_flags(
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
     photo_options: Callable[[str, bool], dict[str, Any]] = lambda data_dir, tuned: {},
 ) -> CommandLine:
-    """The Config of a command line.
+    """Return the Config of a command line.
 
-    The flags override the recipe; without --config the config of the run in the run's
-    folder, or, where there is none, the recipe DEFAULT_RECIPE, for a folder of images
-    FINETUNE_RECIPE where its network has trained weights on this machine, else
-    PHOTO_RECIPE, or for another data set the defaults. Where no data set is named, what
-    is in --data_dir decides.
+    The flags override the recipe, or without --config the config of the run in the run
+    folder. If there is none, the recipe is DEFAULT_RECIPE, for a folder of images
+    FINETUNE_RECIPE if its network has trained weights on this machine, else
+    PHOTO_RECIPE; another data set has the defaults. If no data set is named, the
+    content of --data_dir decides.
 
     Args:
-        recipe, workdir: the values of --config and --workdir, or None.
-        folder: where recipes lie.
+        recipe: the value of --config, or None.
+        folder: the folder of the recipes.
         given: `flags.given_flags`.
-        stored_config: the run's folder -> the config of the run there, None without
-            one.
+        workdir: the value of --workdir, or None.
+        stored_config: run folder -> the config of the run in it, or None.
         photo_options: (the value of --data_dir, whether a folder of images is
             fine-tuned) -> options for what is there.
     """
     for name, value in given.items():
         check_option(FIELDS[name], value)  # before TensorFlow is imported
     if workdir == "":
-        raise ConfigError("--workdir is empty; give a folder, or leave it away")
+        raise ConfigError("--workdir is empty; give a folder, or omit it")
     check_path("workdir", workdir or "")
     if recipe and not workdir and _options_file(recipe, folder).name == CONFIG_JSON:
         why = f"--config={recipe} is a run, whose options a new one takes"
         way = "give the folder of the new run as --workdir; without --config, "
         raise ConfigError(f"{why}: {way}--workdir={recipe} continues that run")
     stored = stored_config(pathlib.Path(workdir)) if workdir and not recipe else None
-    name, chosen, remark = recipe, {}, ""
+    name, chosen, remark = recipe or "", {}, ""
     if not (recipe or stored):
         name, chosen = _default_recipe(folder, given, photo_options)
     stem = pathlib.Path(name).stem if name else "default"
@@ -103,9 +104,7 @@ def config_of_flags(
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
-    if stored is None and given.keys() & {"num_epochs", "warmup_epochs"} == {
-        "num_epochs"
-    }:
+    if stored is None and "num_epochs" in given and "warmup_epochs" not in given:
         warmup, num_epochs = base.warmup_epochs, given["num_epochs"]
         by_length = find("schedule", given.get("schedule", base.schedule)).by_length
         if warmup > 0 and (by_length or warmup > num_epochs):
@@ -116,14 +115,14 @@ def config_of_flags(
 
 
 def _run_of_data(path, data_dir, stored_config):
-    """Return the first of the folders path, path-2, ... that is free or whose run has
-    this data folder, and the config of that run, or None.
-    """
-    for number in itertools.count(1):
-        place = path.with_name(f"{path.name}-{number}") if number > 1 else path
-        stored = stored_config(place)
+    """Return the first of path, path-2, ... without another data set, and its run."""
+    place, stored = path, stored_config(path)
+    for number in itertools.count(2):
         if stored is None or data_dir is None or _is_same(stored.data_dir, data_dir):
-            return place, stored
+            break
+        place = path.with_name(f"{path.name}-{number}")
+        stored = stored_config(place)
+    return place, stored
 
 
 def _is_same(*data_dirs):
@@ -131,26 +130,24 @@ def _is_same(*data_dirs):
 
 
 def _default_recipe(folder, given, photo_options):
-    """Return the recipe of a new run without --config, or None, and options."""
+    """Return the recipe of a new run without --config, if any, and options."""
     dataset, data_dir = given.get("dataset"), given.get("data_dir")
     if dataset is None and data_dir is None:
         return DEFAULT_RECIPE, {}
     if dataset not in (None, *PHOTO_SETS):
-        return None, {}
+        return "", {}
     recipe, chosen = photo_recipe(folder, given), {"dataset": dataset}
     if dataset in (None, "image_folder"):
         chosen = photo_options(data_dir or "", recipe == FINETUNE_RECIPE)
     if not {dataset, chosen.get("dataset")} & {*PHOTO_SETS}:
-        return None, chosen
+        return "", chosen
     if recipe == FINETUNE_RECIPE and "init_from" not in given:
         _validate_weights(given.get("model"), folder)
     return recipe, chosen
 
 
 def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
-    """Return FINETUNE_RECIPE if trained weights are named, on this machine, or
-    published for the network that --model names, else PHOTO_RECIPE.
-    """
+    """Return FINETUNE_RECIPE if there are trained weights, else PHOTO_RECIPE."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
     is_published = row.own_moments or ("model" in given and row.pretrained)
@@ -159,7 +156,7 @@ def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
 
 
 def _validate_weights(model, folder):
-    """Raises ConfigError if the weights of the network of --model are elsewhere."""
+    """Raise ConfigError if the trained weights of --model are not here."""
     if model is None or find("model", model).own_moments or weights_at_hand(model):
         return
     way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
@@ -170,7 +167,6 @@ def _validate_weights(model, folder):
 
 
 def _remark(name, folder, given):
-    """Names the recipe that the command does not name, and the way to others."""
     if name not in (PHOTO_RECIPE, FINETUNE_RECIPE):
         begin, way = "no --config and no --dataset: ", "--list shows others"
         return f"{begin}training the recipe {name}; {way}"
@@ -183,8 +179,7 @@ def _remark(name, folder, given):
     if weights_at_hand(model):
         way = "omit --init_from= to fine-tune a trained network"
     elif not find("model", model).pretrained:
-        way = f"no trained weights of {model} are known; others learn more from few "
-        way += "photos, such as the one without --model"
+        way = "without --model a trained network learns more from few photos"
     return f"{begin}training the recipe {name} from scratch; {way}"
 
 
@@ -202,7 +197,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
         way = f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
-        why = f"there is no such file; {way}"
+        why = f"no such file; {way}"
         raise ConfigError(f"--config={one_line(name, 100)}: {why}")
     config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):
@@ -228,7 +223,7 @@ def _from_yaml(content):
 
 
 def _options_file(name, folder):
-    """The path of a recipe, of a run folder's config.json, or of the named file."""
+    """Return the path of a recipe, a run folder's config.json, or a named file."""
     check_path("config", name)
     path = pathlib.Path(os.path.expanduser(name))
     if path.suffix in (".py", ".json", ".yaml", ".yml"):
@@ -238,4 +233,5 @@ def _options_file(name, folder):
 
 
 def recipe_names(folder: pathlib.Path) -> list[str]:
+    """Return the names of the recipes in a folder."""
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))

@@ -22,7 +22,7 @@ VALUES = {
     "replicated": "ddp dp mirrored data_parallel distributed_data_parallel",
 }
 
-# Flag -> the same.
+# Flag -> names that other programs have for it.
 SYNONYMS = {
     "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
     "accumulate_grad_batches gradient_accumulation gradient_accumulation_steps",
@@ -68,7 +68,7 @@ SYNONYMS = {
     "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
     "num_replicas nproc_per_node",
     "optimizer": "opt optim optimiser",
-    # Before "workdir", which the same names mean where there is no --output.
+    # Before "workdir", for which the same names stand in programs without --output.
     "output": "o out outfile out_file output_file output_dir outdir out_dir",
     "overwrite": "force restart clean",
     "policy": "aa auto_augment",
@@ -98,7 +98,7 @@ SYNONYMS = {
     "resume_from",
 }
 
-# Those of them that mean exactly the same, and are taken.
+# Names that mean exactly the same and are accepted.
 ALIASES = set(
     "arch architecture batchsize data_path data_root dataset_dir dataset_path "
     "drop_rate dropout_rate epochs img_size imgsz k_fold kfold label_smoothing_factor "
@@ -118,14 +118,13 @@ ANSWERS = {
     "parameters by name": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
     "weights": "pretrained use_pretrained",
-    "--input=stream reads images in threads on all cores; their number is no option": (
-        "workers num_workers dataloader_num_workers"
-    ),
+    "--input=stream reads images on all cores": "workers num_workers "
+    "dataloader_num_workers",
 }
 
 
 def answer(name: str, known: Container[str]) -> str | None:
-    """The counterpart of another program's flag, whose own flags are known, or None."""
+    """Return the counterpart of another program's flag, or None."""
     name = name.replace("-", "_").lower()
     for text, names in ANSWERS.items():
         needed = re.findall(r"--(\w+)", text)
@@ -141,7 +140,7 @@ def with_our_names(
     end = arguments.index("--") if "--" in arguments else len(arguments)
     renamed = []
     for argument in arguments[:end]:
-        dashes, name, rest = re.fullmatch(r"(?s)(-{0,2})([^=]*)(.*)", argument).groups()
+        dashes, name, rest = re.findall(r"(?s)^(-{0,2})([^=]*)(.*)$", argument)[0]
         typed = name.replace("-", "_")
         ours = typed if typed in known else typed in ALIASES and meant(typed, known)
         if typed.startswith("no_") and typed[3:] in known and is_bool(typed[3:]):
@@ -151,7 +150,7 @@ def with_our_names(
 
 
 def meant(name: str, known: Container[str]) -> str | None:
-    """The known name that has another name elsewhere, or hyphens; None without one."""
+    """Return the known name for a name of other programs, or None."""
     name = name.replace("-", "_").lower()
     if name in known:
         return name
@@ -162,6 +161,6 @@ def meant(name: str, known: Container[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...? ' for one of the names, by meaning or spelling, or nothing."""
+    """Return 'did you mean ...? ' for a name, by meaning or spelling, or nothing."""
     by_meaning = meant(name, list(known))
     return f"did you mean {by_meaning!r}? " if by_meaning else nearest(name, known)

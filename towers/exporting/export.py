@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import Any
 
-from towers import console, quiet_imports, store
+from towers import console, store
 from towers.config.options import check_path
 from towers.data.files.paths import Paths
 from towers.errors import ConfigError, DoubtfulExport
@@ -63,10 +63,10 @@ def export(
         output = RunFolder(workdir).path / "export" / name
     check_path("output", output)
     output = pathlib.Path(os.path.expanduser(output))
-    with quiet_imports():
-        from towers.evaluation.restored import read_run
-        from towers.exporting import comparison, staging, stock, writers
-        from towers.parallel.devices import show_gpus
+    from towers.evaluation.restored import read_run
+    from towers.exporting import comparison, staging, stock, writers
+    from towers.parallel.devices import show_gpus
+
     staging.recover(output)
     staging.validate_output(output, row, overwrite)
 

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import quiet_imports
 from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError
@@ -138,8 +137,8 @@ def write_tflite(
         # MediaPipe needs all outputs in one type.
         options = {"present_dtype": tf.float32}
         write_saved_model(pathlib.Path(source), network, run, **options)
-        with quiet_imports(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own deprecated parts
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own former parts
             converter = create_converter(source, [SERVING])
             if precision == "float16":
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from towers import quiet_imports
 from towers.config import Config, changed_mathematics, from_json, from_values
 from towers.errors import ConfigError, RunFolderError
 from towers.run.folder import RunFolder
@@ -38,8 +37,8 @@ def stored_config(folder: RunFolder, step: int | str = "last") -> Config:
                 stored, **{k: value for k, (_, value) in changed.items()}
             )
     if config.choice_of("model").is_given:
-        with quiet_imports():  # of Keras
-            from towers.models.keras import given
+        from towers.models.keras import given
+
         given.give_stored(config.model, folder.network)
     return config
 
@@ -48,8 +47,8 @@ def stored_dataset_info(
     folder: RunFolder, step: int | str = "last"
 ) -> "DatasetInfo | None":
     """Return a run's data set from the checkpoint of a step, another, or the file."""
-    with quiet_imports():  # of TensorFlow
-        from towers.run.dataset_info import DatasetInfo
+    from towers.run.dataset_info import DatasetInfo
+
     trained = _stored(folder, "dataset_info", DatasetInfo.from_values, step)
     if trained is not None:
         return trained
@@ -68,8 +67,7 @@ def _stored(
     """Call `Checkpointer.stored`; import TensorFlow only if there are checkpoints."""
     if not os.path.isdir(folder.checkpoints):
         return None
-    with quiet_imports():  # of TensorFlow
-        from towers.run.checkpointer import Checkpointer
+    from towers.run.checkpointer import Checkpointer
 
     return Checkpointer(folder.checkpoints).stored(key, parse, step)
 

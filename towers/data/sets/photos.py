@@ -9,7 +9,6 @@ from typing import Any
 
 from PIL import Image
 
-from towers import quiet_imports
 from towers.config.choices import CONTAINERS
 from towers.data.files.class_folders import (
     find_folders,
@@ -55,11 +54,10 @@ def photo_options(
     try:
         paths = _image_paths(root, class_level)
     except DataError:
-        if not os.path.isdir(root):
-            raise
-        with quiet_imports():  # of TensorFlow
+        if os.path.isdir(root):
             from towers.data.sets.published import data_sets_in
-        names = data_sets_in(root) or _containers_in(root)
+
+            names = data_sets_in(root) or _containers_in(root)
         if not names:
             raise
         if names[1:]:

@@ -1,1 +1,0 @@
-"""Launchers of the workers of a cluster; they import no TensorFlow."""
