@@ -5,7 +5,8 @@
 Published: 0.9302 for this network in the README of the repository
 kuangliu/pytorch-cifar, whose command trains 200 epochs with a cosine schedule, as here.
 Measured on 2 CPU cores, on a JPEG copy of the images, 2026-11-21: 0.3337 in a run of
-one epoch with two towers (benchmarks/reports/2026-11-21-recipes.md); not at full length.
+one epoch with two towers (benchmarks/reports/2026-11-21-recipes.md), not at full
+length.
 """
 
 from towers.config import Config

@@ -10,8 +10,8 @@ the bias of the whitening is not trained, so that its gradient need not be compu
 Measured: 0.9040 with six-view TTA of the least confident quarter of each batch, and
 0.8941 without, the mean of five seeds, on a JPEG copy of the images and two CPU cores
 (`--num_towers=2`), in 251 to 263 s, with `--precision=bfloat16`, for which the
-processor had instructions (benchmarks/reports/2026-11-26-speedrun_half.md, with other trials;
-earlier ones: benchmarks/reports/2026-11-22-speedrun_trials.md).
+processor had instructions (benchmarks/reports/2026-11-26-speedrun_half.md, with other
+trials; earlier ones: benchmarks/reports/2026-11-22-speedrun_trials.md).
 """
 
 import dataclasses

@@ -136,8 +136,8 @@ def _start_deleting():
 
 
 def _delete_resources():
-    # The last reference deletes a resource. The traceback of a failed step has references
-    # too, and may be garbage that a reader is collecting.
+    # The last reference deletes a resource. The traceback of a failed step has
+    # references too, and may be garbage that a reader is collecting.
     resources = []
     while True:
         with contextlib.suppress(queue.Empty):

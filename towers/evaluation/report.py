@@ -18,7 +18,7 @@ from towers.evaluation.tables import MAX_CHARACTERS
 from towers.messages import shown
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
-from towers.reporting.quantities import duration
+from towers.messages import duration
 from towers.run.progress import Stopwatch
 
 # Tables in `result.json`, after the other figures.

@@ -14,7 +14,7 @@ from towers.evaluation.run_report import Evaluated
 from towers.messages import program
 from towers.reporting import charts, page
 from towers.reporting.charts import Series
-from towers.reporting.quantities import counted, duration
+from towers.messages import counted, duration
 
 # Maximum number of pairs of classes, and of classes, in tables.
 MAX_PAIRS, MAX_ROWS = 15, 200

@@ -140,6 +140,7 @@ class Streams:
         self._iterators = None
 
     def batches_of(self, step):
+        """Implement `Feed.batches_of`."""
         iterators = self._new_iterators(step)
         steps = [tf.constant(step, tf.int64)] * len(self.devices)
         return make_batches(self, self.wait(iterators), steps)

@@ -402,6 +402,7 @@ def assemble_trainer(
         teacher,
         network.recompute and not inspects,
     )
+    towers: Towers
     if inspects:
         towers = SplitTowers(
             phases,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from towers import console
 from towers.errors import ConfigError
-from towers.reporting.quantities import duration
+from towers.messages import duration
 
 # Minimum seconds until and between lines; the interval grows by this fraction of the
 # elapsed time.

@@ -13,7 +13,7 @@ from towers.data import classes
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
-from towers.reporting.quantities import counted
+from towers.messages import counted
 from towers.run.folder import RunFolder
 
 # Images per tower below which a GPU is hardly used.

@@ -15,7 +15,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.evaluation.run_report import Evaluated, write_report
-from towers.reporting.quantities import counted
+from towers.messages import counted
 from towers.run.checkpoint import versions
 from towers.run.outputs import is_between_steps
 from towers.training.callback_list import CallbackError

@@ -20,7 +20,7 @@ from towers.evaluation.report import headline
 from towers.evaluation.run_report import result_of_records, try_to_write
 from towers.messages import command_of_program
 from towers.reporting.display import Status, create_display
-from towers.reporting.quantities import duration
+from towers.messages import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.outputs import NoOutputs, Outputs

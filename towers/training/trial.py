@@ -29,7 +29,7 @@ from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
 from towers.reporting.display import Status, create_display
-from towers.reporting.quantities import duration
+from towers.messages import duration
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.peers import refuse_workers
