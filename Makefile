@@ -121,7 +121,7 @@ setup-dev: setup
 
 test-onnx: .venv-onnx/bin/python
 	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert mediapipe
-	$< -m pytest -m slow -k "onnx or tflite or mediapipe" tests/test_export_outside.py
+	$< -m pytest -m slow -k "onnx or tflite or mediapipe" tests/exporting/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
@@ -131,8 +131,8 @@ test-ray: .venv-ray/bin/python
 # TensorFlow.
 test-torch: .venv-torch/bin/python
 	$< $(PIP) install -e '.[test]' $(TORCH) timm torchvision transformers
-	$< -m pytest -m slow -p torchvision tests/test_torch.py
-	$< -m pytest -m slow -p torchvision -k safetensors tests/test_export_outside.py
+	$< -m pytest -m slow -p torchvision tests/models/test_torch.py
+	$< -m pytest -m slow -p torchvision -k safetensors tests/exporting/test_export_outside.py
 
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna

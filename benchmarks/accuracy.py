@@ -37,8 +37,8 @@ from absl import flags
 
 from towers.callbacks import Callback
 from towers.cli import flags as config_flags
+from towers.cli.recipes import config_of_flags
 from towers.config import Config
-from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"

@@ -35,9 +35,9 @@ from benchmarks import measure
 from benchmarks.peers import OURS
 from towers.errors import TowersError
 from towers.exporting.stock import stock_network
-from towers.models import torch_names
 from towers.models.create import create_model
-from towers.run.initial import read_variables
+from towers.pretrained import torch_names
+from towers.pretrained.initial import read_variables
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 MODEL, SIZE = "tf_efficientnet_lite0", 128

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks import measure, trainers
-from towers import build
+from towers.build import builder
 from towers.config import Config
 from towers.errors import ConfigError
 
@@ -87,7 +87,7 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
     for name, config in cases(options, model).items():
         memory, started = measure.PeakMemory(chosen), time.perf_counter()
         try:
-            parts = build.build(config, device_kind=chosen.kind)
+            parts = builder.build(config, device_kind=chosen.kind)
         except ConfigError as error:
             print(measure.table_row(model, name, error), flush=True)
             continue

@@ -22,7 +22,7 @@ import statistics
 import sys
 
 from benchmarks import measure, peers, trainers
-from towers import build
+from towers.build import builder
 from towers.config import Config
 from towers.parallel import devices
 
@@ -50,7 +50,7 @@ def serve_fit(model: str, image_size: int, batch_size: int, steps: int) -> None:
     os.dup2(2, 1)
     fields = trainers.STEP_ALONE | {"model": model, "image_size": image_size}
     chosen = devices.configure("cpu", 1)
-    parts = build.build(Config(**fields, batch_size=batch_size))
+    parts = builder.build(Config(**fields, batch_size=batch_size))
     batch = trainers.first_batch(parts)
     train = peers.fit(peers.with_stock_layers(parts.model), batch, steps, "none")
     del parts, chosen

@@ -37,7 +37,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks import measure, trainers
-from towers import build
+from towers.build import builder
 from towers.config import Config
 from towers.launch import Share
 from towers.models.create import POLICIES
@@ -209,7 +209,7 @@ def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict
     """The things in other programs, with as many trained parameters as ours."""
     if not (options.torch or options.tf_cnn_benchmarks):
         return {}
-    model = build.build(config).model
+    model = builder.build(config).model
     num_params = sum(math.prod(x.shape) for x in model.trainable_variables)
     side, _ = phases.image_size(model)
     words = config.model, side, config.batch_size, options.steps
@@ -234,13 +234,13 @@ def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict
 
 def create_things(config: Config, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
-    parts = build.build(config, device_kind=chosen.kind)
+    parts = builder.build(config, device_kind=chosen.kind)
     batch = trainers.first_batch(parts)
     with tf.device(chosen.towers[0]):
         batch = tf.nest.map_structure(tf.identity, batch)
 
     def model():
-        built = build.build(config, device_kind=chosen.kind).model  # on the host
+        built = builder.build(config, device_kind=chosen.kind).model  # on the host
         with tf.device(chosen.towers[0]):
             return copied(built, keras.models.clone_model(built))
 

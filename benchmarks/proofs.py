@@ -20,7 +20,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from benchmarks import measure, trainers
 from benchmarks.graphs import executed, optimized, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
-from towers import build, build_trainer
+from towers.build import assembly, builder
 from towers.config import Config
 from towers.config.choices import POLICIES
 from towers.data.batches import EvalBatches
@@ -83,7 +83,7 @@ class Setting:
         common |= {"learning_rate": 0.003, "ema_decay": 0.9, "num_towers": 1}
         common |= {"width": 0.25 if self.is_tiny and model != "lenet" else 1.0}
         config = Config(**common | dict(fields))
-        parts = build.build(config, device_kind=devices.kind)
+        parts = builder.build(config, device_kind=devices.kind)
         return config, parts, trainers.create_trainer(config, parts, devices)
 
     def table(
@@ -476,7 +476,7 @@ def prove_smoke(setting: Setting) -> bool:
         config, parts, trainer = setting.made("resnet20", fields, devices)
         rows[kind] = [trainer.train(count // 6)["loss"] for _ in range(6)]
         batches = EvalBatches(parts.data.test, parts.augment, config.batch_size)
-        feed = build_trainer.create_eval_feed(batches, trainer)
+        feed = assembly.create_eval_feed(batches, trainer)
         counts = trainer.evaluate(feed, 2 if tiny else len(batches)).reported
         evaluated[kind] = counts["correct"] / counts["images"]
     setting.write(measure.table_head("step | loss, " + " | loss, ".join(on)))

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from benchmarks import measure, trainers
-from towers import build
+from towers.build import builder
 from towers.config import Config
 from towers.errors import ConfigError, TowersError
 from towers.models.summary import flops_per_image
@@ -114,7 +114,7 @@ def compare_steps(options: argparse.Namespace) -> None:
             refused.append((cells(fields), f"{len(chosen.towers)} device(s)"))
             continue
         try:
-            parts = build.build(config, device_kind=chosen.kind)
+            parts = builder.build(config, device_kind=chosen.kind)
             memory = measure.PeakMemory(chosen)
             trainer = trainers.create_on_constant_batch(config, parts, chosen)
             trainer.train(2)

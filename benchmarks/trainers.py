@@ -21,7 +21,8 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, build_trainer
+from towers.build import assembly, builder
+from towers.cluster.agreement import connect
 from towers.config import Config
 from towers.data.batches import Batch
 from towers.data.resident import Resident
@@ -32,7 +33,6 @@ from towers.parallel import devices
 from towers.parallel.devices import HOST
 from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE
-from towers.run.peers import connect
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -75,7 +75,7 @@ class ConstantFeed(Resident):
 
 
 def create_trainer(
-    config: Config, parts: build.Parts, chosen: devices.Devices, **options
+    config: Config, parts: builder.Parts, chosen: devices.Devices, **options
 ) -> Trainer:
     """The trainer of a config on the first `num_towers` of the devices.
 
@@ -84,11 +84,11 @@ def create_trainer(
     """
     first = chosen.towers[: config.num_towers or None]
     chosen = dataclasses.replace(chosen, towers=first)
-    return build_trainer.create_trainer(config, parts, chosen, **options)
+    return assembly.create_trainer(config, parts, chosen, **options)
 
 
 def create_on_constant_batch(
-    config: Config, parts: build.Parts, chosen: devices.Devices, **options
+    config: Config, parts: builder.Parts, chosen: devices.Devices, **options
 ) -> Trainer:
     """The same, whose every step has the first batch, which lies in the memory of the
     devices: a batch from the host would be copied from pageable memory in each step."""
@@ -100,7 +100,7 @@ def create_on_constant_batch(
     return create_trainer(config, parts, chosen, feed=feed, **options)
 
 
-def first_batch(parts: build.Parts) -> dict[str, tf.Tensor]:
+def first_batch(parts: builder.Parts) -> dict[str, tf.Tensor]:
     with tf.device(devices.HOST):
         return parts.train_batches(tf.constant(0, tf.int64))
 
@@ -255,8 +255,8 @@ def serve() -> None:
             communication="auto",
             wait_secs=120,
         )
-    share = build_trainer.share_of(config, chosen, workers)
-    parts = build.build(config, device_kind=chosen.kind, share=share)
+    share = assembly.share_of(config, chosen, workers)
+    parts = builder.build(config, device_kind=chosen.kind, share=share)
     trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
     if first.get("tells_memory"):
         print(measure.process_bytes("VmRSS"), file=answers, flush=True)

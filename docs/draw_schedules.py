@@ -5,7 +5,7 @@ import pathlib
 import matplotlib
 import tensorflow as tf
 
-from towers.build import create_schedule
+from towers.build.builder import create_schedule
 from towers.config import Config
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")

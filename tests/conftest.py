@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_reports():
-    """Trainings draw no report, which takes a second; tests/test_run_report.py does."""
+    """Draw no report, which takes a second; tests/report/test_run_report.py does."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("towers.training.train.report_run", lambda *_: None)

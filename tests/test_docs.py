@@ -11,10 +11,10 @@ from absl import flags
 from docs import write_flags
 from towers.cli import train_flags
 from towers.cli.flags import define_config_flags, given_flags
+from towers.cli.recipes import config_of_flags
 from towers.config import FIELDS, synonyms
 from towers.config.choices import STRATEGIES
 from towers.config.metrics import METRICS
-from towers.config.recipes import config_of_flags
 from towers.exporting.formats import LIMITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -14,9 +14,9 @@ from sklearn.metrics import cohen_kappa_score
 from towers.cli.flags import define_config_flags, given_flags
 from towers.config import Config, choices
 from towers.config.metrics import BOTH, METRICS, MetricRow
-from towers.evaluation import figures, run_page
 from towers.evaluation.evaluate import evaluate
-from towers.reporting import page
+from towers.metrics import metrics
+from towers.report import page, run_page
 from towers.training.train import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
@@ -104,7 +104,7 @@ def test_a_row_adds_a_metric_and_a_row_a_figure_of_the_report(
         return values[-1]
 
     values = []
-    monkeypatch.setattr(figures, "kappa", kappa, raising=False)
+    monkeypatch.setattr(metrics, "kappa", kappa, raising=False)
     monkeypatch.setitem(METRICS, "kappa", MetricRow("Cohen's kappa", recorded=BOTH))
     figure = run_page.Figure(
         "Largest loss",

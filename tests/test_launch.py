@@ -11,9 +11,9 @@ import pytest
 from processes import Program, is_running, on_linux, run, wait_for_ends
 
 from towers import launch, threads
+from towers.cluster.agreement import HEARTBEAT_SECS
 from towers.errors import IS_RETRYABLE, ConfigError
 from towers.launch import NOTICE_SECS, signal_due, worst
-from towers.run.peers import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
 LASTING = [

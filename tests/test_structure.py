@@ -7,8 +7,8 @@ import re
 import pytest
 from engines import mutants
 
+from towers.cli.recipes import load_recipe, recipe_names
 from towers.config import Config
-from towers.config.recipes import load_recipe, recipe_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMANDS = ("train", "eval", "predict", "export")

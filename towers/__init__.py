@@ -22,17 +22,17 @@ from towers.messages import VERSION
 
 if TYPE_CHECKING:
     from towers import callbacks as callbacks
+    from towers.build.restored import load_run as load_run
     from towers.config import Config as Config
-    from towers.evaluation.comparison import compare as compare
     from towers.evaluation.evaluate import evaluate as evaluate
     from towers.evaluation.predict import predict as predict
     from towers.evaluation.predict import write_predictions as write_predictions
-    from towers.evaluation.restored import load_run as load_run
     from towers.evaluation.studies import average as average
     from towers.evaluation.studies import calibrate as calibrate
     from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
     from towers.evaluation.studies import find_suspects as find_suspects
     from towers.exporting.export import export as export
+    from towers.report.comparison import compare as compare
     from towers.training.cross_validation import cross_validate as cross_validate
     from towers.training.train import train as train
     from towers.training.trial import dry_run as dry_run
@@ -43,14 +43,14 @@ _MODULES = {
     "Config": "config",
     "average": "evaluation.studies",
     "calibrate": "evaluation.studies",
-    "compare": "evaluation.comparison",
+    "compare": "report.comparison",
     "cross_validate": "training.cross_validation",
     "dry_run": "training.trial",
     "evaluate": "evaluation.evaluate",
     "evaluate_ensemble": "evaluation.studies",
     "export": "exporting.export",
     "find_suspects": "evaluation.studies",
-    "load_run": "evaluation.restored",
+    "load_run": "build.restored",
     "lr_range_test": "training.trial",
     "predict": "evaluation.predict",
     "train": "training.train",

@@ -9,7 +9,7 @@ is the worst of theirs: a defect or a signal that killed one before 2 to 6, thes
 75, and that before 0.
 """
 
-from towers.run import signals
+from towers import signals
 
 if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()
@@ -319,7 +319,7 @@ def divide(
     """Return the share of each worker: GPUs, or cores without GPUs.
 
     All get the same number, as sums round by the number of threads and workers that
-    round otherwise are refused (`towers.run.peers`). Cores may be left over.
+    round otherwise are refused (`towers.cluster.agreement`). Cores may be left over.
     """
     gpus = [] if device == "cpu" else _visible_gpus(environ)
     if len(gpus) % num_workers:

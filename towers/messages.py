@@ -13,8 +13,8 @@ from collections.abc import Sequence
 VERSION = "0.1.0"
 
 # Maximum number of characters of a message of towers, which ends with what to do, of
-# another library's message in one of ours, and of a path or a name.
-MAX_CHARACTERS, MAX_FOREIGN, MAX_SHOWN = 2000, 400, 200
+# another library's message in one of ours, of a path, and of a name in a table.
+MAX_CHARACTERS, MAX_FOREIGN, MAX_SHOWN, MAX_NAME = 2000, 400, 200, 40
 
 # The folder that holds the package: the checkout, or site-packages.
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ follow `--`, in a process of its own: Ray calls functions in threads, where no s
 caught. Stops, restarts and the exit code are as in `towers.launch`.
 """
 
-from towers.run import signals
+from towers import signals
 
 if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from benchmarks.graphs.crossings import Crossing, crossings
 from benchmarks.graphs.placement import Call
-from towers import build, build_trainer
+from towers.build import assembly, builder
 from towers.config import Config
 from towers.data.resident import Resident
 from towers.parallel.asynchronous import AsynchronousTrainer
@@ -77,8 +77,8 @@ def on_gpus(config: Config) -> Traced:
     tf.config.set_soft_device_placement(True)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
     # Which tries the augmentation on the device; the registry of kernels tells as much.
-    with mock.patch.object(build_trainer, "runs_on", return_value=True):
-        trainer = build_trainer.create_trainer(
-            config, build.build(config, device_kind="GPU"), Devices("GPU", names)
+    with mock.patch.object(assembly, "runs_on", return_value=True):
+        trainer = assembly.create_trainer(
+            config, builder.build(config, device_kind="GPU"), Devices("GPU", names)
         )
     return Traced(config, trainer)

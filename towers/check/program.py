@@ -15,14 +15,14 @@ from typing import Any
 from absl import flags
 
 from towers.cli import flags as config_flags
-from towers.config import Config
-from towers.config.recipes import (
+from towers.cli.recipes import (
     FINETUNE_RECIPE,
     PHOTO_SETS,
     RECIPES,
     load_recipe,
     photo_recipe,
 )
+from towers.config import Config
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 

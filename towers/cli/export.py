@@ -9,7 +9,7 @@ from towers.cli import flags as config_flags
 from towers.errors import ConfigError, ExportError
 from towers.exporting.export import export, validate_format
 from towers.exporting.formats import FORMATS, LIMITS
-from towers.run.signals import preemptible
+from towers.signals import preemptible
 
 
 def define_flags() -> None:

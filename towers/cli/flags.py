@@ -16,11 +16,11 @@ from absl import app, flags, logging
 
 from towers import console
 from towers.cli.help import help_text, list_text
+from towers.cli.recipes import RECIPES
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.choices import listed
 from towers.config.factories import foreseen
-from towers.config.recipes import RECIPES
 from towers.errors import ConfigError, end_process
 from towers.messages import one_line, version_line
 

@@ -10,7 +10,7 @@ import os
 import sys
 
 from towers.cli.imports import Finder
-from towers.run.signals import exit_on_signals
+from towers.signals import exit_on_signals
 
 
 def _start(name, *at_signals):

@@ -10,9 +10,9 @@ from absl import flags
 from towers import console
 from towers.callbacks import TRACKERS_TEXT
 from towers.cli.flags import given_flags
-from towers.cluster.cluster_spec import find_cluster
+from towers.cli.recipes import RECIPES, CommandLine, config_of_flags
+from towers.cluster.spec import find_cluster
 from towers.config import Config
-from towers.config.recipes import RECIPES, CommandLine, config_of_flags
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 from towers.messages import command_of

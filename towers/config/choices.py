@@ -229,7 +229,7 @@ _MODULES = {
     "loss": "optim.losses",
     "schedule": "optim.schedules",
     "strategy": "parallel.strategies.{}",
-    "best_by": "evaluation.figures",
+    "best_by": "metrics.metrics",
     "tta": "data.augment.tta",
 }
 

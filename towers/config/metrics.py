@@ -1,6 +1,6 @@
 """Metrics of an evaluation, with their titles and the images that they are of.
 
-`towers/evaluation/figures.py` has the functions. `--best_by`, `metrics.jsonl`,
+`towers/metrics/metrics.py` has the functions. `--best_by`, `metrics.jsonl`,
 TensorBoard, `result.json`, the printed table, the report, comparisons and
 cross-validation read this table.
 """

@@ -8,13 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from towers import console
+from towers.build.restored import (
+    RunEvaluator,
+    evaluated_weights,
+    read_checkpoint,
+    read_run,
+)
 from towers.config import Config
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
 from towers.errors import ConfigError
-from towers.evaluation.figures import figures, read_thresholds
-from towers.evaluation.predictions import predictions_of
-from towers.evaluation.report import (
+from towers.metrics.metrics import figures, read_thresholds
+from towers.metrics.predictions import predictions_of
+from towers.metrics.results import (
     accuracy_line,
     mistakes_csv,
     record_of,
@@ -22,18 +28,12 @@ from towers.evaluation.report import (
     table,
     to_json,
 )
-from towers.evaluation.restored import (
-    RunEvaluator,
-    evaluated_weights,
-    read_checkpoint,
-    read_run,
-)
-from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.schedules import num_images
+from towers.report.run_report import Evaluated, try_to_write, write_report
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.progress import Progress
-from towers.run.reports import NoReports, Reports, read_metrics
+from towers.run.records import NoReports, Reports, read_metrics
 from towers.run.restore import checkpointer_of
 from towers.run.stored_config import evaluation_config, stored_dataset_info
 

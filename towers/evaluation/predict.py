@@ -13,6 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers import console
+from towers.build.restored import (
+    RestoredRun,
+    evaluation_devices,
+    read_run,
+    reported_weights,
+)
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data.augment.tta import create_tta
@@ -23,12 +29,6 @@ from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, location_of
 from towers.errors import ConfigError, DataError
-from towers.evaluation.restored import (
-    RestoredRun,
-    evaluation_devices,
-    read_run,
-    reported_weights,
-)
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.messages import shown
 from towers.models.create import without_noise

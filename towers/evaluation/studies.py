@@ -9,30 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers import console
+from towers.build.restored import RunEvaluator, read_checkpoint, reported_weights
 from towers.config import Config, to_json
 from towers.data.sources import Source, checksum, location_of
 from towers.errors import CheckpointError, ConfigError, NumericError
-from towers.evaluation.figures import calibration_error, figures, fit_temperature, loss
-from towers.evaluation.predictions import (
+from towers.messages import shown
+from towers.metrics.metrics import calibration_error, figures, fit_temperature, loss
+from towers.metrics.predictions import (
     LabelSets,
     Predictions,
     predictions_of_logits,
     to_probabilities,
 )
-from towers.evaluation.report import spreadsheet_csv, table
-from towers.evaluation.restored import (
-    RunEvaluator,
-    read_checkpoint,
-    reported_weights,
-)
-from towers.messages import shown
+from towers.metrics.results import spreadsheet_csv, table
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.reports import Reports
+from towers.run.records import Reports
 from towers.run.restore import validate_architecture
 from towers.run.stored_config import (
     evaluation_config,

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
-from towers.messages import printable, shown
+from towers.messages import MAX_NAME, printable, shown
 
 FORMS = ("table", "csv", "json")
-
-# Maximum number of characters of a class name in a table.
-MAX_CHARACTERS = 40
 
 # Takes a batch of n images: their paths, labels [n], -1 if unknown, and the outputs of
 # the network, [n, ...].
@@ -41,7 +38,7 @@ def create_table(
     """
     digits = "{:.6f}" if top else "{:.6g}"  # small ones too
     in_order, top = not top, min(top or len(class_names), len(class_names))
-    width = max(len(shown(name, MAX_CHARACTERS)) for name in class_names)
+    width = max(len(shown(name, MAX_NAME)) for name in class_names)
 
     def line(path, label, best, present):
         if form == "csv":
@@ -59,7 +56,7 @@ def create_table(
                 row["present"] = [class_names[c] for c in np.flatnonzero(present)]
             stream.write(f"{json.dumps(row)}\n")
         else:
-            cells = [f"{shown(x, MAX_CHARACTERS):{width}} {p:.4f}" for x, p in best]
+            cells = [f"{shown(x, MAX_NAME):{width}} {p:.4f}" for x, p in best]
             stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
 
     def write(paths, labels, logits):

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.build import load_data_set, match_parameters
+from towers.build.builder import load_data_set, match_parameters
+from towers.build.restored import RestoredRun, reported_weights
 from towers.data.files.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.files.unlabeled import read_files
 from towers.data.sources import Source
@@ -22,11 +23,10 @@ from towers.errors import (
     DoubtfulExport,
     data_errors_of_tensorflow,
 )
-from towers.evaluation.restored import RestoredRun, reported_weights
 from towers.exporting.formats import LIMITS
 from towers.messages import one_line, printable, shown
 from towers.models.create import without_noise
-from towers.run.initial import read_variables
+from towers.pretrained.initial import read_variables
 
 NUM_COMPARED, NUM_JUDGED, NUM_CALIBRATION = 64, 512, 256
 BATCH_SIZE = 32

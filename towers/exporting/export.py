@@ -63,7 +63,7 @@ def export(
         output = RunFolder(workdir).path / "export" / name
     check_path("output", output)
     output = pathlib.Path(os.path.expanduser(output))
-    from towers.evaluation.restored import read_run
+    from towers.build.restored import read_run
     from towers.exporting import comparison, staging, stock, writers
     from towers.parallel.devices import show_gpus
 

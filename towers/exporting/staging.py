@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.errors import ConfigError, DoubtfulExport, ExportError, out_of_memory
-from towers.evaluation.report import to_json
 from towers.exporting.formats import Format
 from towers.messages import one_line
+from towers.metrics.results import to_json
 
 
 def recover(output: pathlib.Path) -> None:

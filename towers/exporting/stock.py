@@ -8,10 +8,10 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.augment.augmentation import TUTORIAL_SIZE
 from towers.errors import ConfigError
-from towers.evaluation.restored import RestoredRun
 from towers.keras_internals import layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError
-from towers.evaluation.restored import RestoredRun
 from towers.exporting.stock import with_preprocessing
 from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.messages import printable
-from towers.models import torch_names
+from towers.pretrained import torch_names
 
 PREPROCESSING_JSON = "preprocessing.json"  # options that turn a photo into an input
 SERVING = "serving_default"  # TensorFlow Serving's default signature

@@ -5,15 +5,15 @@ import textwrap
 from collections.abc import Mapping
 
 from towers import console
-from towers.build import Parts
+from towers.build.builder import Parts
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
 from towers.console import print_versions
 from towers.data import classes
+from towers.messages import counted
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
-from towers.messages import counted
 from towers.run.folder import RunFolder
 
 # Images per tower below which a GPU is hardly used.

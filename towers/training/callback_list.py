@@ -7,7 +7,7 @@ from typing import Any
 from towers import console
 from towers.callbacks import Callback, Tracker
 from towers.messages import one_line
-from towers.run.outputs import Outputs
+from towers.training.outputs import Outputs
 
 
 class CallbackError(BaseException):

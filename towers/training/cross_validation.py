@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from towers import console, store
-from towers.cluster.cluster_spec import find_cluster
+from towers.cluster.agreement import refuse_workers
+from towers.cluster.spec import find_cluster
 from towers.config import Config
 from towers.config.metrics import METRICS
 from towers.data.sets.arrays import Data
 from towers.data.sources import location_of
 from towers.errors import ConfigError
-from towers.evaluation.figures import figures
 from towers.evaluation.studies import predict_split
-from towers.run.peers import refuse_workers
+from towers.metrics.metrics import figures
 from towers.training.train import train
 
 OUT_OF_FOLD = "out_of_fold.csv"

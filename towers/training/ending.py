@@ -14,11 +14,11 @@ from towers.errors import (
     WorkerLostError,
     data_errors_of_tensorflow,
 )
-from towers.evaluation.run_report import Evaluated, write_report
 from towers.messages import counted
+from towers.report.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
-from towers.run.outputs import is_between_steps
 from towers.training.callback_list import CallbackError
+from towers.training.outputs import is_between_steps
 from towers.training.run import Run
 
 

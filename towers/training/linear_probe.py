@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build, console
+from towers import console
+from towers.build import builder
 from towers.data.batches import EvalBatches
 from towers.data.sources import Subset
 from towers.errors import ConfigError
@@ -21,7 +22,7 @@ from towers.models.variables import variable_names
 from towers.parallel.devices import HOST
 from towers.parallel.towers import model_inputs
 from towers.parallel.trainer import Trainer
-from towers.run.initial import set_initial
+from towers.pretrained.initial import set_initial
 
 # Maximum number of images whose features are computed, taken at equal distances.
 MAX_IMAGES = 10_000
@@ -36,7 +37,7 @@ MAX_STEPS = 1000
 
 def fit_head(
     trainer: Trainer,
-    parts: build.Parts,
+    parts: builder.Parts,
     batch_size: int,
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
@@ -72,7 +73,7 @@ def is_fitted(model: keras.Model, new: set[str]) -> bool:
     return bool(new) and _head_names(model)[0] in new
 
 
-def num_images(parts: build.Parts) -> int:
+def num_images(parts: builder.Parts) -> int:
     """Return the number of images whose features are computed."""
     return min(parts.num_examples, MAX_IMAGES)
 

@@ -13,12 +13,12 @@ from towers.config import (
 from towers.data.sources import DataSet
 from towers.errors import ConfigError
 from towers.parallel.trainer import Trainer
+from towers.pretrained.initial import start_from
+from towers.pretrained.standardization import with_resize_of_weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.initial import start_from
 from towers.run.restore import restore_fitting
-from towers.run.standardization import with_resize_of_weights
 
 # Maximum number of changed options in a message.
 MAX_LISTED = 6

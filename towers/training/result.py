@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from towers.build.restored import RestoredRun
 from towers.config import Config
-from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
 
 

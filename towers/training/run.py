@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from towers import build, build_trainer, console
+from towers import console
+from towers.build import assembly, builder
+from towers.build.restored import evaluated_weights
 from towers.callbacks import Callback
+from towers.cluster.agreement import WAITING, validate_copies
 from towers.config import FIELDS, Config, non_defaults
 from towers.config.metrics import metrics_of
 from towers.data.batches import EvalBatches
@@ -21,24 +24,27 @@ from towers.errors import (
     RunFolderError,
     WorkerLostError,
 )
-from towers.evaluation.figures import create_metric, thresholds_json
-from towers.evaluation.predictions import LabelSets
-from towers.evaluation.report import epoch_line, figures_of_counts, record_of
-from towers.evaluation.restored import evaluated_weights
+from towers.metrics.metrics import create_metric, thresholds_json
+from towers.metrics.predictions import LabelSets
+from towers.metrics.results import epoch_line, figures_of_counts, record_of
 from towers.parallel.evaluator import Evaluation
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, Feed
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import Display
 from towers.run.checkpoint import Snapshot
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.outputs import Outputs, is_between_steps, settled_state, validate_finite
-from towers.run.peers import WAITING, validate_copies
 from towers.run.progress import Progress, as_lists
-from towers.run.watchdog import Watchdog
 from towers.training.callback_list import CallbackList
+from towers.training.display import Display
+from towers.training.outputs import (
+    Outputs,
+    is_between_steps,
+    settled_state,
+    validate_finite,
+)
 from towers.training.restore import scale_rate
 from towers.training.summaries import Summaries
+from towers.training.watchdog import Watchdog
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -63,7 +69,7 @@ class Run:
         self,
         config: Config,
         folder: RunFolder,
-        parts: build.Parts,
+        parts: builder.Parts,
         trainer: Trainer,
         outputs: Outputs,
         display: Display,
@@ -327,7 +333,7 @@ class Run:
             source, self.parts.augment, self.config.batch_size, self.parts.share
         )
         if self._eval_feed is None:
-            self._eval_feed = build_trainer.create_eval_feed(batches, self.trainer)
+            self._eval_feed = assembly.create_eval_feed(batches, self.trainer)
         weights, started = evaluated_weights(self.config), time.monotonic()
         with self.watchdog.activity("evaluating") as heartbeat:
             counts = self.trainer.evaluate(

@@ -7,13 +7,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build, build_trainer
-from towers.cluster.cluster_spec import Cluster, find_cluster, validate_addresses
+from towers.build import assembly, builder
+from towers.build.restored import RestoredRun, read_run
+from towers.cluster.agreement import join, validate_data, validate_machines
+from towers.cluster.spec import Cluster, find_cluster, validate_addresses
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
 from towers.errors import ConfigError, TowersError
-from towers.evaluation.figures import create_metric
-from towers.evaluation.restored import RestoredRun, read_run
+from towers.metrics.metrics import create_metric
 from towers.models.keras import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
@@ -22,7 +23,6 @@ from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
-from towers.run.peers import join, validate_data, validate_machines
 from towers.training.restore import validate_dataset
 
 
@@ -66,7 +66,7 @@ def build_run(
     checkpoint: Checkpoint | None = None,
     allow_change: tuple[str, ...] = (),
     schedule_fn: Callable[[int], Schedule] | None = None,
-) -> tuple[build.Parts, Trainer]:
+) -> tuple[builder.Parts, Trainer]:
     """Return the parts of a run and its trainer, or raise a ConfigError."""
     is_given = config.choice_of("model").is_given
     if is_given and checkpoint is None and not given.has_weights(config.model):
@@ -78,7 +78,7 @@ def build_run(
     taught_by = teacher = None
     if config.teacher:
         taught_by, teacher = read_teacher(config.teacher)
-    parts, trainer = build_trainer.assemble(
+    parts, trainer = assembly.assemble(
         config,
         devices,
         workers,
@@ -112,7 +112,7 @@ def read_teacher(path: str) -> tuple[RestoredRun, keras.Model]:
         return run, run.model if run.model_ema is None else run.model_ema
 
 
-def validate_teacher(run: RestoredRun, parts: build.Parts) -> None:
+def validate_teacher(run: RestoredRun, parts: builder.Parts) -> None:
     """Raise ConfigError if a teacher was trained on other classes or inputs."""
     shape = tuple(parts.data.test.image_shape)
     ours = tuple(parts.data.class_names), shape, parts.augment.image_shape

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.build import Parts
-from towers.evaluation.predictions import LabelSets, Predictions, worst_mistakes
+from towers.build.builder import Parts
+from towers.metrics.predictions import LabelSets, Predictions, worst_mistakes
 from towers.parallel.trainer import Trainer
-from towers.reporting.pictures import MAX_IMAGES, batch_picture, captioned_images
-from towers.run.reports import Reports
-from towers.run.watchdog import Watchdog
+from towers.run.records import Reports
+from towers.training.pictures import MAX_IMAGES, batch_picture, captioned_images
+from towers.training.watchdog import Watchdog
 
 
 class Summaries:

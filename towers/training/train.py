@@ -8,29 +8,27 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from towers import build_trainer, console
-from towers.build import with_given
+from towers import console
+from towers.build import assembly
+from towers.build.builder import with_given
 from towers.callbacks import Callbacks
 from towers.callbacks import validate as validate_callbacks
-from towers.cluster.cluster_spec import Cluster
+from towers.cluster.agreement import LOCK_SECS
+from towers.cluster.spec import Cluster
 from towers.config import Config, to_json
 from towers.config.metrics import title_of
 from towers.data.sets.arrays import Data
-from towers.evaluation.report import headline
-from towers.evaluation.run_report import result_of_records, try_to_write
-from towers.messages import command_of_program
-from towers.reporting.display import Status, create_display
-from towers.messages import duration
+from towers.messages import command_of_program, duration
+from towers.metrics.results import headline
+from towers.pretrained.standardization import with_resize_of_weights
+from towers.report.run_report import result_of_records, try_to_write
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
-from towers.run.outputs import NoOutputs, Outputs
-from towers.run.peers import LOCK_SECS
-from towers.run.profile import Profile
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of
-from towers.run.standardization import with_resize_of_weights
 from towers.training.banner import print_banner
 from towers.training.callback_list import CallbackError
+from towers.training.display import Status, create_display
 from towers.training.ending import (
     callbacks_at_the_end,
     how_to_continue,
@@ -39,6 +37,8 @@ from towers.training.ending import (
     saved_at_the_end,
 )
 from towers.training.linear_probe import fit_head
+from towers.training.outputs import NoOutputs, Outputs
+from towers.training.profile import Profile
 from towers.training.restore import load_trainer, validate_changes
 from towers.training.result import TrainResult, create_history
 from towers.training.run import Run
@@ -122,7 +122,7 @@ def train(
 
         # Build.
         config = with_resize_of_weights(config, checkpoint)
-        devices = build_trainer.configure_devices(config)
+        devices = assembly.configure_devices(config)
         outputs.describe(device=devices.kind)
         workers = join_workers(cluster, config, devices)
         parts, trainer = build_run(

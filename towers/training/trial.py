@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from towers import build_trainer, console, store
-from towers.build import Parts, with_given
-from towers.cluster.cluster_spec import Cluster
+from towers import console, store
+from towers.build import assembly
+from towers.build.builder import Parts, with_given
+from towers.build.restored import evaluated_weights
+from towers.cluster.agreement import refuse_workers
+from towers.cluster.spec import Cluster
 from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sets.arrays import Data
@@ -23,25 +26,23 @@ from towers.errors import (
     Preempted,
     data_errors_of_tensorflow,
 )
-from towers.evaluation.restored import evaluated_weights
+from towers.messages import duration
 from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.reporting.display import Status, create_display
-from towers.messages import duration
+from towers.pretrained.standardization import with_resize_of_weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
-from towers.run.peers import refuse_workers
 from towers.run.progress import Lap, Stopwatch
 from towers.run.restore import checkpointer_of
-from towers.run.standardization import with_resize_of_weights
-from towers.run.watchdog import Watchdog
 from towers.training import linear_probe, lr_range
 from towers.training.banner import print_banner, print_entry
+from towers.training.display import Status, create_display
 from towers.training.ending import how_to_continue
 from towers.training.restore import load_trainer, validate_changes
 from towers.training.setup import build_run, cluster_of
+from towers.training.watchdog import Watchdog
 
 # Time for which steps are timed, and duration of a call, in seconds.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
@@ -207,7 +208,7 @@ def _begin(
     checkpoint = checkpointer_of(folder).read() if continues else None
     validate_changes(config, folder, checkpoint, allow_change)
     config = with_resize_of_weights(config, checkpoint)
-    devices = build_trainer.configure_devices(config)
+    devices = assembly.configure_devices(config)
     parts, trainer = build_run(
         config,
         devices,
@@ -334,7 +335,7 @@ def _time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> float:
     config, parts, trainer = trial.config, trial.parts, trial.trainer
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
-    feed = build_trainer.create_eval_feed(batches, trainer)
+    feed = assembly.create_eval_feed(batches, trainer)
     weights = evaluated_weights(config)
     trainer.evaluate(feed, 1, weights, heartbeat)  # compiles
     count, started = min(len(batches), TIMED_BATCHES), time.perf_counter()

@@ -1,0 +1,1 @@
+"""Predictions of a split, their metrics, and the results of an evaluation."""

@@ -1,0 +1,1 @@
+"""Weights of other programs, their names and their standardization."""

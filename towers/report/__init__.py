@@ -1,0 +1,1 @@
+"""Pages with charts about one run or several, from plain values."""

@@ -1,1 +1,0 @@
-"""Figures as charts, pages, pictures, summaries and lines of progress."""
