@@ -1,7 +1,7 @@
 # The image of docs/cluster.md. It was built once, with buildah on a Debian base and CUDA=0.
 #
-#     docker build -t registry.example/towers:0.1.0 .
-#     docker build -t registry.example/towers:0.1.0-cuda --build-arg CUDA=1 .
+#     docker build -t registry.example/towers:0.2.0 .
+#     docker build -t registry.example/towers:0.2.0-cuda --build-arg CUDA=1 .
 #
 # PYTHON may be 3.11 to 3.13. With CUDA=1 the CUDA libraries come from the lock, too; the
 # machine adds its driver (NVIDIA Container Toolkit).

@@ -167,7 +167,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=3000.0,
         help="megabytes of each of the logical devices that a single GPU is cut into",
     )
-    # Of the process of one proof.
+    # The process of one proof has this option.
     parser.add_argument("--proof", choices=proofs.PROOFS, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = set(options.sections) - set(SECTIONS)

@@ -32,7 +32,7 @@ NUM_LOGICAL = 4  # two groups of two
 STEPS = 3
 GRAPHS = ("resnet20", "resnet18", "speedrun", "vit_tiny")
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
-# Of the largest change in training. Rounding gives far less, a wrong mean far more.
+# Share of the largest change in training; rounding gives far less, a wrong mean more.
 EQUAL_WITHIN = 0.01
 KINDS = ("params", "state", "slots", "averages")
 

@@ -242,7 +242,7 @@ def serve() -> None:
     processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
+    os.dup2(2, 1)  # what TensorFlow or a trainer prints is not an answer
     first = json.loads(sys.stdin.readline())
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)

@@ -181,12 +181,14 @@ def test_the_messages_of_troubleshooting_are_those_of_the_package():
 
 
 def test_tests_that_are_named_exist():
-    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
+    tests = {path.name: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
     names = {"images", "correct", "classes", "confusion_matrix", *METRICS}
     metrics = {f"test_{name}{end}" for name in names for end in ("", "_interval")}
     for page in PAGES:
-        for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text()):
+        for name in re.findall(
+            r"`(?:tests/)?(?:\w+/)?(test_[\w.]+)`", page.read_text()
+        ):
             is_metric = name.removesuffix("_ema") in metrics
             assert is_metric or name in known | set(tests), name
 

@@ -176,7 +176,6 @@ towers.trainn("runs/a", config)  # wrong
 
 
 def test_mypy_accepts_a_program_and_finds_its_mistakes(installed, tmp_path):
-    pytest.importorskip("mypy", reason="by `make test-types`")
     (tmp_path / "program.py").write_text(PROGRAM)
     python = installed / "bin" / "python"
     done = subprocess.run(

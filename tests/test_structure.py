@@ -50,3 +50,13 @@ def test_every_recipe_gives_a_config_and_its_command():
         assert type(load_recipe(name, RECIPES)) is Config
         docstring = ast.get_docstring(ast.parse((RECIPES / f"{name}.py").read_text()))
         assert f"python run_train.py --config={name}" in docstring
+
+
+def test_the_code_says_it_in_plain_words():
+    """Names begin with MAX_ and MIN_, comments say what a value is, "not" negates."""
+    words = (
+        r"\b_?(MOST|LEAST|FEWEST)_|# Of |(?<![Tt]here )\b(is|are) no (?!longer|more)"
+    )
+    files = [x for x in ROOT.rglob("*.py") if ".venv" not in str(x)]
+    lines = [x for path in files for x in path.read_text().splitlines()]
+    assert not [x for x in lines if re.search(words, x) and "words = " not in x]

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 # Maximum number of characters of a message of towers, which ends with what to do, of
 # another library's message in one of ours, of a path, and of a name in a table.

@@ -20,7 +20,7 @@ LOOPS = ("While", "StatelessWhile")
 CALLS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
 H100 = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
 DEVICE = "/job:localhost/replica:0/task:0/device:"
-# Of batch normalization in NHWC, whose kernels for 16 bits compute in NCHW.
+# Batch normalization in NHWC, whose kernels for 16 bits compute in NCHW.
 TRANSPOSES = {"FusedBatchNormV3": 2, "FusedBatchNormGradV3": 3}
 
 

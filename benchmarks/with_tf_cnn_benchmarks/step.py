@@ -32,7 +32,7 @@ def serve(name, image_size, batch_size, steps, clone):
     if name not in NETWORKS:
         sys.exit(f"tf_cnn_benchmarks has none of {name}, but of {', '.join(NETWORKS)}")
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the program prints is no answer
+    os.dup2(2, 1)  # what the program prints is not an answer
     data_name, model = NETWORKS[name]
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.path.join(clone, "scripts", "tf_cnn_benchmarks"))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from towers.cluster import spec
 from towers.cluster.spec import Cluster, find_cluster, validate_addresses
 from towers.errors import ConfigError
 

@@ -165,7 +165,7 @@ def test_a_batch_is_made_of_crops_of_the_photos(photos, scale):
 def test_a_center_crop_is_a_resize_and_a_crop_by_pillow(
     size, share, resized, orientation, interpolation
 ):
-    # Of less contrast: nothing is cut off between the rows and the columns.
+    # Less contrast, so that nothing is clipped between the rows and the columns.
     pixels = random_pixels(0, *size) // 2 + 64
     content = photo(Image.fromarray(pixels), "PNG", orientation)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))

@@ -118,7 +118,7 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
         name, probability, path = line.split()
         predictions = answers[path]["predictions"]
         expected = {row["class"]: row["probability"] for row in predictions}
-        # Of another class than the likeliest it would be another number.
+        # Another class than the likeliest would have another number.
         assert abs(expected[name] - float(probability)) <= TOLERANCE, path
         assert float(probability) >= max(expected.values()) - TOLERANCE, path
     check_forms(tmp_path)

@@ -23,6 +23,9 @@ import pytest
 import tensorflow  # noqa: F401
 
 TABLE = pathlib.Path(__file__).with_suffix(".txt")
+ROOT = TABLE.parents[2]
+# File name -> path of a test, from the checkout.
+FILES = {x.name: x.relative_to(ROOT) for x in (ROOT / "tests").rglob("test_*.py")}
 LONGEST_SECS = 900  # of the tests of one mutant; a break that hangs them is seen
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__")
 
@@ -47,7 +50,8 @@ def read_table() -> list[Mutant]:
         head, old, new, *lines = lines
         name, tests = head.split(" | ")
         assert (old[0], new[0]) == ("-", "+"), name
-        tests = [f"tests/{test}" for test in tests.split()]
+        paths = (test.partition("::") for test in tests.split())
+        tests = [f"{FILES[file]}{mark}{test}" for file, mark, test in paths]
         mutants.append(Mutant(section, name, tests, old[2:], new[2:]))
     return mutants
 

@@ -253,7 +253,7 @@ def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
 def test_the_label_is_the_class_whose_name_the_folder_has():
     labels, paths = Labels(["cat", "dog"]), ("dog/1.png", "/x/cat/y.jpg", "x.png")
     assert [labels(path) for path in (*paths, "dogs/dog")] == [1, 0, -1, -1]
-    # Of folders inside that of a class, below the folder that was given.
+    # Images in subfolders of a class folder, relative to the folder that was given.
     labels = Labels(["cat", "train", "wild"], ["p", "q/cat"])
     paths = "p/train/cat/wild/1.png", "p/train/train/1.png", "q/cat/wild/1.png"
     assert [labels(path) for path in paths] == [0, 1, 2]

@@ -81,7 +81,7 @@ def runs(data, tmp_path_factory):
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_the_temperature_has_the_least_loss(multi_label):
-    """Labels that are drawn from softened probabilities; a fine grid is no better."""
+    """Labels that are drawn from softened probabilities; a fine grid is not better."""
     rng = np.random.default_rng(0)
     logits = 3 * rng.standard_normal((4000, 5))
     if multi_label:

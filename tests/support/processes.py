@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 WAIT_SECS = 120  # for what takes seconds on an idle machine
 TICK_SECS = 0.01
 

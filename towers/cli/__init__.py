@@ -1,1 +1,1 @@
-"""The command lines: flags, help, and the program of each."""
+"""Flags, help and recipes of the programs, and the call of each."""

@@ -1,1 +1,1 @@
-"""Workers in several processes: who they are, how they connect, sums over all."""
+"""The workers of a cluster: addresses, joining, and what they must agree on."""

@@ -1,1 +1,1 @@
-"""Evaluation, prediction and reports."""
+"""Metrics of trained networks, predictions, calibration and averages of runs."""

@@ -1,1 +1,1 @@
-"""Export to formats that other programs load."""
+"""The network of a run in formats of other programs, each checked in a new process."""

@@ -1,1 +1,1 @@
-"""Networks."""
+"""Single-device networks of Keras: architectures, layers, and networks of users."""

@@ -260,6 +260,8 @@ def create_rate_fns(
         if rate and rate.epochs:
             peak, factor = factor * learning_rate, 1.0
             by_images = linear(peak, num_examples=num_examples, num_epochs=rate.epochs)
+        if factor == 1.0:  # on a GPU a product is a kernel of its own
+            return lambda step: by_images(step * images_per_step)
         return lambda step: factor * by_images(step * images_per_step)
 
     learning_rate_fn = rate_fn()

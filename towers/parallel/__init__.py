@@ -1,1 +1,1 @@
-"""Parallel training: contracts, the step, the trainers, one strategy a file."""
+"""The loop over the towers, the step, the strategies and the trainers."""

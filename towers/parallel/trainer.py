@@ -393,7 +393,7 @@ def assemble_trainer(
     teacher = None
     if objective.teacher is not None:
         teacher = Teacher(objective.teacher, lead_devices)
-    towers = whole_towers = Towers(
+    whole_towers = Towers(
         phases,
         loss_fn,
         layouts[0],
@@ -402,7 +402,7 @@ def assemble_trainer(
         teacher,
         network.recompute and not inspects,
     )
-    towers: Towers
+    towers: Towers | SplitTowers = whole_towers
     if inspects:
         towers = SplitTowers(
             phases,

@@ -1,1 +1,1 @@
-"""Pages with charts about one run or several, from plain values."""
+"""Charts, and the page of one run or several."""

@@ -1,1 +1,1 @@
-"""The folder of a run on disk: its checkpoints, progress, records and lock."""
+"""The folder of a run on disk: checkpoints, progress, records and lock."""

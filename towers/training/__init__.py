@@ -1,1 +1,1 @@
-"""Training."""
+"""A run: the loop, the watchdog, the display, the banner and the restore."""

@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from unicodedata import normalize
 
 import numpy as np
@@ -111,9 +111,9 @@ def _encoded(image, channels):
 
 if TYPE_CHECKING:
     _Image = Image.Image | np.typing.ArrayLike
-    Images = Paths | _Image | Sequence[_Image] | tf.data.Dataset
+    Images: TypeAlias = Paths | _Image | Sequence[_Image] | tf.data.Dataset
 else:  # other values are a DataError
-    Images = Any
+    Images: TypeAlias = Any
 
 
 def paths_or_images(
