@@ -16,7 +16,7 @@ from marks import slow
 from pictures import file_of, gif, png, random_pixels
 from PIL import Image
 from test_cached import Files
-from test_weights import WRITERS, create_theirs, empty_state, fill
+from written_weights import WRITERS, create_theirs, empty_state, fill
 
 from towers.data.files.cached import CachedSource
 from towers.data.files.image import read_image, upright_size

@@ -22,7 +22,7 @@ from towers.parallel.strategies.replicated import replicated
 from towers.parallel.strategies.towers import towers
 
 SIDE, NUM_CLASSES = networks.APPLICATION_SIDE, networks.NUM_CLASSES
-FILE = pathlib.Path(__file__).with_name("written_networks.py")
+FILE = pathlib.Path(written_networks.__file__)
 WRITTEN = {name: f"{FILE}:{name}" for name in ("sequential", "attention")}
 every_network = pytest.mark.parametrize("name", WRITTEN)
 one_network = pytest.mark.parametrize("name", ["sequential", slow("attention")])

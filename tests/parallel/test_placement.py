@@ -142,7 +142,7 @@ def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
     """TensorFlow 2.21 does not free graphs with loops: here they would need 11 GB."""
     script = f"import test_placement; test_placement.check_cases({first})"
     root = pathlib.Path(__file__).resolve().parents[2]
-    env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}:{root / 'tests/support'}"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -4,27 +4,14 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from boards import read_board
 from marks import slow
 from small_runs import halt_at, small_config
-from tensorboard.backend.event_processing.plugin_event_accumulator import (
-    EventAccumulator,
-)
 
 from towers.callbacks import Callback
 from towers.run.board import Board
 from towers.training.pictures import batch_picture, captioned_images
 from towers.training.train import train
-
-
-def read_board(folder, kind):
-    """tag -> [(step, array)], through TensorBoard's own reader."""
-    events = EventAccumulator(str(folder / kind), size_guidance={"tensors": 0})
-    events.Reload()
-    return {
-        tag: [(e.step, tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
-    }
 
 
 def test_scalars_can_be_read_at_once_and_vectors_have_a_curve_per_tower(tmp_path):

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from test_board import read_board
+from boards import read_board
 
 from towers import store
 from towers.errors import RunFolderError

@@ -28,7 +28,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def environ_of(changes: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the environment of a process that imports from the checkout."""
     inherited = {k: v for k, v in os.environ.items() if not _OWN.fullmatch(k)}
-    return inherited | {"PYTHONPATH": f"{ROOT}:{HERE}"} | dict(changes)
+    return inherited | {"PYTHONPATH": f"{ROOT}:{HERE}:{HERE.parent}"} | dict(changes)
 
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess:

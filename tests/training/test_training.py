@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from boards import read_board
 from marks import slow
 from small_runs import (
     assert_equal_states,
@@ -20,7 +21,6 @@ from small_runs import (
     uninterrupted,
 )
 from tensorflow.python.framework import config as tf_config
-from test_board import read_board
 
 import towers
 from towers.config import FIELDS, Config

@@ -19,7 +19,7 @@ from pictures import png, random_pixels
 import towers
 from towers.build.builder import build, load_data_set
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "own_images.md").read_text()
 CLASSES = ("boat", "house", "sun", "tree")
 
