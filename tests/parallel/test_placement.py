@@ -142,7 +142,8 @@ def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
     """TensorFlow 2.21 does not free graphs with loops: here they would need 11 GB."""
     script = f"import test_placement; test_placement.check_cases({first})"
     root = pathlib.Path(__file__).resolve().parents[2]
-    env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}:{root / 'tests/support'}"}
+    folders = (root, root / "tests", root / "tests/support", root / "tests/parallel")
+    env = {**os.environ, "PYTHONPATH": ":".join(map(str, folders))}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
