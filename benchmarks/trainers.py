@@ -80,7 +80,7 @@ def create_trainer(
     """The trainer of a config on the first `num_towers` of the devices.
 
     Args:
-        **options: others of `build_trainer.create_trainer`.
+        **options: others of `build.assembly.create_trainer`.
     """
     first = chosen.towers[: config.num_towers or None]
     chosen = dataclasses.replace(chosen, towers=first)

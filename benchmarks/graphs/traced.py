@@ -33,7 +33,10 @@ class Traced:
         if not isinstance(self.trainer, AsynchronousTrainer):
             return [Call(graph) for graph in graphs]
         # Fetches on the devices of the towers, the others at home.
-        devices = [*self.trainer.devices, *(self.trainer.strategy.home for _ in graphs)]
+        devices = [
+            *self.trainer.devices,
+            *(self.trainer.strategy.primary_device for _ in graphs),
+        ]
         return [Call(*call) for call in zip(graphs, devices, strict=False)]
 
     def crossings(self) -> list[Crossing]:

@@ -26,7 +26,7 @@ def arguments(size=3):
 def test_one_trace_serves_every_device_and_graph():
     traced = TracedOnce(cube)
 
-    @tf.function(autograph=False)
+    @tf._function(autograph=False)
     def on_devices(x):
         results = []
         for device in range(3):
@@ -40,7 +40,7 @@ def test_one_trace_serves_every_device_and_graph():
         np.testing.assert_allclose(result["gradient"], 3 * expected**2, rtol=1e-6)
         np.testing.assert_allclose(result["y"], np.sum(expected**3), rtol=1e-6)
         assert result["same"] == 7
-    assert traced.function.experimental_get_tracing_count() == 1
+    assert traced._function.experimental_get_tracing_count() == 1
     devices = {
         op.device[-5:]
         for op in graphs[0].get_operations()
@@ -49,7 +49,7 @@ def test_one_trace_serves_every_device_and_graph():
     assert devices == {"CPU:0", "CPU:1", "CPU:2"}
 
     on_devices(arguments(size=4))  # Another signature.
-    assert traced.function.experimental_get_tracing_count() == 2
+    assert traced._function.experimental_get_tracing_count() == 2
 
 
 def test_towers_with_equally_many_images_share_a_trace():
@@ -61,7 +61,7 @@ def test_towers_with_equally_many_images_share_a_trace():
     trainer = create_trainer(*options, phases=phases)
     trainer.trace()
     traces = [
-        x.function.experimental_get_tracing_count()
-        for x in trainer.towers._tower_fns.values()
+        x._function.experimental_get_tracing_count()
+        for x in trainer.towers._gradient_fns.values()
     ]
     assert traces == [2, 2]

@@ -1,25 +1,13 @@
-"""The size of a network: its activations and operations."""
+"""The number of operations of a network."""
 
-import itertools
 import math
 
 import keras
-import tensorflow as tf
 from keras import layers
 
 from towers.models.layers.attention import Attention, Tokens
 from towers.models.layers.core import LayerScale, SameConv2D
 from towers.models.zoo.speedrun import Whitening
-
-
-def activation_bytes(model: keras.Model) -> int:
-    """Return the bytes of all outputs of layers for one image, which training keeps."""
-    outputs = (keras.tree.flatten(layer.output) for layer in model.operations)
-    return sum(
-        math.prod(x.shape[1:]) * tf.as_dtype(x.dtype).size
-        for x in itertools.chain.from_iterable(outputs)
-    )
-
 
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens)

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import steps_within
+from towers.parallel.compilation import specs
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Values
 from towers.parallel.finite import TOO_MANY_IN_A_ROW, not_finite_error
@@ -72,15 +73,15 @@ class AsynchronousTrainer(Trainer):
             return
         copy = self._copy
         parts = copy.params, copy.state, copy.integers, [copy.step]
-        values = Values(*map(_specs, parts))
+        values = Values(*map(specs, parts))
         awaited = self.feed.wait(self.feed.start(self.step, 1))
         self.feed.restart()
         number = tf.TensorSpec([], tf.int64)
         self._batch_calls = [
-            _traced(functools.partial(self.feed.batch, tower), _specs(x), number)
+            _traced(functools.partial(self.feed.batch, tower), specs(x), number)
             for tower, x in enumerate(awaited)
         ]
-        batches = [_specs(call.structured_outputs) for call in self._batch_calls]
+        batches = [specs(call.structured_outputs) for call in self._batch_calls]
         self._fetch_calls = [
             _traced(lambda device=device: copy.fetch().copied_to(device))
             for device in self.devices
@@ -311,9 +312,5 @@ class AsynchronousTrainer(Trainer):
         self.coordinator.restart(self.step)
 
 
-def _traced(call, *specs):
-    return tf.function(call, autograph=False).get_concrete_function(*specs)
-
-
-def _specs(tensors):
-    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), tensors)
+def _traced(call, *signature):
+    return tf.function(call, autograph=False).get_concrete_function(*signature)

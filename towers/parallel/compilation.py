@@ -41,12 +41,18 @@ class Compilation:
 
     def step_options(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the step is traced."""
-        return disabled() if self.optimizes_towers else contextlib.nullcontext()
+        return (
+            grappler_disabled() if self.optimizes_towers else contextlib.nullcontext()
+        )
 
     def loop_options(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the loop is called."""
         # A loop that only calls the step has nothing to optimize.
-        return disabled() if self.device.waits_for_host else contextlib.nullcontext()
+        return (
+            grappler_disabled()
+            if self.device.waits_for_host
+            else contextlib.nullcontext()
+        )
 
 
 CPU_TOWERS = Compilation(CPU, optimizes_towers=True)
@@ -149,7 +155,7 @@ def optimized_for_cpu(
 
 
 @contextlib.contextmanager
-def disabled() -> Iterator[None]:
+def grappler_disabled() -> Iterator[None]:
     """Switch Grappler off for functions that are called inside; not thread-safe."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -165,10 +171,10 @@ class TracedOnce:
     """A pure function of structures of tensors or None, traced once per signature.
 
     Tracing a tower's forward and backward part takes Python much longer than copying
-    the operations, and the parts of the towers differ only in their devices. `copy`
+    the operations, and the parts of the towers differ only in their devices. A call
     adds the operations to the graph that is traced, on the device in scope, except
-    those that no result needs, which is faster than a call of the `tf.function`
-    `function`. `optimize` is applied once, for all copies.
+    those that no result needs, which is faster than a call of a `tf.function`.
+    `optimize` is applied once, for all copies.
     """
 
     def __init__(
@@ -176,17 +182,13 @@ class TracedOnce:
         function: Callable[..., Any],
         optimize: Callable[..., graph_pb2.GraphDef] | None = None,
     ):
-        self.function = tf.function(function, autograph=False)
+        self._function = tf.function(function, autograph=False)
         self._optimize = optimize
         self._read = functools.cache(self._read_trace)
 
     def __call__(self, *arguments: Any, name: str) -> Any:
         """Return the results for structures of tensors; `name` is their scope."""
-        trace = self.function.get_concrete_function(*specs(arguments))
-        return self.copy(trace, arguments, name)
-
-    def copy(self, trace: Any, arguments: Any, name: str) -> Any:
-        """Return the results of a trace of `function`, see `__call__`."""
+        trace = self._function.get_concrete_function(*specs(arguments))
         results, computed, definition = self._read(trace)
         graph = tf.compat.v1.get_default_graph()
         inputs = [x for x in tf.nest.flatten(arguments) if x is not None]

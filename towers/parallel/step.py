@@ -20,7 +20,7 @@ from towers.parallel.finite import FiniteGuard
 from towers.parallel.micro_batches import MicroBatches
 from towers.parallel.reduce import on_each, squared_norm, tower_weights, weighted_mean
 from towers.parallel.sharding.network import SplitTowers
-from towers.parallel.strategies.strategy import Mean, Strategy
+from towers.parallel.strategies.strategy import Reduced, Strategy
 from towers.parallel.towers import TowerResult, Towers
 
 Batch = Mapping[str, tf.Tensor]
@@ -30,14 +30,14 @@ Metrics = list[tf.Tensor]
 LOSS_UNIT = 2.0**-20
 
 
-class Gradients(NamedTuple):
-    """The gradients of a step."""
+class ReducedGradients(NamedTuple):
+    """Mean gradients with weight decay, and what they were computed from."""
 
     results: list[TowerResult]  # One per device.
-    mean: Mean  # Over the towers.
+    mean: Reduced  # Over the towers.
     per_copy: list[list[tf.Tensor]]  # [copy] vectors of the mean with weight decay.
     norm: tf.Tensor  # Global norm on the first copy, a scalar.
-    decay: tf.Tensor  # Loss of the weight decay, a scalar.
+    decay_loss: tf.Tensor  # Loss of the weight decay, a scalar.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ class Step:
         return self.update(gradients, previous)
 
     def add_weight_decay(
-        self, phase: int, results: list[TowerResult], mean: Mean
-    ) -> Gradients:
+        self, phase: int, results: list[TowerResult], mean: Reduced
+    ) -> ReducedGradients:
         """Add the weight decay to the mean; gradients of frozen parameters are 0."""
         strategy = self.strategy
         frozen = self.phases[phase].frozen
@@ -87,21 +87,21 @@ class Step:
         # Norms come from the first copy: sums may round differently on other devices.
         shard_devices = [copy.device for copy in strategy.shards]
         norms = on_each(squared_norm, shard_devices, gradients[: strategy.num_shards])
-        with tf.device(strategy.home):
+        with tf.device(strategy.primary_device):
             norm = tf.sqrt(_sum(norms))
             decay = _sum(decays[: strategy.num_shards])
-        return Gradients(results, mean, gradients, norm, decay)
+        return ReducedGradients(results, mean, gradients, norm, decay)
 
     def update(
-        self, gradients: Gradients, previous: Metrics
+        self, gradients: ReducedGradients, previous: Metrics
     ) -> tuple[tf.Tensor, Metrics]:
         """Update all copies, unless the guard refuses the step or skips its update."""
         mean, norm = gradients.mean, gradients.norm
         waits_for_host = self.compilation.device.waits_for_host
-        with tf.device(self.strategy.home):
+        with tf.device(self.strategy.primary_device):
             running = self.guard.is_running()
             loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
-            total_loss = loss + tf.cast(gradients.decay, loss.dtype)
+            total_loss = loss + tf.cast(gradients.decay_loss, loss.dtype)
             # If a tower is not finite, the mean is not.
             is_finite = tf.math.is_finite(norm + total_loss)
             metrics = self._metrics(loss, total_loss, norm, mean)
@@ -112,18 +112,57 @@ class Step:
             rate_factor = self.read_rate_factor()
         squares = self._squares(gradients)
 
-        def update(condition=None):
-            self._update_copies(gradients, _sum(squares), rate_factor, condition)
+        def apply(condition=None):
+            self._apply_gradients(gradients, _sum(squares), rate_factor, condition)
             return tf.constant(0)
 
         if waits_for_host:
-            tf.cond(makes_update, update, lambda: tf.constant(0))
+            tf.cond(makes_update, apply, lambda: tf.constant(0))
         else:
-            update(makes_update)
+            apply(makes_update)
         for copy in self.strategy.copies:
             with tf.device(copy.device):
                 copy.step.assign_add(tf.cast(is_taken, tf.int64), read_value=False)
         return is_taken, [*sums, metrics]
+
+    def _apply_gradients(self, gradients, squares, rate_factor, condition):
+        """Assign to every copy its values after the step, except the number of steps.
+
+        If `condition`, a bool scalar, is False, the old values stay.
+        """
+        updated, readers = None, list(self.strategy.readers)
+        for index, copy in enumerate(self.strategy.copies):
+            state, variables = gradients.mean.states[index], copy.variables()[:-1]
+            with tf.device(copy.device):
+                if updated is None or self.update_fn.optimizer.elementwise:
+                    layout, *values = copy.update_arguments()
+                    on_gpu = device_of(copy.device).stacks_updates
+                    compute = functools.partial(self.update_fn, layout, on_gpu=on_gpu)
+                    compilation = self.compilation
+                    if compilation.xla and compilation.device.updates_by_xla:
+                        compute = tf.function(
+                            compute, autograph=False, jit_compile=True
+                        )
+                    updated = compute(
+                        *values,
+                        gradients.per_copy[index],
+                        gradients.norm,
+                        squares,
+                        rate_factor,
+                    )
+                else:  # Sums of this optimizer may round differently on this device.
+                    updated = tf.nest.map_structure(tf.identity, updated)
+                params, slots = updated
+                ema_decay = self.update_fn.ema_decay
+                averages = copy.moved_averages([*params, *state], ema_decay)
+                result = gradients.results[readers.index(index)]
+                integers = map(tf.identity, result.integers)
+                vectors = itertools.chain(*slots.values())
+                values = [*params, *state, *integers, *vectors, *averages]
+                olds = copy.read(variables)
+                for variable, old, new in zip(variables, olds, values, strict=True):
+                    kept = new if condition is None else tf.where(condition, new, old)
+                    variable.assign(kept, read_value=False)
 
     def _squares(self, gradients):
         """Return the sums of squares per parameter of each shard, if they are used."""
@@ -150,7 +189,7 @@ class Step:
         """Return metrics of the same form, with which a loop begins."""
         dtype = tf.as_dtype(self.trainable_variables[0].dtype)
         dtype = dtype if dtype.size > 2 else tf.float32
-        with tf.device(self.strategy.home):
+        with tf.device(self.strategy.primary_device):
             sums = tf.zeros([], tf.float64), tf.zeros([2], dtype)
             return [*sums, tf.zeros([5 + len(self.sizes)], dtype)]
 
@@ -172,43 +211,6 @@ class Step:
             **({"loss_scale": scale} if self.guard.scale_loss else {}),
             "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
-
-    def _update_copies(self, gradients, squares, rate_factor, condition):
-        """Assign to every copy its values after the step, except the number of steps.
-
-        If `condition`, a bool scalar, is False, the old values stay.
-        """
-        updated, readers = None, list(self.strategy.readers)
-        for index, copy in enumerate(self.strategy.copies):
-            state, variables = gradients.mean.states[index], copy.variables()[:-1]
-            with tf.device(copy.device):
-                if updated is None or self.update_fn.optimizer.elementwise:
-                    layout, *values = copy.update_arguments()
-                    on_gpu = device_of(copy.device).stacks_updates
-                    update = functools.partial(self.update_fn, layout, on_gpu=on_gpu)
-                    compilation = self.compilation
-                    if compilation.xla and compilation.device.updates_by_xla:
-                        update = tf.function(update, autograph=False, jit_compile=True)
-                    updated = update(
-                        *values,
-                        gradients.per_copy[index],
-                        gradients.norm,
-                        squares,
-                        rate_factor,
-                    )
-                else:  # Sums of this optimizer may round differently on this device.
-                    updated = tf.nest.map_structure(tf.identity, updated)
-                params, slots = updated
-                ema_decay = self.update_fn.ema_decay
-                averages = copy.moved_averages([*params, *state], ema_decay)
-                result = gradients.results[readers.index(index)]
-                integers = map(tf.identity, result.integers)
-                vectors = itertools.chain(*slots.values())
-                values = [*params, *state, *integers, *vectors, *averages]
-                olds = copy.read(variables)
-                for variable, old, new in zip(variables, olds, values, strict=True):
-                    kept = new if condition is None else tf.where(condition, new, old)
-                    variable.assign(kept, read_value=False)
 
 
 def _add_to_sums(loss, mean, is_counted, previous):

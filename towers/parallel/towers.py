@@ -22,7 +22,6 @@ from towers.parallel.compilation import (
     Compilation,
     TracedOnce,
     optimized_for_cpu,
-    specs,
 )
 from towers.parallel.copies import NetworkLayout, Values, copies_on, num_bytes
 from towers.parallel.recompute import RecomputedNetwork
@@ -47,8 +46,9 @@ class TowerResult(NamedTuple):
 class Towers:
     """The full network on the device of each tower.
 
-    The networks only need `stateless_call`. `sharding.network.SplitTowers` has the same
-    interface. With `recompute`, activations are computed again in the backward pass.
+    The networks need `stateless_call` and `inputs`. `sharding.network.SplitTowers` has
+    the same interface. With `recompute`, activations are computed again in the backward
+    pass.
     """
 
     transferred_bytes = 0  # Bytes of activations and gradients that cross devices.
@@ -73,21 +73,21 @@ class Towers:
         ]
         # Towers with equally many images share a trace.
         optimize = optimized_for_cpu if compilation.optimizes_towers else None
-        self._tower_fns = {}
+        self._gradient_fns = {}
         for phase in self._phases:
             compute = functools.partial(
                 tower_gradients, phase, loss_fn=loss_fn, layout=layout
             )
             if compilation.xla:
                 compute = tf.function(compute, autograph=False, jit_compile=True)
-            self._tower_fns[phase] = TracedOnce(compute, optimize)
+            self._gradient_fns[phase] = TracedOnce(compute, optimize)
         self._logits_fn = TracedOnce(
             functools.partial(tower_logits, phases[-1].model, layout), optimize
         )
 
     def gradients(
         self,
-        phase: int,
+        phase_index: int,
         fetched: Sequence[Values],
         batches: Sequence[Mapping[str, tf.Tensor]],
         loss_scale: tf.Tensor | None = None,
@@ -98,16 +98,16 @@ class Towers:
         `fetched` and `batches` have an entry for each tower from `first_tower` on; see
         `tower_gradients`.
         """
-        settings, results = self._phases[phase], []
-        tower_fn = self._tower_fns[settings]
-        shares = zip(self._devices[first_tower:], fetched, batches, strict=False)
-        for tower, (device, values, batch) in enumerate(shares, start=first_tower):
+        phase, results = self._phases[phase_index], []
+        gradient_fn = self._gradient_fns[phase]
+        per_tower = zip(self._devices[first_tower:], fetched, batches, strict=False)
+        for tower, (device, values, batch) in enumerate(per_tower, start=first_tower):
             with tf.device(device):
-                share = self._teacher(batch, tower) if self._teacher else batch
-                arguments = values, resize_to_phase(share, settings.model), loss_scale
-                # `tower_gradients`, which calls `tower_loss`, is traced here.
-                trace = tower_fn.function.get_concrete_function(*specs(arguments))
-                results.append(tower_fn.copy(trace, arguments, f"tower_{tower}"))
+                taught = self._teacher(batch, tower) if self._teacher else batch
+                inputs = resize_to_phase(taught, phase.model)
+                # Calls `tower_gradients`, which differentiates `tower_loss`.
+                scope = f"tower_{tower}"
+                results.append(gradient_fn(values, inputs, loss_scale, name=scope))
         return results
 
     def logits(

@@ -428,11 +428,13 @@ def assemble_trainer(
         compiled=compiled,
     )
     guard = FiniteGuard(
-        strategy.home, scale_loss=steps.scale_loss, skips=steps.skip_not_finite
+        strategy.primary_device,
+        scale_loss=steps.scale_loss,
+        skips=steps.skip_not_finite,
     )
     rate_factor = None
     if steps.scale_rate:
-        with tf.device(strategy.home):
+        with tf.device(strategy.primary_device):
             rate_factor = variable(np.float64(1), "rate_factor")
     return create(
         strategy=strategy,

@@ -154,7 +154,7 @@ def create_augment(
         mean: of the training images, per channel, in units of 0..255.
         std: as `mean`.
         crop_scale: bounds of the share of the area in random crops.
-        policy: in `towers.config.choices.POLICIES`, or FILE.py:FUNCTION.
+        policy: in `towers.config.choices.POLICIES`.
         on_gpu: whether GPUs augment.
         policy_options: of the policy, which gets those that its signature names.
 

@@ -76,7 +76,7 @@ def by_size(
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
-    """Mirror every other image [n, h, w, channels], by "flip" [n, 1]; float32."""
+    """Mirror each image [n, h, w, channels] with probability 1/2; return float32."""
     images = tf.cast(images, tf.float32)
     is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
     return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
@@ -180,7 +180,7 @@ def _between(positions, lengths, size):
 
     They are int64 [n, size] twice; the share of the second is float32 [n, size].
     """
-    # Not a division: see `augment.standardize`.
+    # Not a division: see `augmentation.standardize`.
     centers = (positions + 0.5) * (lengths * (1 / size))[:, None] - 0.5
     last = lengths[:, None] - 1
     centers = tf.clip_by_value(centers, 0.0, last)

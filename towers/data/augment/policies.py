@@ -243,7 +243,7 @@ def _mixed_values(level, sign, height, width):
     level = MIN_LEVEL + (SEVERITY - MIN_LEVEL) * level
     sign = tf.where(sign < 0.5, tf.ones_like(sign), -1)
 
-    # Not divisions: see `augment.standardize`.
+    # Not divisions: see `augmentation.standardize`.
     values = {
         "posterize": 4 + tf.floor(level * (4 / 10)),
         "rotate": sign * tf.floor(level * (30 / 10)),

@@ -258,13 +258,6 @@ def _pread(path, offset, length, version=None):
         os.close(number)
 
 
-def open_lock_file(path: str) -> BinaryIO:
-    """Open, or create, a regular file to lock; OSError for links and others."""
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(errno.EINVAL, "is not a file", path)
-    return open(path, "ab")
-
-
 class _RemoteFile(io.RawIOBase):
     def __init__(self, path, version):
         self._path, self._place, self._version = path, 0, version

@@ -17,9 +17,6 @@ SIZE = 32  # Height and width of an image, in pixels.
 NUM_TRAIN = 10_000
 NUM_TEST = 2_000
 
-# The area that each shape covers, in squares of its unit of length.
-AREA = 1.9
-
 # By how much the shapes' colors start above the ground's, in steps of 0..255. Without
 # it a weakly initialized network learns nothing for some epochs. Ridge regression on
 # the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.

@@ -7,7 +7,7 @@ from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Initial
 from towers.parallel.strategies.strategy import (
-    Mean,
+    Reduced,
     Strategy,
     all_reduced_mean,
     create_copies,
@@ -44,7 +44,7 @@ def model_parallel(
     sizes = reduce.shares(micro_batch_size, len(devices) // group_size)
     copies = create_copies(initial, update_fn, devices, group_size)
 
-    def mean(results: Sequence[TowerResult]) -> Mean:
+    def mean(results: Sequence[TowerResult]) -> Reduced:
         """Reduce the gradients over the groups, shard by shard."""
         means, weights = [], reduce.tower_weights(sizes)
         for shard in range(group_size):

@@ -12,7 +12,7 @@ from towers.parallel.compilation import compute_in_order
 from towers.parallel.copies import Copy, Initial
 from towers.parallel.devices import CPU, device_of
 from towers.parallel.strategies.replicated import replicated
-from towers.parallel.strategies.strategy import Mean, Strategy, create_copies
+from towers.parallel.strategies.strategy import Reduced, Strategy, create_copies
 from towers.parallel.towers import TowerResult
 from towers.parallel.workers import ALONE, Workers
 
@@ -67,7 +67,7 @@ def multi_worker(
     )
     dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
 
-    def mean(results: Sequence[TowerResult]) -> Mean:
+    def mean(results: Sequence[TowerResult]) -> Reduced:
         """Reduce the gradients to every device of all workers."""
         return mean_over_workers(results, copies, all_sizes, workers, options, dtype)
 
@@ -91,7 +91,7 @@ def mean_over_workers(
     workers: Workers,
     options: tf.distribute.experimental.CommunicationOptions,
     dtype: tf.DType | None,
-) -> Mean:
+) -> Reduced:
     """Return the mean over the towers of several workers.
 
     Workers send gradients and changes of the model state, both weighted by images, the
@@ -140,4 +140,4 @@ def mean_over_workers(
     # Metrics decide whether a step is taken: they wait until everything has arrived.
     with tf.control_dependencies(tf.nest.flatten(sums)), tf.device(copies[0].device):
         losses, correct = map(tf.identity, sums[-1][-2:])
-    return Mean(gradients, states, losses, correct)
+    return Reduced(gradients, states, losses, correct)

@@ -8,7 +8,7 @@ from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Initial
 from towers.parallel.strategies.strategy import (
-    Mean,
+    Reduced,
     Strategy,
     all_reduced_mean,
     create_copies,
@@ -34,7 +34,7 @@ def replicated(
     SyncMultiGPUTrainerReplicated.
 
     `all_reduce` is a key of `reduce.ALGORITHMS` or "auto", which is star (but see
-    `build_trainer.create_trainer`); `all_reduce_dtype` is the type in which gradients
+    `build.assembly.create_strategy`); `all_reduce_dtype` is the type in which gradients
     are sent, such as "bfloat16", by default their own.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
@@ -43,7 +43,7 @@ def replicated(
     sizes = reduce.shares(micro_batch_size, len(devices))
     weights = reduce.tower_weights(sizes)
 
-    def mean(results: Sequence[TowerResult]) -> Mean:
+    def mean(results: Sequence[TowerResult]) -> Reduced:
         """Reduce the gradients to every device."""
         return all_reduced_mean(results, devices, weights, algorithm, dtype)
 

@@ -22,7 +22,7 @@ from towers.parallel.sharding.split import channel_slice
 from towers.parallel.towers import TowerResult
 
 
-class Mean(NamedTuple):
+class Reduced(NamedTuple):
     """The mean over the towers."""
 
     gradients: list[list[tf.Tensor]]  # [copy] vectors, of the mean loss over the batch.
@@ -45,7 +45,7 @@ class Strategy:
     copies: Sequence[Copy]  # Each copy of the variables has `num_shards` entries.
     readers: Sequence[int]  # Index of the copy that each device reads.
     # Results per device -> their mean, weighted by images.
-    mean_fn: Callable[[Sequence[TowerResult]], Mean]
+    mean_fn: Callable[[Sequence[TowerResult]], Reduced]
     description: Sequence[str]  # Lines for the start banner.
     num_shards: int = 1  # Neighboring devices that hold one network together.
 
@@ -80,7 +80,7 @@ class Strategy:
         return self.copies[: self.num_shards]
 
     @property
-    def home(self) -> str:
+    def primary_device(self) -> str:
         """Return the device of the first copy, of metrics and of the guard."""
         return self.copies[0].device
 
@@ -105,7 +105,7 @@ def all_reduced_mean(
     weights: Sequence[float],
     algorithm: str = "star",
     dtype: tf.DType | None = None,
-) -> Mean:
+) -> Reduced:
     """Return the mean over the towers of this process, on each of their devices."""
     vectors = [result.gradients for result in results]
     gradients = reduce.all_reduce(vectors, devices, weights, algorithm, dtype)
@@ -117,10 +117,10 @@ def complete_mean(
     gradients: list[list[tf.Tensor]],
     weights: Sequence[float],
     targets: Sequence[str],
-) -> Mean:
+) -> Reduced:
     """Return the mean gradients on each of the targets, and the means of the rest."""
     states = reduce.average_states([x.state for x in results], weights, targets)
     with tf.device(targets[0]):
         losses = tf.stack([result.loss for result in results])
         correct = tf.add_n([result.correct for result in results])
-    return Mean(gradients, states, losses, correct)
+    return Reduced(gradients, states, losses, correct)

@@ -8,7 +8,7 @@ from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Copy, Initial
 from towers.parallel.devices import HOST
-from towers.parallel.strategies.strategy import Mean, Strategy, complete_mean
+from towers.parallel.strategies.strategy import Reduced, Strategy, complete_mean
 from towers.parallel.towers import TowerResult
 
 
@@ -35,7 +35,7 @@ def towers(
     sizes = reduce.shares(micro_batch_size, len(devices))
     weights = reduce.tower_weights(sizes)
 
-    def mean(results: Sequence[TowerResult]) -> Mean:
+    def mean(results: Sequence[TowerResult]) -> Reduced:
         """Average the gradients on the parameter device."""
         with tf.device(home):
             per_tower = [x.gradients for x in results]
