@@ -26,7 +26,7 @@ def arguments(size=3):
 def test_one_trace_serves_every_device_and_graph():
     traced = TracedOnce(cube)
 
-    @tf._function(autograph=False)
+    @tf.function(autograph=False)
     def on_devices(x):
         results = []
         for device in range(3):
