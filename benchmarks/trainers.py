@@ -32,7 +32,7 @@ from towers.launch import Share
 from towers.parallel import devices
 from towers.parallel.devices import HOST
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE
+from towers.parallel.workers import SINGLE_WORKER
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -246,7 +246,7 @@ def serve() -> None:
     first = json.loads(sys.stdin.readline())
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
-    workers = ALONE
+    workers = SINGLE_WORKER
     if len(first.get("addresses", ())) > 1:
         workers = connect(
             first["addresses"],

@@ -163,7 +163,7 @@ def refuse_url(name: str, path: str | os.PathLike) -> None:
         )
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return 'did you mean ...? ' for the nearest of some names, or nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
@@ -171,7 +171,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
     """Return the text, followed by '; did you mean ...?' if there is a near name."""
-    question = nearest(name, names).rstrip()
+    question = did_you_mean(name, names).rstrip()
     return f"{text}; {question}" if question else text
 
 

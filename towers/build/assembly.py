@@ -1,4 +1,4 @@
-"""Builds trainers and feeds from a Config and its parts, on the devices of a run."""
+"""Trainers and feeds from a Config and its parts, on the devices of a run."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from towers.parallel.trainer import (
     Trainer,
     assemble_trainer,
 )
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 from towers.threads import num_cores
 
 # Steps of a run from which compile=auto uses XLA. On an H200 it saves 4 to 8 ms a step
@@ -78,7 +78,7 @@ def share_of(config: Config, devices: Devices, workers: Workers) -> Share:
 def assemble(
     config: Config,
     devices: Devices,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_WORKER,
     teacher: keras.Model | None = None,
     **options: Any,
 ) -> tuple[Parts, Trainer]:
@@ -96,12 +96,11 @@ def create_trainer(
     config: Config,
     parts: Parts,
     devices: Devices,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_WORKER,
     feed: Feed | None = None,
     teacher: keras.Model | None = None,
 ) -> Trainer:
     """Return a trainer; `feed` replaces the batches of the parts."""
-    share_of(config, devices, workers)  # refuses too many towers
     choice, batches = config.choice_of("strategy"), parts.train_batches
     strategy = create_strategy(config, parts, devices, workers)
     objective = create_objective(config, parts, teacher)
@@ -123,7 +122,7 @@ def create_trainer(
         feed=feed,
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
-        scale_rate=config.choice_of("schedule").by_accuracy,
+        has_rate_factor=config.choice_of("schedule").by_accuracy,
     )
     evaluations = EvaluationOptions(
         tta=create_tta(config.tta),

@@ -1,4 +1,4 @@
-"""Images, network and update of a run from its Config; they take plain arguments."""
+"""Data set, network, optimizer and schedule that a Config describes."""
 
 import dataclasses
 import functools

@@ -2,7 +2,7 @@
 
 They depend on the step alone, not on when a process began, so a run that was stopped
 and continued logs and evaluates at the same steps as one that was not. Checkpoints and
-summaries by the clock come on top (`training.run.Run.agree`) and change no parameter.
+summaries by the clock come on top (`Run.plan_next_call`) and change no parameter.
 """
 
 import dataclasses

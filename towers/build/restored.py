@@ -262,9 +262,9 @@ class RunEvaluator:
         test_only: bool = True,
     ):
         chosen = evaluation_devices(config, folder)
-        self.parts = builder.build(
+        self.parts, self._trainer = assembly.assemble(
             config,
-            device_kind=chosen.kind,
+            chosen,
             for_training=False,
             dataset_info=info,
             test_only=test_only,
@@ -273,7 +273,6 @@ class RunEvaluator:
         if info is not None and info.num_train is not None and data.train is not None:
             self.difference = info.training_difference(DatasetInfo.of(data))
         self._batch_size = config.batch_size
-        self._trainer = assembly.create_trainer(config, self.parts, chosen)
 
     def predict(
         self, checkpoint: Checkpoint, source: Source, weights: Sequence[Weights]

@@ -16,8 +16,8 @@ from towers.config.choices import CONTAINERS, find
 from towers.config.config import FIELDS, Config, from_json, from_values, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option, check_path
-from towers.config.pretrained import how_to_get_weights, weights_at_hand
-from towers.errors import ConfigError, nearest
+from towers.config.pretrained import find_local_weights, how_to_get_weights
+from towers.errors import ConfigError, did_you_mean
 from towers.messages import IS_WHEEL, ROOT, one_line
 
 # Recipes of a command without --config: without a data set, and with one of PHOTO_SETS
@@ -151,16 +151,16 @@ def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
     is_published = row.own_moments or ("model" in given and row.pretrained)
-    weights = given.get("init_from", is_published or weights_at_hand(model))
+    weights = given.get("init_from", is_published or find_local_weights(model))
     return FINETUNE_RECIPE if weights else PHOTO_RECIPE
 
 
 def _validate_weights(model, folder):
     """Raise ConfigError if the trained weights of --model are not here."""
-    if model is None or find("model", model).own_moments or weights_at_hand(model):
+    if model is None or find("model", model).own_moments or find_local_weights(model):
         return
     way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
-    if weights_at_hand(usual := load_recipe(FINETUNE_RECIPE, folder).model):
+    if find_local_weights(usual := load_recipe(FINETUNE_RECIPE, folder).model):
         way += f"; or omit --model for {usual}, whose weights are here"
     why = "its trained weights, which few photos need, are not on this machine"
     raise ConfigError(f"model={model}: {why}: {way}")
@@ -176,7 +176,7 @@ def _remark(name, folder, given):
         return f"{begin}fine-tuning a trained network with the recipe {name}; {way}"
     model = given.get("model", load_recipe(FINETUNE_RECIPE, folder).model)
     way = f"a trained network learns more from few photos: {how_to_get_weights(model)}"
-    if weights_at_hand(model):
+    if find_local_weights(model):
         way = "omit --init_from= to fine-tune a trained network"
     elif not find("model", model).pretrained:
         way = "without --model a trained network learns more from few photos"
@@ -196,7 +196,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             raise ConfigError(f"{path}: {error.strerror or error}") from None
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
-        way = f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
+        way = f"{did_you_mean(name, recipes)}recipes: {', '.join(recipes)}"
         why = f"no such file; {way}"
         raise ConfigError(f"--config={one_line(name, 100)}: {why}")
     config = function_in_file(path, "get_config")()

@@ -28,7 +28,7 @@ from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, WorkerLostError
 from towers.messages import one_line
 from towers.parallel.devices import Devices, gpu_names, processor_name
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 from towers.run.checkpoint import versions
 from towers.threads import num_cores
 
@@ -84,7 +84,7 @@ def join(
 ) -> Workers:
     """Start the server of this worker and wait for the others."""
     if cluster is None:
-        return ALONE
+        return SINGLE_WORKER
     port = cluster.address.rpartition(":")[2]
     console.line(
         f"worker {cluster.index} of {cluster.size} ({cluster.origin}): TensorFlow's "

@@ -132,7 +132,7 @@ class ClusterWorkers(Workers):
         """Return the sum of an array over all workers."""
 
         def added():
-            with self.noticing_losses():
+            with self.raising_worker_lost():
                 [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
                 return total.numpy().reshape(values.shape)
 
@@ -187,7 +187,7 @@ class ClusterWorkers(Workers):
         return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
 
     @contextlib.contextmanager
-    def noticing_losses(self) -> Iterator[None]:
+    def raising_worker_lost(self) -> Iterator[None]:
         """Raise WorkerLostError if an error of TensorFlow names a lost worker."""
         try:
             yield

@@ -20,7 +20,7 @@ def published_weights(model: str, init_from: str) -> Preprocessing | None:
     return find("model", model).pretrained if is_published else None
 
 
-def weights_at_hand(model: str) -> str | None:
+def find_local_weights(model: str) -> str | None:
     """Return the path of a file with trained weights of a network, or None.
 
     It may be in the network's package, or in the caches of Hugging Face and PyTorch.
@@ -47,8 +47,8 @@ def weights_at_hand(model: str) -> str | None:
 
 
 def find_weights(model: str) -> str:
-    """Return the path of `weights_at_hand`; ConfigError that says how to get them."""
-    path = weights_at_hand(model)
+    """Return the path of local weights; ConfigError that says how to get them."""
+    path = find_local_weights(model)
     if path is None:
         why = f"no trained weights of model={model} are on this machine"
         raise ConfigError(f"init_from={IMAGENET}: {why}; {how_to_get_weights(model)}")

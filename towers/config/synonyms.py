@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from towers.errors import nearest
+from towers.errors import did_you_mean
 
 # Value of an option -> names that other programs have for it.
 VALUES = {
@@ -163,4 +163,4 @@ def meant(name: str, known: Container[str]) -> str | None:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return 'did you mean ...? ' for a name, by meaning or spelling, or nothing."""
     by_meaning = meant(name, list(known))
-    return f"did you mean {by_meaning!r}? " if by_meaning else nearest(name, known)
+    return f"did you mean {by_meaning!r}? " if by_meaning else did_you_mean(name, known)

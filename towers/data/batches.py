@@ -272,9 +272,9 @@ def _read_ahead(batches):
 class EvalBatches:
     """The batches of an evaluation, or a share of each: every example once, in order.
 
-    "images" and "labels" are as of `TrainBatches`, not mixed. The last batch is filled
-    up with example 0; "mask", float32 [batch], is 0 for an example that fills, else 1,
-    and "positions", int64 [batch], are the numbers of the examples.
+    "images" and "labels" are those of `TrainBatches`, not mixed. The last batch is
+    padded with example 0; "mask", float32 [batch], is 0 for padding, else 1, and
+    "positions", int64 [batch], are the numbers of the examples.
     """
 
     source: Source

@@ -56,7 +56,7 @@ def evaluate(
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
         data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
-            test images of the run's data set; as of `train`. Nothing is written if the
+            test images of the run's data set; see `train`. Nothing is written if the
             run was not trained on arrays.
         step: of the checkpoint, "best" or "last", see `load_run`; the last one if new
             ones are looked for.

@@ -145,13 +145,7 @@ def write_predictions(
 ) -> None:
     """Write the predictions for images, batch by batch.
 
-    Args:
-        workdir: as of `predict`, like the others without a line here.
-        images: as of `predict`.
-        config: as of `predict`.
-        step: as of `predict`.
-        use_ema: as of `predict`.
-        calibrated: as of `predict`.
+    Arguments besides those of `predict`:
         top: classes of each image; 0 for all, in the order of the classes, which are
             then the columns of "csv".
         form: "table", "csv" or "json", a line for each image.
@@ -328,7 +322,7 @@ def _training_images(run: RestoredRun) -> Callable[[str], bool]:
 
 @contextlib.contextmanager
 def _errors_of_output(output):
-    """Report errors of writing in a line; a closed pipe, as of `| head`, is the end."""
+    """Report errors of writing in a line; a closed pipe (`| head`) is the end."""
     try:
         yield
     except BrokenPipeError:

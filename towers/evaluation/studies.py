@@ -79,7 +79,7 @@ def predict_split(
     """Predict the images of a split with the network of a run.
 
     `split` is "test", "validation" (images that its training held out) or "train". The
-    other arguments are as of `predict`. ConfigError if the run has no such images, or
+    for other arguments see `predict`. ConfigError if the run has no such images, or
     other images would be held out now than in its training.
     """
     if split not in SPLITS:
@@ -223,7 +223,7 @@ def evaluate_ensemble(
         **changes: options in place of the stored ones of each run, such as `device`.
 
     Returns:
-        The figures, as of `evaluation.figures.figures`.
+        The metrics, see `metrics.metrics.figures`.
 
     Raises:
         ConfigError: the runs differ in classes or images.
@@ -327,7 +327,7 @@ def average(
         workdirs: folders of runs of one network on the same classes, which started from
             the same weights; otherwise the mean is of no use.
         workdir: a new folder.
-        step: of the checkpoints, as of `load_run`.
+        step: of the checkpoints, see `load_run`.
 
     Raises:
         ConfigError: the runs differ in classes, preprocessing or network, or the folder

@@ -91,7 +91,7 @@ class LabelSets:
 
     @property
     def all_probabilities(self) -> np.ndarray:
-        """The same, as of `Predictions`."""
+        """See `Predictions`."""
         return self.probabilities
 
     @property

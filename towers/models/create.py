@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from towers.config import choices, factories
-from towers.errors import ConfigError, nearest
+from towers.errors import ConfigError, did_you_mean
 from towers.keras_internals import layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
@@ -196,7 +196,7 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     )
     if layer and layer not in outputs:
         raise ConfigError(
-            f"features={layer} is not a layer; {nearest(layer, outputs)}"
+            f"features={layer} is not a layer; {did_you_mean(layer, outputs)}"
             f"layers: {', '.join(outputs)}"
         )
     [images] = (x for x in model.inputs if x.name == IMAGES)

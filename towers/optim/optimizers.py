@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
-from towers.errors import ConfigError, nearest
+from towers.errors import ConfigError, did_you_mean
 
 Slots = dict[str, tf.Tensor]
 
@@ -297,7 +297,7 @@ def create_optimizer(
         if names is not None and option not in names:
             raise ConfigError(
                 f"optimizer_options: optimizer={name} takes no {option!r}; "
-                f"{nearest(option, names)}it takes {', '.join(names) or 'none'}"
+                f"{did_you_mean(option, names)}it takes {', '.join(names) or 'none'}"
             )
     optimizer = factories.call(create, **hyperparameters, **options)
     if not isinstance(optimizer, Optimizer):

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from towers.config import factories
 from towers.config.list_options import ParamRate
-from towers.errors import ConfigError, nearest
+from towers.errors import ConfigError, did_you_mean
 from towers.optim.update import RateFn
 
 # Images trained on, int64 of any shape -> rates, float64.
@@ -135,7 +135,7 @@ def one_cycle(
 def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
-    """Keep the rate, which evaluations lower; see `restore.scale_rate`."""
+    """Keep the rate, which evaluations lower; see `Trainer.set_rate_factor`."""
     return constant(learning_rate)
 
 
@@ -210,7 +210,8 @@ def match_param_rates(
             raise ConfigError(
                 f"param_rates: {rate.pattern!r} matches no parameter of the network, "
                 "or every match is claimed by an earlier pattern or frozen; "
-                f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
+                f"{did_you_mean(rate.pattern, names)}"
+                f"the first are {', '.join(names[:5])}"
             )
     return matched
 
@@ -238,7 +239,7 @@ def _nearest(pattern, names):
     layers = [name.rpartition("/")[0] for name in names]
     known = [*names, *layers, *(part for x in layers for part in re.split("[/_]", x))]
     text = pattern.strip("*/")
-    return nearest(text, known) or nearest(text.rpartition("/")[0], known)
+    return did_you_mean(text, known) or did_you_mean(text.rpartition("/")[0], known)
 
 
 def _matches(name, pattern):

@@ -26,7 +26,7 @@ from towers.parallel.loop import (
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.towers import LossFn, Towers, tower_counts
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 
 # Target duration of one compiled call; between calls a stop request is served.
 CALL_SECS = 1.0
@@ -72,7 +72,7 @@ class Evaluator:
         loss_fn: LossFn,
         devices: Sequence[str],
         transforms: Sequence[Transform],
-        workers: Workers = ALONE,
+        workers: Workers = SINGLE_WORKER,
         num_shards: int = 1,
         keeps_logits: bool = False,
         compiled: compilation.Compilation = compilation.CPU_STEP,

@@ -31,7 +31,7 @@ from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.step import Step
 from towers.parallel.strategies.strategy import Strategy
 from towers.parallel.towers import Teacher, Towers
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -160,7 +160,7 @@ class Trainer(abc.ABC):
             rate = self.update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
         return rate if self.rate_factor is None else rate * self.rate_factor.numpy()
 
-    def scale_rate(self, factor: float) -> None:
+    def set_rate_factor(self, factor: float) -> None:
         """Set a factor on all learning rates of the schedule."""
         if self.rate_factor is not None:
             self.rate_factor.assign(factor)
@@ -231,7 +231,7 @@ class SynchronousTrainer(Trainer):
         before, loop = self.step, self.loop
         phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
-            with self.workers.noticing_losses():
+            with self.workers.raising_worker_lost():
                 arguments = loop.start(phase, before, num_steps)
                 if not loop.is_compiled[phase]:
                     # Not left to the call: TensorFlow warns of calls that trace.
@@ -350,7 +350,7 @@ class StepOptions:
     feed: Feed | None = None  # None if no step is taken
     scale_loss: bool = False  # for gradients in float16
     skip_not_finite: bool = False
-    scale_rate: bool = False  # `Trainer.scale_rate` may be called
+    has_rate_factor: bool = False  # `Trainer.set_rate_factor` may be called
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -368,7 +368,7 @@ def assemble_trainer(
     update_fn: Update,
     steps: StepOptions,
     evaluations: EvaluationOptions,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_WORKER,
     create: Callable[..., Trainer] = SynchronousTrainer,
 ) -> Trainer:
     """Return a trainer: the network of the towers, its guard, teacher and evaluator."""
@@ -433,7 +433,7 @@ def assemble_trainer(
         skips=steps.skip_not_finite,
     )
     rate_factor = None
-    if steps.scale_rate:
+    if steps.has_rate_factor:
         with tf.device(strategy.primary_device):
             rate_factor = variable(np.float64(1), "rate_factor")
     return create(

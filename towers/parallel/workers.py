@@ -68,9 +68,9 @@ class Workers:
         """Gather a JSON value from each worker, in their order."""
         return [own]
 
-    def noticing_losses(self) -> contextlib.AbstractContextManager[None]:
+    def raising_worker_lost(self) -> contextlib.AbstractContextManager[None]:
         """Raise WorkerLostError if an error of TensorFlow names a lost worker."""
         return contextlib.nullcontext()
 
 
-ALONE = Workers()
+SINGLE_WORKER = Workers()

@@ -84,7 +84,7 @@ def start_from(
         match = match_variables(state, weights, by_class)
         used = {x.name for x in (*match.taken.values(), *match.drawn.values())}
         not_used = [x for x in weights.all() if x.name not in used]
-        if problem := _misfit(state, match, not_used, weights, head):
+        if problem := _mismatch_reason(state, match, not_used, weights, head):
             raise CheckpointError(
                 f"init_from={init_from}: {weights.path} is of another network than "
                 f"model={model}: {problem}. {_nearest_networks(weights, trainer.model)}"
@@ -97,7 +97,7 @@ def start_from(
     new, drawn = {*match.missing, *match.drawn}, match.drawn
     new_classes = [x for x in ours if theirs and x not in theirs]
     if new_classes or of_head & match.taken.keys():
-        if about := _about_head(theirs, ours, new_classes):
+        if about := _head_message(theirs, ours, new_classes):
             console.line(f"{head.partition('/')[2]}: {about}")
         if new_classes:
             new |= of_head
@@ -133,7 +133,7 @@ def _by_class(stored, value, theirs, ours):
     return Stored(stored.name, value.shape, read)
 
 
-def _about_head(theirs, ours, new):
+def _head_message(theirs, ours, new):
     """Return a line about the outputs that are taken; empty if all are."""
     if new:
         listed = shown(", ".join(new), 100)
@@ -143,7 +143,7 @@ def _about_head(theirs, ours, new):
     return "the outputs there follow the class names here" if theirs != ours else ""
 
 
-def _misfit(state, match, not_used, weights, head):
+def _mismatch_reason(state, match, not_used, weights, head):
     """Return why weights are of another network; empty if they fit."""
     trunk = {
         name: value.size

@@ -130,7 +130,9 @@ class RunFolder:
             "--workdir"
         )
 
-    def validate_apart(self, teacher: str, dataset: str, data_dir: str) -> None:
+    def validate_not_inside_data(
+        self, teacher: str, dataset: str, data_dir: str
+    ) -> None:
         """Raise ConfigError if the folder is the teacher's or among the images."""
         path = pathlib.Path(os.path.realpath(self.path))
         if teacher and os.path.realpath(os.path.expanduser(teacher)) == str(path):
@@ -192,7 +194,7 @@ class RunFolder:
         jobs = [os.environ.get(name) for name in _JOBS[: 1 + restarted]]
         return any(job in begun_by for job in jobs if job)
 
-    def note_job(self) -> None:
+    def record_job(self) -> None:
         """Record the job that begins a run with --overwrite, see `is_restarted`."""
         jobs = filter(None, map(os.environ.get, _JOBS))
         store.write_aside(self._job, "\n".join(jobs))

@@ -41,14 +41,14 @@ class CallbackList:
         finally:
             self.is_calling = False
 
-    def call_of_checkpoints(self) -> None:
+    def notify_checkpoints(self) -> None:
         """Call `on_checkpoint` for the checkpoints that were committed."""
         while committed := self._outputs.committed:
             self.call("on_checkpoint", *committed.pop(0))
 
     def end(self, step: int) -> None:
         """Call `on_end`."""
-        self.call_of_checkpoints()
+        self.notify_checkpoints()
         self.call("on_end", step)
 
     def notify_exception(self, step: int, error: BaseException) -> None:

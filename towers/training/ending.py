@@ -50,7 +50,7 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         with (
             contextlib.suppress(Preempted),
             data_errors_of_tensorflow(),
-            run.workers.noticing_losses(),
+            run.workers.raising_worker_lost(),
         ):
             yield
         watchdog.call(run.save_and_wait)

@@ -22,7 +22,7 @@ class Profile:
         self._steps, self._folder = tuple(steps), folder
         self._is_tracing = self._is_done = False
 
-    def steps_to_border(self, step: int) -> float:
+    def steps_until_trace_event(self, step: int) -> float:
         """Return the steps after `step` until the trace begins, or ends."""
         return min((x - step for x in self._steps if x > step), default=float("inf"))
 

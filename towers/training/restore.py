@@ -92,13 +92,13 @@ def load_trainer(
     """Load a checkpoint or initial parameters; return variables without values."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-        scale_rate(trainer, config, checkpoint.run_state["num_plateaus"])
+        apply_plateau_decay(trainer, config, checkpoint.run_state["num_plateaus"])
     elif config.init_from:
         return start_from(trainer, config.init_from, config.model, class_names)
     return set()
 
 
-def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
+def apply_plateau_decay(trainer: Trainer, config: Config, num_plateaus: int) -> None:
     """Set a trainer's factor on the rate after `num_plateaus`."""
     if config.choice_of("schedule").by_accuracy:
-        trainer.scale_rate(config.decay_factor**num_plateaus)
+        trainer.set_rate_factor(config.decay_factor**num_plateaus)

@@ -42,7 +42,7 @@ from towers.training.outputs import (
     settled_state,
     validate_finite,
 )
-from towers.training.restore import scale_rate
+from towers.training.restore import apply_plateau_decay
 from towers.training.summaries import Summaries
 from towers.training.watchdog import Watchdog
 
@@ -128,14 +128,13 @@ class Run:
             state = self.workers.broadcast(state)
         self.progress = Progress.from_json(progress)
         self.trainer.load(state)
-        scale_rate(self.trainer, self.config, self.progress.num_plateaus)
+        apply_plateau_decay(self.trainer, self.config, self.progress.num_plateaus)
 
-    def agree(self, steps_to_border: float) -> tuple[int, bool, bool]:
-        """Return the next actions of all workers, as the chief decides.
+    def plan_next_call(self, steps_until_trace_event: float) -> tuple[int, bool, bool]:
+        """Return the chief's plan: (number of steps, whether to save, to summarize).
 
-        They are the number of steps to take, at most `steps_to_border`, and 0 after a
-        signal to any worker; and whether a checkpoint, and a summary, are due by the
-        clock then.
+        The number is at most `steps_until_trace_event`, and 0 after a signal to any
+        worker; checkpoints and summaries are due by the clock.
         """
         config, step, now = self.config, self.step, time.monotonic()
         num_steps = min(
@@ -143,7 +142,7 @@ class Run:
             self._periods.next_due(step) - step,
             self.last_step - step,
             self.progress.stopwatch.steps_in(CALL_SECS),
-            steps_to_border,
+            steps_until_trace_event,
         )
         with self.watchdog.activity(WAITING):
             num_steps, saves, summarizes = self.workers.agree(
@@ -320,7 +319,7 @@ class Run:
         num_worse = progress.num_worse
         if by_accuracy and num_worse and num_worse % config.plateau_patience == 0:
             progress.num_plateaus += 1
-            scale_rate(self.trainer, config, progress.num_plateaus)
+            apply_plateau_decay(self.trainer, config, progress.num_plateaus)
         if is_best and isinstance(result["predictions"], LabelSets):
             names = self.parts.data.class_names
             thresholds = thresholds_json(result["predictions"], names)

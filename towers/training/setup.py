@@ -20,7 +20,7 @@ from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.training.restore import validate_dataset
@@ -61,7 +61,7 @@ def join_workers(cluster: Cluster | None, config: Config, devices: Devices) -> W
 def build_run(
     config: Config,
     devices: Devices,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_WORKER,
     *,
     checkpoint: Checkpoint | None = None,
     allow_change: tuple[str, ...] = (),

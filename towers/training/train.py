@@ -176,8 +176,10 @@ def loop(run: Run, profile: Profile) -> None:
     run.begin()
     while not run.is_at_end:
         run.outputs.raise_error()
-        run.callbacks.call_of_checkpoints()
-        num_steps, save_due, summary_due = run.agree(profile.steps_to_border(run.step))
+        run.callbacks.notify_checkpoints()
+        num_steps, save_due, summary_due = run.plan_next_call(
+            profile.steps_until_trace_event(run.step)
+        )
         if not num_steps:
             break
         profile.at(run.step)
@@ -203,7 +205,7 @@ def open_run(
     allow_change: tuple[str, ...],
 ) -> tuple[Outputs, Checkpoint | None, bool]:
     """Lock a run's folder and read its checkpoint; a restart does not overwrite."""
-    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
+    folder.validate_not_inside_data(config.teacher, config.dataset, config.data_dir)
     folder.create()
     lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
     if overwrite and folder.is_restarted():
@@ -239,7 +241,7 @@ def restore(
         run.outputs.lock.assert_same_folder()
         for path in folder.clear():
             console.line(f"{path} stays: no run wrote it")
-        folder.note_job()
+        folder.record_job()
     # A step whose record is not finished is evaluated and logged once more.
     reports.open_metrics(run.step - bool(run.progress.open_record), run.step)
     if architecture:

@@ -67,7 +67,7 @@ def dry_run(
     A run in the folder is continued in this process alone: nothing is written.
 
     `options` are `model`, `data`, `class_names`, `cluster`, `allow_public_address` and
-    `origins`. Errors are as of `train`, if they are known before a run.
+    `origins`. Raises the errors of `train` that are known before a run.
     """
     options |= {"continues": not overwrite, "allow_change": allow_change}
     trial = _begin("dry_run", workdir, config, **options)
@@ -203,7 +203,7 @@ def _begin(
     config, _ = with_given(config, model, data, class_names)
     refuse_workers(cluster_of(config, cluster, allow_public_address), f"--{flag}")
     folder = RunFolder(workdir)
-    folder.validate_apart(config.teacher, config.dataset, config.data_dir)
+    folder.validate_not_inside_data(config.teacher, config.dataset, config.data_dir)
     folder.validate()
     checkpoint = checkpointer_of(folder).read() if continues else None
     validate_changes(config, folder, checkpoint, allow_change)

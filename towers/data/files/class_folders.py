@@ -18,7 +18,7 @@ from towers.data.files.paths import (
 )
 from towers.data.files.reading import is_url, listed
 from towers.data.inventory import Inventory
-from towers.errors import DataError, nearest
+from towers.errors import DataError, did_you_mean
 from towers.messages import shown
 
 LAYOUT = (
@@ -49,7 +49,7 @@ def inside(folder: str) -> tuple[list[str], list[str]]:
     """Return the sorted names of folders and of files in a folder."""
     if not is_url(folder) and not os.path.isdir(folder):
         above, name = os.path.split(folder)
-        hint = nearest(name, [x.name for x in folders_in(above)])
+        hint = did_you_mean(name, [x.name for x in folders_in(above)])
         raise DataError(f"{folder}: no such folder; {hint}{LAYOUT}")
     files = [x.name for x in entries(folder) if not is_folder(x)]
     return [x.name for x in folders_in(folder)], sorted(files)

@@ -29,7 +29,7 @@ def load(
     """Index a data set of a container; its images are decoded when they are read.
 
     `read` is (paths of files, columns=role -> name, inventory=) -> Index; `roles` are
-    of columns that can be named. Other arguments as of `data.load`.
+    of columns that can be named. For other arguments see `data.load`.
     """
     inventory = Inventory()
     named = parse_columns(columns, container, roles)

@@ -25,7 +25,7 @@ MAX_KINDS = 3
 
 
 class ImageFiles(Protocol):
-    """Image files with labels; optional attributes as of `index.Index`."""
+    """Image files with labels; for optional attributes see `index.Index`."""
 
     def __len__(self) -> int: ...
 

@@ -19,7 +19,7 @@ from towers.data.files import reading
 from towers.data.files.paths import class_name, reason
 from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
-from towers.errors import DataError, TowersError, nearest, with_nearest
+from towers.errors import DataError, TowersError, did_you_mean, with_nearest
 from towers.messages import shown
 
 # Version of the cached arrays of a shard.
@@ -135,7 +135,7 @@ class Index:
             name = self.class_names[number]
             raise DataError(
                 f"{shown(self.location(index))}: has the class {shown(name, 40)}, "
-                f"which is not in {where}; {nearest(name, class_names)}"
+                f"which is not in {where}; {did_you_mean(name, class_names)}"
                 f"it has {shown(', '.join(class_names[:20]), 100)}"
             )
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))

@@ -110,7 +110,7 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load Parquet files with images; arguments and errors as of `data.load`."""
+    """Load Parquet files with images; for arguments and errors see `data.load`."""
     options = image_options or ImageOptions()
     cache = RowGroups(1.25 * options.shuffle_buffer_mb)
     read_files = functools.partial(read, cache=cache)

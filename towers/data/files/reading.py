@@ -139,7 +139,7 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
 
 
 def open_file(path: str, version: Version | None = None) -> BinaryIO:
-    """Open a seekable file for reading; errors as of `read_range`."""
+    """Open a seekable file for reading; for errors see `read_range`."""
     if is_url(path):
         file = _RemoteFile(path, version or current_version(path))
         return io.BufferedReader(file, BLOCK_BYTES)

@@ -58,7 +58,7 @@ def load(
     image_options: ImageOptions | None = None,
     trained: Trained | None = None,
 ) -> DataSet:
-    """Load the images of tables; arguments and errors as of `data.load`."""
+    """Load the images of tables; for arguments and errors see `data.load`."""
     options, inventory = (image_options or ImageOptions()).with_survey(), Inventory()
     named = containers.parse_columns(columns, "table", _ROLES)
     location, paths = containers.find_files(data_dir, "table", inventory)

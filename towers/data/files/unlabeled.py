@@ -47,7 +47,7 @@ def read_files(
     """Read images in threads, ahead of their use, and yield them in order.
 
     Files are paths, or pairs of a number and an array or Pillow image. `image_shape` is
-    that of the network; options as of `image.read_image`.
+    that of the network; for options see `image.read_image`.
     """
 
     def read(file):

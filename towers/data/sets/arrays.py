@@ -33,7 +33,7 @@ Data = Any
 
 
 def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
-    """Register arrays, as of `towers.train`, and return their value of `--dataset`.
+    """Register arrays, see `towers.train`, and return their value of `--dataset`.
 
     Without test images a tenth is held out. Classes are by default called by their
     numbers. DataError if they are not images and labels.

@@ -245,7 +245,7 @@ class Split:
         return self.values(index)[:2]
 
     def values(self, index: int) -> tuple:
-        """Return values of all keys; errors as of `ImageFiles.read`."""
+        """Return values of all keys; for errors see `ImageFiles.read`."""
         _, label, *_ = values = self._values(index)
         if not 0 <= label < self._num_classes:
             raise ValueError(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config.preprocessing import IMAGENET_STD
-from towers.errors import ConfigError, nearest
+from towers.errors import ConfigError, did_you_mean
 from towers.messages import one_line
 from towers.models.keras.networks import rebuild
 from towers.models.layers.normalization import BatchNormalization, Normalization
@@ -82,8 +82,8 @@ def find_function(name: str) -> Callable[..., keras.Model]:
     functions = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name not in functions:
         raise ConfigError(
-            f"model=keras:{name}: {nearest(name, functions)}keras.applications has "
-            + ", ".join(functions)
+            f"model=keras:{name}: {did_you_mean(name, functions)}"
+            f"keras.applications has {', '.join(functions)}"
         )
     return functions[name]
 

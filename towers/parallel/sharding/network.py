@@ -30,7 +30,7 @@ from towers.parallel.towers import (
     loss_targets,
     unscaled,
 )
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 
 
 class SplitTowers:
@@ -48,7 +48,7 @@ class SplitTowers:
         layouts: Sequence[NetworkLayout],
         grid: Sequence[Sequence[str]],
         sync_batch_norm: bool = False,
-        workers: Workers = ALONE,
+        workers: Workers = SINGLE_WORKER,
         batch_size: int = 0,
         teacher: Teacher | None = None,
         recompute: bool = False,

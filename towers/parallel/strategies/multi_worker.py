@@ -14,7 +14,7 @@ from towers.parallel.devices import CPU, device_of
 from towers.parallel.strategies.replicated import replicated
 from towers.parallel.strategies.strategy import Reduced, Strategy, create_copies
 from towers.parallel.towers import TowerResult
-from towers.parallel.workers import ALONE, Workers
+from towers.parallel.workers import SINGLE_WORKER, Workers
 
 # Algorithms between workers; "auto" is NCCL between GPUs, otherwise a ring.
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -26,7 +26,7 @@ def multi_worker(
     devices: Sequence[str],
     micro_batch_size: int,
     *,
-    workers: Workers = ALONE,
+    workers: Workers = SINGLE_WORKER,
     all_reduce: str = "auto",
     all_reduce_pack_mb: float = -1.0,
     all_reduce_dtype: str = "",
