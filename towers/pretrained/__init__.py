@@ -1,1 +1,1 @@
-"""Weights of other programs, their names and their standardization."""
+"""Weights of other programs: files, names of variables, initial values, moments."""

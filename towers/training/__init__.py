@@ -1,1 +1,1 @@
-"""A run: the loop, the watchdog, the display, the banner and the restore."""
+"""A run: loop, watchdog, display, restore; and its trials, folds and linear probe."""
