@@ -111,7 +111,6 @@ def test_a_step_has_few_kernels_next_to_its_tower():
     assert len(kernels) <= 61
 
 
-@pytest.mark.slow
 def test_muon_updates_kernels_of_one_shape_together():
     """The 19 convolutions have 6 shapes; each needs eleven products."""
     trained = traced.on_gpus(num_towers=1, model="resnet20", optimizer="muon")
