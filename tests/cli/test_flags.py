@@ -20,7 +20,7 @@ from towers.cli.recipes import RECIPES, config_of_flags, load_recipe, recipe_nam
 from towers.config import FIELDS, Config, synonyms, to_json
 from towers.config.choices import TABLES
 from towers.data.sets.photos import photo_options
-from towers.errors import ConfigError
+from towers.errors import ConfigError, DataError
 from towers.messages import command_of_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -435,3 +435,8 @@ def test_the_list_names_every_choice_and_every_recipe():
         num_params = getattr(row, "num_params", 0)
         size = f"{num_params / 1e6:.2f} M  " if num_params else ""
         assert (name, size + row.help) in listed
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(DataError, match="no such folder"):
+        photo_options(str(tmp_path / "nothing"))

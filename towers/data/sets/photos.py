@@ -54,10 +54,11 @@ def photo_options(
     try:
         paths = _image_paths(root, class_level)
     except DataError:
-        if os.path.isdir(root):
-            from towers.data.sets.published import data_sets_in
+        if not os.path.isdir(root):
+            raise
+        from towers.data.sets.published import data_sets_in
 
-            names = data_sets_in(root) or _containers_in(root)
+        names = data_sets_in(root) or _containers_in(root)
         if not names:
             raise
         if names[1:]:
