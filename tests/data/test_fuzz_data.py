@@ -10,8 +10,7 @@ import resource
 import numpy as np
 import pytest
 import tensorflow as tf
-from engines import fuzzing
-from hypothesis import strategies as st
+from engines.fuzzing import changed, fuzz_data
 from marks import slow
 from pictures import file_of, gif, png, random_pixels
 from PIL import Image
@@ -21,36 +20,10 @@ from written_weights import WRITERS, create_theirs, empty_state, fill
 from towers.data.files.cached import CachedSource
 from towers.data.files.image import read_image, upright_size
 from towers.data.files.image_files import ImageOptions
-from towers.errors import data_errors_of_tensorflow
 
 MAX_PIXELS = 100_000
 
 few_and_many = pytest.mark.parametrize("num_examples", [20, slow(1000)])
-
-
-def fuzz(num_examples, strategy, call, *, codes=(2, 3), **options):
-    """Calls with bytes of a strategy; a call may end with a TowersError alone."""
-
-    call = data_errors_of_tensorflow()(call)
-    options |= {"codes": codes, "derandomize": True, "most_secs": 3.0}
-    fuzzing.fuzz(call, strategy, num_examples, **options)
-
-
-@st.composite
-def changed(draw, contents):
-    """One of some files with bytes changed, put in, or cut off; or any bytes."""
-    content = bytearray(draw(st.sampled_from(contents)))
-    if draw(st.booleans()):
-        return draw(st.binary(max_size=300))
-    for _ in range(draw(st.integers(0, 4))):
-        # The header is where a change matters.
-        last = draw(st.sampled_from([8, 32, 64, len(content)]))
-        place = draw(st.integers(0, min(last, len(content))))
-        new = draw(st.binary(max_size=6))
-        content[place : place + draw(st.sampled_from([0, len(new)]))] = new
-    if draw(st.integers(0, 3)) == 0:
-        del content[draw(st.integers(0, len(content))) :]
-    return bytes(content)
 
 
 # Image files.
@@ -88,7 +61,7 @@ def test_any_image_file(num_examples):
         assert height * width <= MAX_PIXELS
         assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 
-    fuzz(num_examples, changed(image_files()), read)
+    fuzz_data(num_examples, changed(image_files()), read)
 
 
 # Weights of other programs.
@@ -134,4 +107,4 @@ def test_any_file_of_weights(
             assert (value.shape, value.dtype) == (empty[key].shape, empty[key].dtype)
 
     options = {"codes": (4,), "most_bytes": 1e9}
-    fuzz(num_examples, changed([file.read_bytes()]), read, **options)
+    fuzz_data(num_examples, changed([file.read_bytes()]), read, **options)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from marks import slow
 
-from towers.errors import TowersError
+from towers.errors import TowersError, data_errors_of_tensorflow
 from towers.messages import MAX_CHARACTERS, one_line
 
 # Inputs of each test in the fast suite, which are the same each time.
@@ -92,3 +92,28 @@ def memory_limit(num_bytes: float) -> Iterator[None]:
 def _memory(field):
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(re.search(rf"^{field}:\s+(\d+)", status, re.MULTILINE)[1])
+
+
+def fuzz_data(num_examples, strategy, call, *, codes=(2, 3), **options):
+    """Calls with bytes of a strategy; a call may end with a TowersError alone."""
+
+    call = data_errors_of_tensorflow()(call)
+    options |= {"codes": codes, "derandomize": True, "most_secs": 3.0}
+    fuzz(call, strategy, num_examples, **options)
+
+
+@st.composite
+def changed(draw, contents):
+    """One of some files with bytes changed, put in, or cut off; or any bytes."""
+    content = bytearray(draw(st.sampled_from(contents)))
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=300))
+    for _ in range(draw(st.integers(0, 4))):
+        # The header is where a change matters.
+        last = draw(st.sampled_from([8, 32, 64, len(content)]))
+        place = draw(st.integers(0, min(last, len(content))))
+        new = draw(st.binary(max_size=6))
+        content[place : place + draw(st.sampled_from([0, len(new)]))] = new
+    if draw(st.integers(0, 3)) == 0:
+        del content[draw(st.integers(0, len(content))) :]
+    return bytes(content)

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch_files
+from engines.fuzzing import changed, fuzz_data
 from safetensors.numpy import save_file
-from test_fuzz_data import changed, fuzz
 from torch_files import Name, Tensor
 
 from towers.errors import CheckpointError
@@ -217,7 +217,7 @@ def test_a_damaged_file_is_refused_in_a_line_or_read_right(name, tmp_path):
             for key in values.keys() & ARRAYS.keys():
                 np.testing.assert_array_equal(values[key], ARRAYS[key])
 
-    fuzz(60, changed([(tmp_path / name).read_bytes()]), check, codes=(4,))
+    fuzz_data(60, changed([(tmp_path / name).read_bytes()]), check, codes=(4,))
 
 
 def test_numbers_that_need_scales_are_refused(tmp_path):
