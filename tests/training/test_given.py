@@ -540,7 +540,6 @@ def test_the_lines_of_the_page_train(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "runs/mine/result.json").read_text())["step"] == 10
 
 
-@pytest.mark.slow
 def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, request):
     """Reference cycles, which Python finds late, keep its arrays and its network."""
     gc.disable()
