@@ -365,6 +365,15 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
         assert ones == (set(BIASES_OF_ONE) if biases else set())
 
 
+def test_convnext_begins_as_its_authors_and_timm_begin():
+    for path, values in arrays(create("convnext_tiny", (32, 32, 3), width=0.25)).items():
+        if path.endswith("/kernel"):
+            error = 4 / np.sqrt(2 * values.size)
+            assert np.std(values) == pytest.approx(0.02, rel=error), path
+            assert np.abs(values).max() < 6 * 0.02, path
+            assert abs(np.mean(values)) < 5 * 0.02 / np.sqrt(values.size), path
+
+
 def test_vit_begins_as_in_big_vision():
     for path, values in arrays(create("deit_tiny", width=0.5)).items():
         wanted = 0.0
