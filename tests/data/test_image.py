@@ -1,6 +1,10 @@
 """Image files are read as Pillow, TensorFlow and NumPy read them."""
 
+import base64
+import gzip
 import io
+import json
+import pathlib
 import struct
 import tracemalloc
 
@@ -275,3 +279,17 @@ def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
     assert np.abs(differences).max() <= 2
     # Moved by half a pixel at full scale it would be 0.3.
     assert np.abs(differences.mean((0, 1))).max() < 0.25
+
+
+@pytest.mark.parametrize(
+    "name, bands",
+    [("three.tif", [0, 1, 2]), ("four.tif", [0, 1, 2]), ("pages.tif", [0])],
+)
+def test_gray_images_that_tifffile_stacks_are_colors_unless_they_are_pages(name, bands):
+    """`files_of_others.json` has what `imwrite` of tifffile 2026.3.3 makes of uint8 [3,
+    4, 5] and [4, 4, 5]; pages with `photometric="minisblack"`."""
+    others = pathlib.Path(__file__).parent / "files_of_others.json"
+    content = gzip.decompress(base64.b64decode(json.loads(others.read_text())[name]))
+    expected = np.moveaxis(np.arange(80).reshape(4, 4, 5)[bands], 0, -1)
+    actual = decode(content)
+    np.testing.assert_array_equal(actual, np.broadcast_to(expected, actual.shape))

@@ -370,6 +370,9 @@ def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
     assert data_set.class_names == ("a", "b")
     write_folder(tmp_path / "c", ".", {"test_tube": 2, "steam_train/old": 2, "cup": 2})
     assert load(tmp_path / "c").class_names == ("cup", "steam_train", "test_tube")
+    write_folder(tmp_path / "e", "train", {"test_tube": 3, "cup": 3})
+    found = {x: len(all_of(y)[1]) for x, y in load(tmp_path / "e").sources.items()}
+    assert found == {"training": 4, "test": 2}
 
 
 @pytest.mark.row(60)

@@ -4,6 +4,8 @@ import errno
 import itertools
 import json
 import os
+import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -21,6 +23,13 @@ from towers.data.files.image_files import Survey
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError, DataError
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs/coming_from.md"
+# Two texts of labels, and the classes that they become.
+TEXTS = re.findall(
+    r"^\| (`.*?`, `.*?`) \|.*\| (.*) \|$",
+    PAGE.read_text().partition("\n### Texts of labels\n")[2],
+    re.MULTILINE,
+)
 ROWS = examples(12)
 FILES = [path for path, *_ in ROWS]
 LABELS = [path.split("/")[0] for path in FILES]
@@ -400,6 +409,19 @@ def test_labels_are_texts_without_spaces_around_them(root, capsys):
     data_set = load(write(root, {"image": FILES, "label": values}, "x.jsonl"))
     assert data_set.class_names == ("01", "1", "Cat", "True", "cat")
     assert "01 and 1; " in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("texts, classes", TEXTS)
+def test_texts_of_labels_become_the_classes_of_the_page(root, texts, classes, capsys):
+    labels = [*re.findall("`(.*?)`", texts), "rest"] * 4
+    path = write(root, {"path": FILES, "label": labels})
+    if classes == "an error":
+        assert message(load, path).startswith(f"{path}: row 2: ")
+        return
+    names = {*load(path).class_names} - {"rest"}
+    assert sorted(names) == re.findall("`(.*?)`", classes)
+    is_warned = "warning: classes whose names differ" in capsys.readouterr().out
+    assert is_warned == classes.endswith("with a warning")
 
 
 def test_labels_with_a_separator_are_sets(root, capsys):

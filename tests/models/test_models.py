@@ -366,7 +366,8 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
 
 
 def test_convnext_begins_as_its_authors_and_timm_begin():
-    for path, values in arrays(create("convnext_tiny", (32, 32, 3), width=0.25)).items():
+    model = create("convnext_tiny", (32, 32, 3), width=0.25)
+    for path, values in arrays(model).items():
         if path.endswith("/kernel"):
             error = 4 / np.sqrt(2 * values.size)
             assert np.std(values) == pytest.approx(0.02, rel=error), path
