@@ -365,7 +365,7 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
         assert ones == (set(BIASES_OF_ONE) if biases else set())
 
 
-def test_convnext_begins_as_its_authors_and_timm_begin():
+def test_convnext_begins_as_in_timm():
     model = create("convnext_tiny", (32, 32, 3), width=0.25)
     for path, values in arrays(model).items():
         if path.endswith("/kernel"):
