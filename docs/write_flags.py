@@ -23,7 +23,7 @@ LINKS = {
     "containers.md#order": "shuffle_buffer_mb",
     "data.md": "dataset data_dir",
     "data.md#classes-with-few-images": "sampler class_weights",
-    "data.md#image_folder": "class_level image_size center_crop interpolation",
+    "data.md#image_folder": "class_level image_size center_crop fit interpolation",
     "data.md#standardization": "standardize",
     "extending.md#an-optimizer-with-its-own-hyperparameter": "optimizer_options",
     "input.md": "input image_cache_mb",

@@ -293,3 +293,43 @@ def test_gray_images_that_tifffile_stacks_are_colors_unless_they_are_pages(name,
     expected = np.moveaxis(np.arange(80).reshape(4, 4, 5)[bands], 0, -1)
     actual = decode(content)
     np.testing.assert_array_equal(actual, np.broadcast_to(expected, actual.shape))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("size", [(30, 90), (77, 40), (51, 50), (64, 64), (200, 9)])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (24, 40, 1)])
+def test_pad_and_stretch_keep_the_whole_image_as_pillow_does(size, shape, orientation):
+    mode, target = ("RGB" if shape[2] == 3 else "L"), (shape[1], shape[0])
+    # Less contrast, so that nothing is clipped between the rows and the columns.
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(64, 192, (*size, 3), "u1")
+    )
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(file)).convert(mode)
+    by_pillow = {
+        "pad": ImageOps.pad(upright, target, Image.Resampling.BILINEAR),
+        "stretch": upright.resize(target, Image.Resampling.BILINEAR),
+    }
+    for fit, expected in by_pillow.items():
+        actual = read_image(file.getvalue(), shape, fit=fit).astype(int)
+        differences = np.abs(actual - np.asarray(expected).reshape(shape))
+        # A turned photo is resized before it is turned; its rows are rounded first.
+        assert differences.max() <= 2 * (orientation != 1), fit
+
+
+def test_random_crops_are_cut_from_the_padded_image():
+    image = np.full((20, 80, 3), 200, np.uint8)
+    content = png(image)
+    whole = read_image(content, (40, 40, 3), lambda h, w: (0, 0, h, w), fit="pad")
+    np.testing.assert_array_equal(whole, read_image(content, (40, 40, 3), fit="pad"))
+    # Of the canvas of 80x80 the image has the rows 30 to 49.
+    part = read_image(content, (40, 40, 3), lambda h, w: (20, 8, 40, 40), fit="pad")
+    np.testing.assert_array_equal(np.flatnonzero(part.any((1, 2))), np.arange(10, 30))
+    # A crop above the image is moved until its center is in the image.
+    part = read_image(content, (40, 40, 3), lambda h, w: (0, 0, 10, 10), fit="pad")
+    np.testing.assert_array_equal(np.flatnonzero(part.any((1, 2))), np.arange(20, 40))
+    part = read_image(content, (40, 40, 3), lambda h, w: (0, 0, 10, 10), fit="stretch")
+    assert part.min() == 200

@@ -242,12 +242,16 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
         drawn = rng.integers(0, 256, (*size, 3), np.uint8)
         Image.fromarray(drawn).save(file, kind)
         contents.append(file.getvalue())
-        for share, name in (1.0, "bilinear"), (1.0, "bicubic"), (0.83, "bicubic"):
-            image = decode_image(tf.constant(contents[-1]), (32, 32, 3), share, name)
+        for *given, fit in (
+            (1.0, "bilinear", "crop"),
+            (1.0, "bicubic", "pad"),
+            (1.0, "bilinear", "stretch"),
+            (0.83, "bicubic", "auto"),
+        ):
+            options = dict(zip(("center_crop", "interpolation"), given), fit=fit)
+            image = decode_image(tf.constant(contents[-1]), (32, 32, 3), **options)
             image = image.numpy()
-            by_pillow = read_image(
-                contents[-1], (32, 32, 3), center_crop=share, interpolation=name
-            )
+            by_pillow = read_image(contents[-1], (32, 32, 3), **options)
             differences = np.abs(image.astype(int) - by_pillow)
             # TensorFlow decodes JPEG files by a faster, less accurate transform.
             most, most_mean = (6, 1.2) if kind == "JPEG" else (1, 0.05)
@@ -264,13 +268,18 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shape,center_crop,interpolation",
-    [((160, 160, 3), 0.875, "bicubic"), ((48, 40, 1), 0.0, "auto")],
+    "shape,center_crop,interpolation,fit",
+    [
+        ((160, 160, 3), 0.875, "bicubic", "auto"),
+        ((48, 40, 1), 0.0, "auto", "crop"),
+        ((48, 40, 3), 0.0, "auto", "pad"),
+        ((48, 40, 3), 0.0, "auto", "stretch"),
+    ],
 )
 def test_the_page_makes_the_pixels_of_predictions(
-    tmp_path, shape, center_crop, interpolation
+    tmp_path, shape, center_crop, interpolation, fit
 ):
-    options = {"center_crop": center_crop, "interpolation": interpolation}
+    options = {"center_crop": center_crop, "interpolation": interpolation, "fit": fit}
     run = random_run("lenet", image_shape=shape, image_size=shape[0], **options)
     preprocessing, page = json.loads(writers.preprocessing_json(run)), {}
     [function] = programs("From photos to images")

@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import math
 import os
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ MAX_CELL_PIXELS = 256
 GAP_PIXELS = 2
 
 BATCH_SIZE = 100
+# Minimum share of the photos' area that is cut away for a line about it.
+MIN_CUT = 0.05
 # Maximum number of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
@@ -100,7 +103,7 @@ def check(
     }
     train = statistics["training"]
     _write(grid_path, grid(train, data_set.image_shape), subject)
-    for line in report(data_set, statistics, survey):
+    for line in report(data_set, statistics, survey, options.get("fit", "auto")):
         say(line)
 
     def location(split, index):
@@ -221,7 +224,7 @@ def _similar(thumbnails):
 
 
 def report(
-    data_set: DataSet, statistics: dict[str, Statistics], survey: Survey
+    data_set: DataSet, statistics: dict[str, Statistics], survey: Survey, fit: str
 ) -> list[str]:
     """Return the lines of the report, except for the picture's."""
     train = statistics["training"]
@@ -235,6 +238,10 @@ def report(
     ]
     if survey.sizes:
         lines.append(("stored as", _sizes(survey.sizes)))
+        cut = cut_away(survey.sizes, (height, width))
+        if fit in ("auto", "crop") and cut > MIN_CUT:
+            text = f"the crop cuts away {cut:.0%} of the photos' area on average; "
+            lines.append(("fit", text + "if objects are at the edges, use --fit=pad"))
     if train.values.any():
         measured = moments(train.values)
         used = data_set.mean, data_set.std
@@ -256,6 +263,18 @@ def report(
         ("fault", f"{shown(location)}: {text}") for location, text in faults.items()
     ]
     return [f"{name:11} {text}" for name, text in lines]
+
+
+def cut_away(sizes: Mapping[tuple[int, int], int], size: tuple[int, int]) -> float:
+    """Return the mean share of the area of images that a center crop cuts away.
+
+    `sizes` counts images by (height, width); `size` has the proportions of the crop.
+    """
+    rest = 0.0
+    for stored, count in sizes.items():
+        scale = min(x / y for x, y in zip(stored, size, strict=True))
+        rest += count * scale**2 * math.prod(size) / math.prod(stored)
+    return 1 - rest / sum(sizes.values())
 
 
 def _sizes(sizes) -> str:

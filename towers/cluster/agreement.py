@@ -46,7 +46,7 @@ OWN_OPTIONS = (
 )
 
 # Preprocessing that a run takes from the weights that it starts from.
-_PREPROCESSING = {"interpolation", "center_crop", "mean", "std"}
+_PREPROCESSING = {"interpolation", "center_crop", "fit", "mean", "std"}
 
 # Number of training images that are compared between workers.
 NUM_CHECKED = 16

@@ -132,6 +132,9 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     if 0 < config.center_crop < 1 and not config.image_size:
         why = "images that keep their size are not cropped; set --image_size=N"
         yield ("center_crop", "image_size"), why
+    if config.fit in ("pad", "stretch") and config.center_crop not in (0, 1):
+        why = "the center crop cuts off what the fit keeps; drop one of the two"
+        yield ("fit", "center_crop"), why
     model = config.choice_of("model")
     is_known = model.own_moments or model.pretrained
     if config.init_from == IMAGENET and not is_known:

@@ -31,7 +31,7 @@ from towers.config.options import (
     schedule_option,
     strategy_option,
 )
-from towers.config.preprocessing import INTERPOLATIONS
+from towers.config.preprocessing import FITS, INTERPOLATIONS
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 from towers.messages import program
@@ -120,6 +120,14 @@ class Config:
         "Filter of the resize to --image_size, as in Pillow; auto follows the weights "
         "of --init_from, otherwise is bilinear.",
         choices=INTERPOLATIONS,
+    )
+    fit: str = dataset_option(
+        "auto",
+        "How photos fit into other proportions: crop takes the largest part in the "
+        "middle, pad adds black borders to the whole photo, stretch changes its "
+        "proportions; random crops are taken from the result. auto follows the run of "
+        "--init_from, otherwise is crop.",
+        choices=FITS,
     )
     standardize: str = option(
         "auto",
@@ -619,6 +627,12 @@ class Config:
         """Devices that hold one network together."""
         choice = self.choice_of("strategy")
         return self.group_size if choice.sharded or choice.is_in_a_file else 1
+
+    @property
+    def resize_options(self) -> dict[str, Any]:
+        """The arguments of `image.read_image` of the same names."""
+        names = "center_crop", "interpolation", "fit"
+        return {name: getattr(self, name) for name in names}
 
     @property
     def length_is_resumable(self) -> bool:

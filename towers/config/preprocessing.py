@@ -17,6 +17,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # Filters of Pillow; auto is bilinear unless trained weights need another.
 INTERPOLATIONS = ("auto", "bilinear", "bicubic")
 
+# Ways to fit photos into other proportions, see `image.read_image`; auto is crop unless
+# the run of --init_from was trained with another.
+FITS = ("auto", "crop", "pad", "stretch")
+
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 STANDARDIZATIONS: dict[str, Moments | None] = {

@@ -158,8 +158,7 @@ def _with_test_set(config, data, info, is_of_run):
         resized = {
             "image_shape": info.image_shape,
             "max_pixels": config.max_image_pixels,
-            "center_crop": config.center_crop,
-            "interpolation": config.interpolation,
+            **config.resize_options,
         }
     multi_label = info is not None and info.multi_label
     name = arrays.give_test_set(data, class_names, multi_label=multi_label, **resized)

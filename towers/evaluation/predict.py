@@ -242,9 +242,8 @@ class _Prediction:
             files,
             self.run.image_shape,
             config.max_image_pixels,
-            trained.center_crop,
-            trained.interpolation,
             config.batch_size,
+            **trained.resize_options,
         ):
             if file.image is None:
                 self._fail(file.path, file.fault)

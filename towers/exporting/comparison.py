@@ -201,8 +201,8 @@ def _read_files(run, paths):
         )
     spaced = [names[i] for i in _evenly_spaced(len(names), NUM_CALIBRATION)]
     config, images = run.config, []
-    options = config.max_image_pixels, config.center_crop, config.interpolation
-    for path, image, fault in read_files(spaced, run.image_shape, *options):
+    limit, options = config.max_image_pixels, config.resize_options
+    for path, image, fault in read_files(spaced, run.image_shape, limit, **options):
         if image is None:
             fail(path, fault)
         images.append(image)

@@ -52,10 +52,12 @@ def predict_fn(
 
 def preprocessing_json(run: RestoredRun) -> str:
     """Return the options of the function `pixels` in docs/export.md as JSON."""
-    keys = "height", "width", "channels", "center_crop", "interpolation"
-    interpolation = FILTERS[run.config.interpolation].name.lower()
-    values = *run.image_shape, run.config.center_crop or 1.0, interpolation
-    return json.dumps(dict(zip(keys, values, strict=True)))
+    options = run.config.resize_options
+    options["center_crop"] = options["center_crop"] or 1.0
+    options["interpolation"] = FILTERS[options["interpolation"]].name.lower()
+    options["fit"] = options["fit"].replace("auto", "crop")
+    shape = zip(("height", "width", "channels"), run.image_shape, strict=True)
+    return json.dumps(dict(shape) | options)
 
 
 def write_saved_model(
@@ -65,9 +67,9 @@ def write_saved_model(
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
-        options = run.image_shape, run.config.center_crop, run.config.interpolation
+        options = run.config.resize_options
         images = tf.map_fn(
-            lambda content: decode_image(content, *options),
+            lambda content: decode_image(content, run.image_shape, **options),
             encoded_images,
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
         )
@@ -93,25 +95,34 @@ def decode_image(
     image_shape: Sequence[int],
     center_crop: float = 0.0,
     interpolation: str = "auto",
+    fit: str = "auto",
 ) -> tf.Tensor:
     """Return the center of an encoded image, resized as by Pillow; EXIF is ignored."""
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
-    scale = tf.reduce_max(size / stored) / (center_crop or 1)
-    begins = (size - scale * stored) / 2
+    scales, inside = size / stored, tf.constant(size)
+    if fit == "pad":
+        inside = tf.round(tf.reduce_min(scales) * stored)
+        inside = tf.maximum(1, tf.cast(inside, tf.int32))
+        scales = tf.cast(inside, tf.float32) / stored
+    elif fit != "stretch":
+        scales = tf.repeat(tf.reduce_max(scales) / (center_crop or 1), 2)
+    begins = (tf.cast(inside, tf.float32) - scales * stored) / 2
     for axis in (1, 0):  # Pillow resizes and rounds the rows, then the columns
         is_axis = tf.one_hot(axis, 2)
         resized = tf.raw_ops.ScaleAndTranslate(
             images=image[tf.newaxis],
-            size=tf.where(is_axis > 0, size, tf.shape(image)[:2]),
-            scale=1 + is_axis * (scale - 1),
+            size=tf.where(is_axis > 0, inside, tf.shape(image)[:2]),
+            scale=1 + is_axis * (scales - 1),
             translation=is_axis * begins,
             kernel_type="keyscubic" if interpolation == "bicubic" else "triangle",
             antialias=True,
         )
         # Halves are rounded up, also if float32 makes them slightly too small.
         image = tf.saturate_cast(tf.floor(resized[0] + 0.5001), tf.uint8)
+    tops = tf.cast(tf.round((size - inside) / 2), tf.int32)
+    image = tf.image.pad_to_bounding_box(image, *tf.unstack(tops), *size)
     return tf.ensure_shape(image, image_shape)
 
 

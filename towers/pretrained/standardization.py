@@ -27,7 +27,7 @@ from towers.run.stored_config import (
 
 
 def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
-    """Fill in interpolation and center_crop from the checkpoint or the weights."""
+    """Fill in the options of the resize from the checkpoint or the weights."""
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
     if checkpoint is not None:
@@ -43,8 +43,9 @@ def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Con
         )
     else:
         return config
-    names = ["interpolation"]
-    if config.image_size or source.center_crop in (0, 1):
+    names = ["interpolation", "fit"]
+    is_cut = source.center_crop not in (0, 1)
+    if not is_cut or (config.image_size and config.fit in ("auto", "crop")):
         names.append("center_crop")
     unset = [x for x in names if getattr(config, x) == FIELDS[x].default]
     return dataclasses.replace(config, **{x: getattr(source, x) for x in unset})

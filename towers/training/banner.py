@@ -135,7 +135,7 @@ def _options(config, origins):
     others = [name for name in non_defaults(config) if name not in origins]
     layers = {**origins, **dict.fromkeys(others, "config")}
     if origins:  # See `with_resize_of_weights`.
-        by_weights = {"interpolation", "center_crop"}.intersection(others)
+        by_weights = {"interpolation", "center_crop", "fit"}.intersection(others)
         layers |= dict.fromkeys(sorted(by_weights), "the trained weights")
     for i, layer in enumerate(dict.fromkeys(layers.values())):
         values = (f"{n}={getattr(config, n)}" for n in layers if layers[n] == layer)

@@ -221,6 +221,7 @@ class CachedSource:
                 resize=bool(options.image_size),
                 center_crop=options.center_crop,
                 interpolation=options.interpolation,
+                fit=options.fit,
                 max_pixels=options.max_image_pixels,
                 note_size=options.survey and options.survey.add_size,
             )

@@ -69,17 +69,19 @@ def read_image(
     resize: bool = True,
     center_crop: float = 0.0,
     interpolation: str = "auto",
+    fit: str = "auto",
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Return an image, uint8 of the shape, resized with an antialiasing filter.
 
     The content determines the format; only the first frame is read, transparency is
-    dropped and of 16 bits the upper 8 are kept. By default the largest part in the
-    middle with the proportions of the shape is taken, or the fraction `center_crop` of
-    it; `crop` gives another part of the upright image. `note_size` takes the height and
-    width of the upright image. Raises ValueError if it is damaged, too large, or of
-    another size and `resize` is False.
+    dropped and of 16 bits the upper 8 are kept. `fit` gives the upright image the
+    proportions of the shape: "crop" or "auto" takes the largest part in the middle, or
+    the fraction `center_crop` of it, "pad" adds black borders as `PIL.ImageOps.pad`
+    does, and "stretch" changes the proportions. `crop` gives another part, of what
+    `fit` makes. `note_size` takes the height and width of the upright image. Raises
+    ValueError if it is damaged, too large, or of another size and `resize` is False.
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
@@ -102,10 +104,10 @@ def read_image(
                 f"is {full_size[0]}x{full_size[1]} (height x width), expected "
                 f"{height}x{width}; --image_size=N resizes and crops all images"
             )
-        middle = _middle(full_size, (height, width), center_crop or 1)
-        box = list(crop(*full_size) if crop else middle)
+        box = _part(full_size, (height, width), fit, crop, center_crop or 1)
+        box, inside, borders = _inside(box, full_size, (height, width))
         top, left, *part = _stored_box(box, full_size, orientation)
-        size = _turned((height, width), orientation)
+        size = _turned(inside, orientation)
         ratio = 1
         if isinstance(image, JpegImageFile):
             times = min(old / new for old, new in zip(part, size, strict=True))
@@ -120,7 +122,8 @@ def read_image(
         # At a reduced scale the last pixel may stand for less than the others.
         box[2:] = min(box[2], pixels.width), min(box[3], pixels.height)
         resized = pixels.resize(size[::-1], FILTERS[interpolation], box)
-        return np.asarray(_upright(resized, orientation)).reshape(shape)
+        result = np.asarray(_upright(resized, orientation)).reshape(*inside, channels)
+        return result if result.shape == shape else np.pad(result, (*borders, (0, 0)))
 
 
 def _plain_jpeg_size(content):
@@ -253,6 +256,38 @@ def _middle(full_size, size, share):
         share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
     ]
     return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
+
+
+def _part(full_size, size, fit, crop, share):
+    """Return top, left, height and width; they may exceed the image by borders."""
+    if fit not in ("pad", "stretch"):
+        return crop(*full_size) if crop else _middle(full_size, size, share)
+    # The smallest area with the proportions of the result that contains the image.
+    scale = max(old / new for old, new in zip(full_size, size, strict=True))
+    area = [scale * new for new in size]
+    box = crop(*map(round, area)) if crop else (0, 0, *area)
+    if fit == "stretch":
+        scales = [old / new for old, new in zip(full_size, area, strict=True)]
+        return [x * y for x, y in zip(box, 2 * scales, strict=True)]
+    begins = [x - (y - z) / 2 for x, y, z in zip(box, area, full_size, strict=False)]
+    return *begins, *box[2:]
+
+
+def _inside(box, full_size, size):
+    """Return the part of a box in the image, its size in the result, the borders."""
+    parts = []
+    for first, length, full, pixels in zip(
+        box[:2], box[2:], full_size, size, strict=True
+    ):
+        # The center of a crop stays in the image.
+        begin = min(max(first, -length / 2), full - length / 2)
+        before, after = max(0.0, -begin), max(0.0, begin + length - full)
+        part = length - before - after
+        inside = max(1, round(round(pixels * part / length, 6)))
+        border = round((pixels - inside) * before / ((before + after) or 1))
+        parts.append((begin + before, part, inside, (border, pixels - inside - border)))
+    begins, lengths, inside, borders = zip(*parts, strict=True)
+    return (*begins, *lengths), inside, borders
 
 
 def _stored_box(box, full_size, orientation):

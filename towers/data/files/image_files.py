@@ -87,6 +87,7 @@ class ImageOptions:
             and leaves faulty ones out.
         center_crop: fraction of the middle part that is resized; 0 is 1.
         interpolation: filter of the resize, see `image.FILTERS`.
+        fit: "crop", "pad" or "stretch", see `image.read_image`; "auto" is "crop".
         default_size: pixels of height and width if `image_size` is 0 and sizes differ.
         shuffle_buffer_mb: megabytes of Parquet row groups, or of remote blocks,
             kept for shuffling.
@@ -99,6 +100,7 @@ class ImageOptions:
     bad_images: str = "stop"
     center_crop: float = 0.0
     interpolation: str = "auto"
+    fit: str = "auto"
     default_size: int = DEFAULT_IMAGE_SIZE
     shuffle_buffer_mb: float = 1000.0
 

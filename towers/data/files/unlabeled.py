@@ -40,22 +40,22 @@ def read_files(
     files: Iterable[str | tuple[int, Any]],
     image_shape: tuple[int, int, int],
     max_pixels: int,
-    center_crop: float = 0.0,
-    interpolation: str = "auto",
     ahead: int = 0,
+    **resize_options: Any,
 ) -> Iterator[ImageFile]:
     """Read images in threads, ahead of their use, and yield them in order.
 
     Files are paths, or pairs of a number and an array or Pillow image. `image_shape` is
-    that of the network; for options see `image.read_image`.
+    that of the network; `resize_options` are of `image.read_image`.
     """
+    is_whole = resize_options.get("center_crop", 0) in (0, 1)
 
     def read(file):
         path, image = (file, None) if isinstance(file, str) else file
         try:
             if image is None:
                 content = read_image_file(path, max_pixels)
-            elif center_crop in (0, 1) and getattr(image, "shape", None) == image_shape:
+            elif is_whole and getattr(image, "shape", None) == image_shape:
                 return ImageFile(str(path), image)
             else:
                 content = _encoded(image, image_shape[-1])
@@ -63,8 +63,7 @@ def read_files(
                 content,
                 image_shape,
                 max_pixels=max_pixels,
-                center_crop=center_crop,
-                interpolation=interpolation,
+                **resize_options,
             )
         except (OSError, ValueError, MemoryError, UnavailableDataError) as error:
             return ImageFile(str(path), None, reason(error))
