@@ -231,6 +231,16 @@ def test_of_many_images_copies_with_noise_are_found_and_no_others():
     assert text.endswith("such as 2000 is 0, 2001 is 1, 2002 is 2")
 
 
+def test_the_area_that_a_crop_cuts_away_is_said(run, root):
+    code, lines, _ = run("--image_size=4")
+    assert code == 0 and "fit         the crop cuts away 25% of the photos' area" in (
+        line.partition(" on average")[0] for line in lines
+    )
+    for size, fit in ("4x3", "crop"), ("4", "pad"):
+        _, lines, _ = run(f"--image_size={size}", f"--fit={fit}")
+        assert not [line for line in lines if line.startswith("fit ")]
+
+
 def faults_in(lines, root):
     """The paths in the lines of faults."""
     faults = [line.split(None, 1)[1] for line in lines if line.startswith("fault ")]

@@ -242,13 +242,13 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
         drawn = rng.integers(0, 256, (*size, 3), np.uint8)
         Image.fromarray(drawn).save(file, kind)
         contents.append(file.getvalue())
-        for *given, fit in (
+        for share, name, fit in (
             (1.0, "bilinear", "crop"),
             (1.0, "bicubic", "pad"),
             (1.0, "bilinear", "stretch"),
             (0.83, "bicubic", "auto"),
         ):
-            options = dict(zip(("center_crop", "interpolation"), given), fit=fit)
+            options = {"center_crop": share, "interpolation": name, "fit": fit}
             image = decode_image(tf.constant(contents[-1]), (32, 32, 3), **options)
             image = image.numpy()
             by_pillow = read_image(contents[-1], (32, 32, 3), **options)

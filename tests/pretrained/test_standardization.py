@@ -136,6 +136,15 @@ def test_a_run_keeps_the_resize_of_its_weights(tmp_path, files):
     train(second, dataclasses.replace(config, max_steps=2))
     stored = load_run(second).config
     assert (stored.interpolation, stored.center_crop) == ("bicubic", 0.75)
+    padded = dataclasses.replace(config, fit="pad", init_from=str(second), max_steps=1)
+    train(first, padded)
+    stored = load_run(first).config
+    assert (stored.interpolation, stored.center_crop) == ("bicubic", 0.0)
+    train(
+        tmp_path / "third",
+        dataclasses.replace(padded, fit="auto", init_from=str(first)),
+    )
+    assert load_run(tmp_path / "third").config.fit == "pad"
     other = dataclasses.replace(config, interpolation="bilinear")
     with pytest.raises(ConfigError, match="interpolation was 'bicubic' and is"):
         train(second, other)
