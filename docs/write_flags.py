@@ -39,7 +39,7 @@ LINKS = {
     "layer_decay",
     "python.md#callbacks": "track",
     "report.md": "report",
-    "runs.md#before-a-run": "dry_run lr_range_test",
+    "runs.md#before-a-run": "dry_run lr_range_test minutes",
     "runs.md#the-best-step": "validation_fraction patience best_by min_delta",
     "runs.md#what-a-run-shows": "profile_steps progress",
     "schedules.md": "schedule warmup_epochs warmup_start_factor min_rate_factor",

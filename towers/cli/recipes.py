@@ -105,10 +105,10 @@ def config_of_flags(
         origins |= dict.fromkeys(for_images, "chosen for the images")
     origins |= dict.fromkeys(given, "flags")
     if stored is None and "num_epochs" in given and "warmup_epochs" not in given:
-        warmup, num_epochs = base.warmup_epochs, given["num_epochs"]
-        by_length = find("schedule", given.get("schedule", base.schedule)).by_length
-        if warmup > 0 and (by_length or warmup > num_epochs):
-            given = given | {"warmup_epochs": warmup * num_epochs / base.num_epochs}
+        schedule = given.get("schedule", base.schedule)
+        warmup = base.warmup_for(given["num_epochs"], schedule)
+        if warmup != base.warmup_epochs:
+            given = given | {"warmup_epochs": warmup}
             origins["warmup_epochs"] = "scaled to num_epochs"
     remark = "; ".join(filter(None, (remark, other)))
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)

@@ -44,6 +44,8 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     switch("lr_range_test", False, about)
     about = "Number of folds of a cross-validation; trains a run for each."
     flags.DEFINE_integer("folds", 0, about, flag_values=values)
+    about = "Time budget in minutes, in place of --num_epochs: steps are timed first."
+    flags.DEFINE_float("minutes", 0.0, about, 0.0, flag_values=values)
     about = "Progress bar of a terminal (live), lines at intervals (plain) or none "
     about += "(off); auto: live on a terminal, else plain."
     flags.DEFINE_enum("progress", "auto", console.MODES, about, flag_values=values)
@@ -74,7 +76,10 @@ def arguments_of_flags() -> dict[str, Any]:
         ConfigError: flags contradict each other.
     """
     values = flags.FLAGS
-    chosen = [x for x in ("dry_run", "lr_range_test", "folds") if values[x].value]
+    options = "dry_run", "lr_range_test", "folds", "minutes"
+    chosen = [x for x in options if values[x].value]
+    if values.minutes and values["num_epochs"].present:
+        chosen = ["minutes", "num_epochs"]
     if len(chosen) > 1:
         first, second, *_ = chosen
         raise ConfigError(f"--{first} with --{second}: give one of the two")
@@ -89,6 +94,7 @@ def arguments_of_flags() -> dict[str, Any]:
         arguments["progress"] = values.progress
     if not (values.dry_run or values.lr_range_test):
         arguments["report"] = values.report
+        arguments["minutes"] = values.minutes
         arguments["profile_steps"] = tuple(map(int, profiled))
     return arguments
 

@@ -628,6 +628,13 @@ class Config:
         choice = self.choice_of("strategy")
         return self.group_size if choice.sharded or choice.is_in_a_file else 1
 
+    def warmup_for(self, num_epochs: float, schedule: str = "") -> float:
+        """Return `warmup_epochs` for another length, scaled if that is necessary."""
+        by_length = choices.find("schedule", schedule or self.schedule).by_length
+        if self.warmup_epochs > (0 if by_length else num_epochs):
+            return self.warmup_epochs * num_epochs / self.num_epochs
+        return self.warmup_epochs
+
     @property
     def resize_options(self) -> dict[str, Any]:
         """The arguments of `image.read_image` of the same names."""

@@ -27,6 +27,7 @@ from towers.run.folder import RunFolder
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of
 from towers.training.banner import print_banner
+from towers.training.budget import with_budget
 from towers.training.callback_list import CallbackError
 from towers.training.display import Status, create_display
 from towers.training.ending import (
@@ -61,6 +62,7 @@ def train(
     profile_steps: Sequence[int] = (),
     report: bool = True,
     callbacks: Callbacks = (),
+    minutes: float = 0.0,
 ) -> TrainResult:
     """Train a run to its end, from its last checkpoint or from the start.
 
@@ -95,6 +97,8 @@ def train(
             TensorBoard's profile plugin.
         report: write a web page about the run at its end, `report/index.html`.
         callbacks: see `towers.callbacks`; only the chief calls them.
+        minutes: a time budget in place of `config.num_epochs`, for a run of one
+            process: steps are timed first, and `config` gets as many epochs as fit.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -106,6 +110,15 @@ def train(
     """
     # Open.
     callbacks = validate_callbacks(callbacks)
+    if minutes:
+        config = with_budget(
+            workdir,
+            config,
+            minutes,
+            overwrite=overwrite,
+            **{"model": model, "data": data, "class_names": class_names},
+            **{"cluster": cluster, "allow_public_address": allow_public_address},
+        )
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0

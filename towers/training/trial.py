@@ -70,7 +70,7 @@ def dry_run(
     `origins`. Raises the errors of `train` that are known before a run.
     """
     options |= {"continues": not overwrite, "allow_change": allow_change}
-    trial = _begin("dry_run", workdir, config, **options)
+    trial = begin_trial("dry_run", workdir, config, **options)
     if trial.checkpoint is not None:
         print_entry("continues", f"from step {trial.trainer.step}")
     elif steps := checkpointer_of(trial.folder).steps():
@@ -104,7 +104,9 @@ def lr_range_test(
     scale_free = config.choice_of("optimizer").scale_free
     images = config.images_per_step
     schedule_fn = functools.partial(lr_range.growing_rate, images, scale_free)
-    trial = _begin(lr_range.NAME, workdir, config, schedule_fn=schedule_fn, **options)
+    trial = begin_trial(
+        lr_range.NAME, workdir, config, schedule_fn=schedule_fn, **options
+    )
     parts, trainer = trial.parts, trial.trainer
     if config.linear_probe:
         linear_probe.fit_head(trainer, parts, config.batch_size, trial.new)
@@ -184,7 +186,7 @@ class Trial(NamedTuple):
             yield float(metrics["learning_rate"]), loss
 
 
-def _begin(
+def begin_trial(
     flag: str,
     workdir: str | os.PathLike,
     config: Config,
@@ -198,6 +200,7 @@ def _begin(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     schedule_fn: Callable[[int], Schedule] | None = None,
+    banner: bool = True,
 ) -> Trial:
     """Build what `flag` tries, as `train` does, and print the start banner."""
     config, _ = with_given(config, model, data, class_names)
@@ -216,7 +219,8 @@ def _begin(
         allow_change=allow_change,
         schedule_fn=schedule_fn,
     )
-    print_banner(config, folder, devices, parts, trainer, origins)
+    if banner:
+        print_banner(config, folder, devices, parts, trainer, origins)
     new = load_trainer(trainer, config, checkpoint, parts.data.class_names)
     return Trial(config, folder, parts, trainer, checkpoint, new)
 
@@ -246,7 +250,7 @@ def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
         return
     begin = trainer.step
     num_evaluations = parts.periods.num_evaluations(begin, parts.last_step)
-    secs_of = _time_run(trial, heartbeat)
+    secs_of, _ = time_run(trial, heartbeat)
     for device, size in trainer.variable_bytes().items():
         text = f"{device} {size / 1e6:,.2f} MB of variables"
         if "GPU" in device:
@@ -271,8 +275,10 @@ def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
         print_entry("try", f"{ways[name]}: {part} {secs_of[name] / total:.0%}")
 
 
-def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """Print the speed of the steps; return part of the run -> seconds."""
+def time_run(
+    trial: Trial, heartbeat: Callable[[], None]
+) -> tuple[dict[str, float], float]:
+    """Print the speed; return part of a run -> seconds, and those of an evaluation."""
     config, parts, trainer = trial.config, trial.parts, trial.trainer
     begin, last_step = trainer.step, parts.last_step
     phase = trainer.phases[phase_at(trainer.phases, begin)]
@@ -294,7 +300,7 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
     waited = train_secs * lap.input_wait_percent / 100
     secs_of = {"linear probe": 0.0, "compiling": start_secs}
     secs_of |= {"input": waited, "steps": train_secs - waited, "evaluations": 0.0}
-    num_evaluations = parts.periods.num_evaluations(begin, last_step)
+    once, num_evaluations = 0.0, parts.periods.num_evaluations(begin, last_step)
     if num_evaluations or config.linear_probe:
         once = _time_evaluation(trial, heartbeat)
         secs_of["evaluations"] = num_evaluations * once
@@ -308,7 +314,7 @@ def _time_run(trial: Trial, heartbeat: Callable[[], None]) -> dict[str, float]:
         train_secs / (config.checkpoint_every_secs or math.inf),
         (last_step - begin) / (config.checkpoint_every_steps or math.inf),
     )
-    return secs_of
+    return secs_of, once
 
 
 def _time_steps(trial: Trial, end: int) -> tuple[float, Lap]:
