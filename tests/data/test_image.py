@@ -325,7 +325,7 @@ def test_random_crops_are_cut_from_the_padded_image():
     content = png(image)
     whole = read_image(content, (40, 40, 3), lambda h, w: (0, 0, h, w), fit="pad")
     np.testing.assert_array_equal(whole, read_image(content, (40, 40, 3), fit="pad"))
-    # Of the canvas of 80x80 the image has the rows 30 to 49.
+    # In the canvas of 80x80 the image fills the rows 30 to 49.
     part = read_image(content, (40, 40, 3), lambda h, w: (20, 8, 40, 40), fit="pad")
     np.testing.assert_array_equal(np.flatnonzero(part.any((1, 2))), np.arange(10, 30))
     # A crop above the image is moved until its center is in the image.
