@@ -1,13 +1,15 @@
 """The programs: `towers-train` and `run_train.py` call `run_train`, and so on.
 
 Each has a module with its flags and its `main`. What a program changes in the process,
-signals and imports, is changed here.
+signals, imports and warnings, is changed here.
 """
 
 import functools
 import importlib
+import logging
 import os
 import sys
+import warnings
 
 from towers.cli.imports import Finder
 from towers.signals import exit_on_signals
@@ -16,6 +18,9 @@ from towers.signals import exit_on_signals
 def _start(name, *at_signals):
     exit_on_signals(*at_signals)
     sys.meta_path.insert(0, Finder)
+    # Damaged metadata are ignored, and Pillow logs faults that it raises too.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     program = importlib.import_module(f"towers.{name}")
     flags = importlib.import_module("towers.cli.flags")
     program.define_flags()

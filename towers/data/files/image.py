@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import logging
 import math
 import struct
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -13,6 +11,7 @@ from PIL import ExifTags, Image
 from PIL.IcoImagePlugin import IcoFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TgaImagePlugin import TgaImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
@@ -48,9 +47,11 @@ TURNS = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
-# Damaged metadata are ignored, and Pillow logs faults that it raises too.
-warnings.filterwarnings("ignore", module=r"PIL\.")
-logging.getLogger("PIL").setLevel(logging.CRITICAL)
+SAVE_HINT = "save it as gray or RGB of 8 bits"
+COMPRESS_HINT = (
+    "after `pip install tifffile`, in Python: tifffile.imwrite('NEW', tifffile.imread("
+    "'FILE'), photometric={}, planarconfig=2, extrasamples={}, compression='zlib')"
+)
 
 
 class Refused(ValueError):
@@ -177,6 +178,8 @@ def _opened(content):
     name, file = format_of(content), io.BytesIO(content)
     if name == "ICO":  # IcoImageFile decodes before its size is known
         return IcoFile(file).frame(0)
+    if name == "TIFF":
+        return _opened_tiff(file)
     if name:
         return Image.OPEN[name][0](file, "")
     if is_heif(content):
@@ -186,6 +189,38 @@ def _opened(content):
     except SyntaxError:
         reason = f"it is not a {FORMATS_TEXT} file, or its header is damaged"
         raise Refused(f"cannot be decoded: {reason}") from None
+
+
+def _opened_tiff(file):
+    """Open a TIFF file; Refused if Pillow 13.0 cannot open it or misreads it."""
+    try:
+        tags = (image := TiffImageFile(file, "")).tag_v2
+    except Exception as error:  # also of kinds of pixels that Pillow does not know
+        text = f"cannot be decoded: {one_line(error, 200)}"
+        raise Refused(f"{text}; unless it is damaged, {SAVE_HINT}") from None
+    name = ExifTags.Base
+    # 0 and 1 are gray, with white or black as zero, 6 is YCbCr, 8 is LAB.
+    kind = tags.get(name.PhotometricInterpretation, 0)
+    bits = max(tags.get(name.BitsPerSample, (1,)))
+    is_raw = tags.get(name.Compression, 1) == 1
+    is_planar = tags.get(name.PlanarConfiguration) == 2
+    extra = tags.get(name.ExtraSamples, ())  # 1 and 2 are alpha
+    num_bands = tags.get(name.SamplesPerPixel, 1) - extra.count(1) - extra.count(2)
+    subsampling = tags.get(name.YCbCrSubSampling, (1, 1))
+    planar = f"uncompressed planar pixels of {bits} bits"
+    misread = {
+        f"{num_bands} gray bands": kind in (0, 1) and num_bands > 1,
+        "numbers with signs": tags.get(name.SampleFormat, (1,))[0] == 2,
+        "planar LAB": kind == 8 and is_planar,
+        "subsampled YCbCr": kind == 6 and is_raw and subsampling != (1, 1),
+        planar: is_raw and is_planar and (kind == 0 or bits != 8),
+    }
+    for what in filter(misread.get, misread):
+        hint = SAVE_HINT
+        if (what, bits) == (planar, 16):
+            hint = COMPRESS_HINT.format(kind, extra)
+        raise Refused(f"is a TIFF file of {what}, which is not read; {hint}")
+    return image
 
 
 def _completed(image, content):
@@ -209,19 +244,28 @@ def _completed(image, content):
 def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
     """Return the maximum of a gray 16-bit image, 0 for other images."""
     with opened(content, max_pixels) as image:
-        return int(np.asarray(image).max()) if _has_16_bits(image) else 0
+        pixels = _gray_of_16_bits(image)
+        return 0 if pixels is None else int(pixels.max())
 
 
-def _has_16_bits(image):
+def _gray_of_16_bits(image):
+    """Return the pixels of a gray image of 12 or 16 bits as 16 bits, else None."""
     # Pillow scales PGM files of more than 8 bits to 16 bits, as 32-bit integers.
     is_pgm = image.format == "PPM" and image.mode == "I"
-    return image.mode.startswith("I;16") or is_pgm
+    if not image.mode.startswith("I;16") and not is_pgm:
+        return None
+    pixels = np.asarray(image)
+    if isinstance(image, TiffImageFile):
+        pixels = pixels << 16 - image.tag_v2[ExifTags.Base.BitsPerSample][0]
+        if not image.tag_v2.get(ExifTags.Base.PhotometricInterpretation):
+            pixels = 65535 - pixels  # white is zero
+    return pixels
 
 
 def _pixels(image, channels):
     image.load()
-    if _has_16_bits(image):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if (deep := _gray_of_16_bits(image)) is not None:
+        image = Image.fromarray((deep >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise Refused("has pixels of 32 bits, or with signs; 8 and 16 bits are read")
     image.info.pop("transparency", None)
