@@ -66,7 +66,7 @@ def test_the_package_exports_what_it_lists():
 # Prints what differs in the process after a training; descriptor 2 is also compared
 # during each import.
 SIDE_EFFECTS = """
-import gc, os, signal, sys, threading
+import gc, logging, os, signal, sys, threading, warnings
 import keras, tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
@@ -89,6 +89,7 @@ def state():
         "standard error": descriptors,
         "frozen": gc.get_freeze_count(),
         "hooks": [sys.excepthook, threading.excepthook, sys.unraisablehook],
+        "warnings": [list(warnings.filters), logging.getLogger("PIL").level],
         "signals": [signal.getsignal(x) for x in signal.valid_signals()],
     }
 descriptor()

@@ -7,14 +7,15 @@ import json
 import pathlib
 import struct
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import chunk, file_of, gif, png, random_pixels
+from pictures import chunk, file_of, gif, png, random_pixels, tiff
 from PIL import Image, ImageOps
 
-from towers.data.files.image import read_image, upright_size
+from towers.data.files.image import greatest_of_16_bits, read_image, upright_size
 
 RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
 DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])
@@ -98,6 +99,78 @@ def test_of_16_bits_the_upper_8_are_kept(kind):
     np.testing.assert_array_equal(decode(png(deep)), deep >> 8)
     with pytest.raises(ValueError, match="pixels of 32 bits"):
         decode(file_of(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
+
+
+# Tags of TIFF 6.0.
+BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR = 258, 259, 262, 277, 284
+EXTRA, FORMAT, SUBSAMPLING = 338, 339, 530
+DEFLATE = {COMPRESSION: [8]}
+DEEP_RGB, DEEP_CMYK = (random_pixels(c, 9, 7, c, np.uint16) for c in (3, 4))
+
+
+def planes_in_tiff(pixels, tags):
+    """A TIFF file of [height, width, channels], by default not compressed."""
+    height, width, count = pixels.shape
+    own = {BITS: [8 * pixels.itemsize] * count, SAMPLES: [count], PLANAR: [2]}
+    planes = [x.tobytes() for x in np.moveaxis(pixels, -1, 0)]
+    if COMPRESSION in tags:
+        planes = [zlib.compress(x) for x in planes]
+    return tiff(
+        planes, width, height, {PHOTOMETRIC: [2], COMPRESSION: [1]} | own | tags
+    )
+
+
+@pytest.mark.parametrize("compression", [{}, DEFLATE])
+def test_16_bits_of_a_tiff_file_are_inverted_if_white_is_zero(compression):
+    deep = DEEP_RGB[..., :1]
+    content = planes_in_tiff(deep, compression | {PHOTOMETRIC: [0], PLANAR: [1]})
+    np.testing.assert_array_equal(decode(content, 1), 255 - (deep >> 8))
+    assert greatest_of_16_bits(content) == 65535 - deep.min()
+
+
+def test_of_12_bits_of_a_tiff_file_the_upper_8_are_kept():
+    twelve = random_pixels(3, 8, 6, 1, np.uint16) >> 4
+    bits = np.unpackbits(twelve.astype(">u2").view(np.uint8)).reshape(-1, 16)[:, 4:]
+    tags = {BITS: [12], COMPRESSION: [1], PHOTOMETRIC: [1], SAMPLES: [1]}
+    content = tiff([np.packbits(bits).tobytes()], 6, 8, tags)
+    np.testing.assert_array_equal(decode(content, 1), twelve >> 4)
+
+
+# For each of these Pillow 13.0 gives other pixels without an error.
+MISREAD = [
+    ("planar pixels of 16 bits.*photometric=2, ", DEEP_RGB, {}),
+    ("planar pixels of 16 bits.*photometric=5, ", DEEP_CMYK, {PHOTOMETRIC: [5]}),
+    ("planar pixels of 8 bits", np.asarray(RGB)[..., :1], {PHOTOMETRIC: [0]}),
+    ("3 gray bands", DEEP_RGB, DEFLATE | {PHOTOMETRIC: [1], EXTRA: [0, 0]}),
+    ("signs", np.asarray(RGB)[..., :1], {PHOTOMETRIC: [1], FORMAT: [2], PLANAR: [1]}),
+    ("planar LAB", np.asarray(RGB), DEFLATE | {PHOTOMETRIC: [8]}),
+    (
+        "YCbCr",
+        np.asarray(RGB).reshape(9, 21, 1),
+        {
+            BITS: [8] * 3,
+            SAMPLES: [3],
+            PLANAR: [1],
+            PHOTOMETRIC: [6],
+            SUBSAMPLING: [2, 2],
+        }
+        | {256: [7]},
+    ),
+]
+
+
+@pytest.mark.parametrize("words, pixels, tags", MISREAD, ids=[x[0] for x in MISREAD])
+@pytest.mark.row(23)
+def test_row_23_a_tiff_file_that_pillow_misreads_is_refused(words, pixels, tags):
+    content = planes_in_tiff(pixels, tags)
+    by_pillow(content)  # without an error
+    with pytest.raises(ValueError, match=f"TIFF file of .*{words}"):
+        decode(content)
+
+
+def test_planar_pixels_of_16_bits_are_read_if_compressed():
+    content = planes_in_tiff(DEEP_RGB, DEFLATE)
+    np.testing.assert_array_equal(decode(content), DEEP_RGB >> 8)
 
 
 COMMON = "PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"

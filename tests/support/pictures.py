@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import struct
 import zlib
 
 import numpy as np
@@ -34,6 +35,23 @@ def gif(width, height, num_frames=1):
     """Frames of one color each."""
     first, *others = (Image.new("P", (width, height), i) for i in range(num_frames))
     return file_of(first, "GIF", save_all=True, append_images=others)
+
+
+def tiff(strips: list[bytes], width: int, height: int, tags: dict[int, list[int]]):
+    """A TIFF file with a strip for each plane."""
+    sizes = [len(strip) for strip in strips]
+    places = [8 + sum(sizes[:i]) for i in range(len(strips) + 1)]
+    size = {256: [width], 257: [height], 278: [height], 273: places[:-1], 279: sizes}
+    tags = dict(sorted((size | tags).items()))
+    values, entries = b"", struct.pack("<H", len(tags))
+    for tag, numbers in tags.items():
+        packed = struct.pack(f"<{len(numbers)}I", *numbers)
+        if len(numbers) > 1:
+            place = places[-1] + 2 + 12 * len(tags) + 4 + len(values)
+            values, packed = values + packed, struct.pack("<I", place)
+        entries += struct.pack("<HHI", tag, 4, len(numbers)) + packed
+    start = struct.pack("<2sHI", b"II", 42, places[-1])
+    return start + b"".join(strips) + entries + bytes(4) + values
 
 
 def random_pixels(seed, height=8, width=6, channels=3, dtype=np.uint8):
