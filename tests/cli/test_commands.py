@@ -11,6 +11,7 @@ import signal
 
 import pytest
 from marks import slow
+from pictures import random_pixels, tiff
 from processes import HERE, ROOT, Program, on_linux, run
 from small_runs import assert_equal_states, records, saved, saved_steps
 
@@ -194,6 +195,19 @@ def test_every_run_of_one_process_has_its_trackers(failing, tmp_path, flags, env
     flags = [f"--workdir={tmp_path / 'run'}", "--track=mlflow:a", *flags]
     done = run(str(script), *flags, **environ)
     assert done.stdout.splitlines()[-1:] == ["None 1"], done.stderr
+
+
+@pytest.mark.slow
+def test_warnings_of_pillow_are_not_printed(tmp_path):
+    for number in range(9):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Two widths, of which Pillow warns, and in the last file 8 samples, which it logs.
+        tags = {256: [8, 8], 258: [8], 262: [1], 277: [1 + 7 * (number == 8)]}
+        path.write_bytes(tiff([random_pixels(number, 8, 8, 1).tobytes()], 8, 8, tags))
+    grid = f"--grid={tmp_path / 'grid.png'}"
+    done = run("-m", "towers.check", str(tmp_path / "data"), grid)
+    assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 # Row 12: signals.
