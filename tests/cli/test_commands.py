@@ -202,7 +202,7 @@ def test_warnings_of_pillow_are_not_printed(tmp_path):
     for number in range(9):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number}.tif"
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Two widths, of which Pillow warns, and in the last file 8 samples, which it logs.
+        # Two widths, of which Pillow warns, and once 8 samples, which it logs.
         tags = {256: [8, 8], 258: [8], 262: [1], 277: [1 + 7 * (number == 8)]}
         path.write_bytes(tiff([random_pixels(number, 8, 8, 1).tobytes()], 8, 8, tags))
     grid = f"--grid={tmp_path / 'grid.png'}"

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -19,7 +20,7 @@ import pytest
 import tensorflow as tf
 from containers import CONTAINERS, assert_equal_sets, examples, serving, write_images
 from marks import slow
-from pictures import png, random_pixels
+from pictures import png, random_pixels, write_folder
 from prepared_sets import all_of, message
 from processes import run
 from pyarrow import parquet
@@ -388,6 +389,23 @@ def test_a_file_that_is_not_what_it_should_be_is_named(tmp_path, name, spoil, wo
     assert text.startswith(str(path)) and re.search(
         re.escape(words).replace(r"\.\*", ".*"), text
     )
+
+
+def test_paths_of_images_in_a_parquet_file_are_no_images(tmp_path):
+    write_folder(tmp_path, "photos", {"ant": 3, "cat": 3})
+    paths = sorted(map(str, tmp_path.glob("photos/*/*.png")))
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    images = pyarrow.array([{"path": path} for path in paths], kind)
+    file = tmp_path / "train.parquet"
+    parquet.write_table(containers.table([("", 0, b"")] * 6, image=images), file)
+    for number in range(2):
+        text = message(data.load, "parquet", str(file), bad_images="skip")
+        assert text.startswith(f"{file}: ") and paths[0] in text
+        folders = re.findall(r"--data_dir=(\S+)", text)
+        assert len(folders) == 1 - number  # if the files are here
+        for folder in folders:
+            assert data.load("image_folder", folder).class_names == ("ant", "cat")
+        shutil.rmtree(tmp_path / "photos", ignore_errors=True)
 
 
 def test_a_row_group_that_cannot_be_read_is_named(tmp_path):

@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -138,7 +140,9 @@ def read(
                         f"has other columns than {shown(paths[0])}: "
                         f"{columns_here.description}, not {first.description}"
                     )
-                sizes = _group_sizes(file.metadata, first.image)
+                sizes, num_nulls = _group_sizes(file.metadata, first.image)
+                if 0 < num_nulls == file.metadata.num_rows:
+                    _refuse_paths(file, first.image[0])
                 if first.label:
                     values = file.read([first.label]).column(0)
                     label_parts.append(_label_numbers(values, first, label_numbers))
@@ -236,10 +240,29 @@ def _features(schema):
 
 
 def _group_sizes(metadata, image):
+    """Return (rows, bytes of images) of each row group, and the number of nulls."""
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     column = names.index(".".join(image))
     groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return [(x.num_rows, x.column(column).total_uncompressed_size) for x in groups]
+    chunks = [(group.num_rows, group.column(column)) for group in groups]
+    num_nulls = sum(getattr(x.statistics, "null_count", None) or 0 for _, x in chunks)
+    return [(rows, x.total_uncompressed_size) for rows, x in chunks], num_nulls
+
+
+def _refuse_paths(file, column):
+    """Raise ValueError if a file without images has their paths."""
+    [row] = next(file.iter_batches(1, columns=[f"{column}.path"])).to_pylist()
+    if path := (row.get(column) or {}).get("path"):
+        text = (
+            f"has paths of images, such as {shown(path)}, and no images, as datasets "
+            "writes a data set that it has not saved; where these files are, in Python: "
+            "from datasets import Dataset; Dataset.from_parquet('FILE').save_to_disk("
+            "'FOLDER'); Dataset.load_from_disk('FOLDER').to_parquet('NEW')"
+        )
+        if os.path.exists(path):
+            folder = shlex.quote(os.path.dirname(os.path.dirname(path)))
+            text += f"; or train on --dataset=image_folder --data_dir={folder}"
+        raise ValueError(text)
 
 
 def _label_numbers(values, columns, numbers):
