@@ -255,7 +255,7 @@ def _refuse_paths(file, column):
     if path := (row.get(column) or {}).get("path"):
         text = (
             f"has paths of images, such as {shown(path)}, and no images, as datasets "
-            "writes a data set that it has not saved; where these files are, in Python: "
+            "writes a data set that it has not saved; in Python, where the files are: "
             "from datasets import Dataset; Dataset.from_parquet('FILE').save_to_disk("
             "'FOLDER'); Dataset.load_from_disk('FOLDER').to_parquet('NEW')"
         )
