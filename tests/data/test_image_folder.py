@@ -7,7 +7,7 @@ import fsspec
 import numpy as np
 import pytest
 from containers import assert_equal_images, names_of
-from pictures import png, random_pixels, write_folder
+from pictures import png, random_pixels, tiff, write_folder
 from PIL import Image, ImageOps
 from prepared_sets import all_of
 from prepared_sets import message as line_of
@@ -154,13 +154,15 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
 @pytest.mark.row(23)
 def test_row_23_bad_images_are_left_out_and_named(root):
     names = "train/dog/x.svg", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
-    contents = b"", b"", b"\x89PNG\r\n\x1a\n" + bytes(99), png(random_pixels(0))[:60]
+    planar = tiff([bytes(96)] * 3, 8, 6, {258: [16] * 3, 262: [2], 277: [3], 284: [2]})
+    contents = b"", planar, b"\x89PNG\r\n\x1a\n" + bytes(99), png(random_pixels(0))[:60]
     for name, content in zip(names, contents, strict=True):
         (root / name).write_bytes(content)
     data_set = load(root, bad_images="skip")
     bad = data_set.inventory.names["bad images"]
     assert data_set.inventory.unused["bad images"] == 4 and len(bad) == 3
     assert all(any(f"{root}/{name} (" in x for name in names) for x in bad)
+    assert "train/cat/03.png (is a TIFF" in str([*data_set.inventory.lines(data_set)])
     # What is left is a folder without them.
     for name in names:
         (root / name).unlink()

@@ -307,7 +307,8 @@ def leave_out_bad_images(
         good[source] = source if is_all else Subset(source, positions)
     survey.is_closed = True
     for location, fault in survey.bad_images.items():
-        inventory.leave_out("bad images", f"{location} ({fault})")
+        what = fault.partition("; ")[0]  # without the hint, as the line is short
+        inventory.leave_out("bad images", f"{location} ({what})")
     return [good[source] for source in sources]
 
 
