@@ -64,6 +64,12 @@ def losses_by_numpy(labels, logits):
 # Figures.
 
 
+def test_with_a_nan_logit_no_set_is_right():
+    logits = np.array([[np.nan, np.nan], [np.nan, 1], [-1, 1], [-1, -1]], np.float32)
+    labels = np.array([[0, 0], [0, 1], [0, 1], [0, 0]], bool)
+    assert figures_of(labels, logits)["correct"] == 2
+
+
 @pytest.mark.parametrize("num_images, num_classes", [(1, 2), (60, 3), (400, 30)])
 def test_figures_equal_sklearn(num_images, num_classes):
     labels, logits = random_sets(num_images, num_classes, seed=num_images)

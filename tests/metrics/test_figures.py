@@ -175,9 +175,31 @@ def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
     found = of_one_kind([batch])
     assert found.correct.tolist() == [True] + [False] * 7
     assert found.in_top.tolist() == [True] * 5 + [False] * 3
-    batch["logits"][:] = np.nan
-    found = figures(of_one_kind([batch]), "abcdefgh")
-    assert found["images"] == 8 and found["top5_accuracy"] == 0
+
+
+def test_with_a_nan_logit_no_label_is_right():
+    """Of 200 images 80 have a NaN logit, 20 of them only NaNs."""
+    batch = random_batch(200, 8, seed=1) | {"logits_tta": np.zeros((200, 8))}
+    logits, labels = batch["logits"], batch["labels"]
+    labels[:20] = 0
+    logits[:20] = batch["logits_tta"][:20] = np.nan
+    logits[range(20, 80), labels[20:80] - np.arange(60) % 2] = np.nan
+    predicted = of_one_kind([batch])
+    ranks = np.argsort(np.argsort(-logits[80:], 1), 1)[range(120), labels[80:]]
+    right = np.append(np.zeros(80, bool), ranks == 0)
+    np.testing.assert_array_equal(predicted.correct, right)
+    np.testing.assert_array_equal(predicted.in_top, np.append(right[:80], ranks < 5))
+    assert not predicted.correct_tta[:20].any() and predicted.correct_tta[20:].any()
+    found = figures(predicted, "abcdefgh")
+    assert found["accuracy"] == right.mean() and found["images"] == 200
+    matrix = np.zeros((8, 8), int)
+    for label, other, count in found["confusion_matrix"]:
+        matrix[label, other] = count
+    expected = metrics.confusion_matrix(labels[80:], logits[80:].argmax(1))
+    np.testing.assert_array_equal(matrix[:7, :], expected[:7])
+    recalls = np.diag(matrix)[:7] / np.bincount(labels)
+    assert found["balanced_accuracy"] == pytest.approx(recalls.mean(), rel=1e-12)
+    assert predicted.texts(0, "abcdefgh") == ("a", "none")
 
 
 @pytest.fixture

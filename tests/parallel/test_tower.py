@@ -1,5 +1,7 @@
 """A tower is a pure function of its arguments."""
 
+from functools import partial
+
 import keras
 import networks
 import numpy as np
@@ -122,3 +124,24 @@ def test_a_label_set_is_right_where_all_its_labels_and_no_others_are_predicted()
     assert float(count_correct(of_sets, logits, labels)) == 2
     mixed = tf.constant([[0.7, 0.8, 0.2], [0.6, 0.0, 1.0], [0.6, 0.0, 0.0]])
     assert float(count_correct(of_sets, logits, mixed)) == 2
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_with_a_nan_logit_no_label_is_right(is_compiled):
+    logits = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    logits[:8] = np.nan
+    logits[range(8, 20), np.arange(12) % 3] = np.nan
+    labels = np.arange(40) % 3
+    sets = (logits > 0) ^ (np.arange(40) % 4 == 0)[:, np.newaxis]
+    for loss_fn, targets, right in (
+        (create_loss("cross_entropy"), labels, logits.argmax(1) == labels),
+        (
+            create_loss("cross_entropy", multi_label=True),
+            np.float32(sets),
+            ((logits >= 0) == sets).all(1),
+        ),
+    ):
+        count = tf.function(partial(count_correct, loss_fn), jit_compile=is_compiled)
+        has_nan = np.isnan(logits).any(1)
+        assert (right & has_nan).any()
+        assert float(count(logits, targets)) == (right & ~has_nan).sum() > 0

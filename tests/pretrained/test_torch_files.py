@@ -67,7 +67,9 @@ def test_arrays_come_back(name, tmp_path):
     assert_equal(read(tmp_path / name), ARRAYS)
 
 
-@pytest.mark.parametrize("dtype", torch_files.STORAGES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*torch_files.STORAGES, *torch_files.UNTYPED[:3]], ids=str
+)
 def test_views_of_a_storage(dtype, tmp_path):
     whole = np.arange(24).astype(dtype)
     views = {
@@ -227,8 +229,12 @@ def test_numbers_that_need_scales_are_refused(tmp_path):
     header = content[8 : 8 + size].strip().replace(b'"U8"', b'"F8_E4M3"')
     content = len(header).to_bytes(8, "little") + header + content[8 + size :]
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"fc.weight is F8_E4M3"):
+    with pytest.raises(CheckpointError, match=r"fc.weight is F8_E4M3, .*float32"):
         read(tmp_path / "a.safetensors")
+    zeros = {"fc.weight": Tensor(np.zeros((5, 4), ml_dtypes.float8_e4m3fn))}
+    torch_files.save(zeros, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"of torch.float8_e4m3fn, .*float32"):
+        read(tmp_path / "a.pth")
 
 
 # The start of a network.
@@ -247,10 +253,10 @@ def network(monkeypatch):
     return keras.Model(images, keras.layers.Dense(5, name="logits")(x))
 
 
-def start(network, path):
+def start(network, path, model="cnn"):
     state = {f"params/{x.path}": x.numpy() for x in network.trainable_variables}
     trainer = SimpleNamespace(state=lambda: state, load=lambda x: None, model=network)
-    initial.start_from(trainer, str(path), "cnn")
+    initial.start_from(trainer, str(path), model)
     return state
 
 
@@ -335,3 +341,56 @@ def test_a_file_of_another_network_is_refused_by_its_names(network, tmp_path):
         start(network, tmp_path / "a.safetensors")
     for name in (*names, "resnet50", "deit_base"):
         assert name in str(refused.value)
+
+
+PARTS = "norm1 query key value out hidden mlp norm2".split()
+# Names in a block of transformers' ViT, by `save_pretrained` and in its `state_dict()`.
+SAVED = "query key value".split()
+SAVED = [f"attention.attention.{x}" for x in SAVED] + ["attention.output.dense"]
+SAVED += ["intermediate.dense", "output.dense"]
+IN_MEMORY = [f"attention.{x}_proj" for x in "qkvo"] + ["mlp.fc1", "mlp.fc2"]
+NORMS = "layernorm_before", "layernorm_after"
+
+
+@pytest.mark.parametrize(
+    "blocks, parts",
+    [("encoder.layer", SAVED), ("layers", IN_MEMORY), ("blocks", IN_MEMORY)],
+    ids=["saved", "in_memory", "unknown"],
+)
+def test_a_vit_of_transformers_is_read_whole_or_refused(
+    blocks, parts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(initial, "NUM_NEAR", 0)
+    network = create_model(
+        "deit_tiny", image_shape=(32, 32, 3), num_classes=2, width=1 / 3
+    )
+    parts = dict(zip(PARTS, (NORMS[0], *parts, NORMS[1]), strict=True))
+    others = {
+        "patches": "vit.embeddings.patch_embeddings.projection",
+        "tokens": "vit.embeddings",
+        "last_norm": "vit.layernorm",
+        "logits": "classifier",
+    }
+    own = {"class_token": "cls_token", "positions": "position_embeddings"}
+    own |= {"kernel": "weight", "gamma": "weight", "beta": "bias"}
+    theirs, expected = {}, {}
+    for variable in network.variables:
+        layer, name = variable.path.split("/")
+        values = rng.normal(size=variable.shape).astype(np.float32)
+        expected[f"params/{variable.path}"] = values
+        if match := re.fullmatch(r"block(\d+)_(\w+)", layer):
+            layer = f"vit.{blocks}.{int(match[1]) - 1}.{parts[match[2]]}"
+        else:
+            layer = others[layer]
+        if name == "kernel":
+            values = values.transpose((*range(values.ndim)[:-3:-1], 0, 1)[: values.ndim])
+        elif layer == "vit.embeddings":
+            values = values[None]
+        theirs[f"{layer}.{own.get(name, name)}"] = Tensor(np.ascontiguousarray(values))
+    torch_files.save(theirs, tmp_path / "a.pth")
+    if blocks == "blocks":
+        with pytest.raises(CheckpointError, match="has 6 of the 198 parameters"):
+            start(network, tmp_path / "a.pth", "deit_tiny")
+    else:
+        assert len(expected) == 200
+        assert_equal(start(network, tmp_path / "a.pth", "deit_tiny"), expected)

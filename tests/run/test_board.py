@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from boards import read_board
+from boards import read_board, wait_for_curve
 from marks import slow
 from small_runs import halt_at, small_config
 
@@ -25,6 +25,21 @@ def test_scalars_can_be_read_at_once_and_vectors_have_a_curve_per_tower(tmp_path
         "towers/loss_1": [(10, 0.75)],
     }
     assert read_board(tmp_path, "eval") == {"curves/loss": [(1, 0.75)]}
+
+
+@pytest.mark.row(58)
+@pytest.mark.parametrize("num_continued", [1, 2])
+def test_steps_that_are_trained_again_are_there_once(num_continued, tmp_path):
+    """In both loaders of TensorBoard: continued after step 45, and after step 30."""
+    files = (1, range(5, 61, 5)), (46, (48, 56, 64)), (31, (35, 66))
+    expected = []
+    for first_step, steps in files[: 1 + num_continued]:
+        board = Board(tmp_path, "train", first_step)
+        for step in steps:
+            board.scalars(step, {"loss": step})
+        expected = [x for x in expected if x < first_step] + [*steps]
+    assert steps_of(tmp_path, "train") == {"curves/loss": expected}
+    wait_for_curve(tmp_path, "train", "curves/loss", expected)
 
 
 def steps_of(folder, kind):

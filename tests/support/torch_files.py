@@ -17,6 +17,9 @@ STORAGES = {
     np.dtype(ml_dtypes.bfloat16): "BFloat16Storage",
     np.dtype(np.int64): "LongStorage",
 }
+# Types whose tensors have storages of bytes.
+UNTYPED = [np.dtype(x) for x in (np.uint16, np.uint32, np.uint64)]
+UNTYPED += [np.dtype(ml_dtypes.float8_e4m3fn)]
 
 
 class Tensor:
@@ -29,12 +32,19 @@ class Tensor:
         places = range(1, len(self.shape) + 1)
         contiguous = [math.prod(self.shape[i:]) for i in places]
         self.strides = tuple(contiguous if strides is None else strides)
-        self.kind = f"torch {STORAGES[self.storage.dtype]}"
+        self.is_untyped = self.storage.dtype in UNTYPED
+        self.kind, self.size = "torch.storage UntypedStorage", self.storage.nbytes
+        if not self.is_untyped:
+            kind = STORAGES[self.storage.dtype]
+            self.kind, self.size = f"torch {kind}", self.storage.size
 
     def __reduce__(self):
         arguments = Storage(self), self.offset, self.shape, self.strides
-        rest = False, OrderedDict()
-        return Name("torch._utils _rebuild_tensor_v2"), (*arguments, *rest)
+        arguments = *arguments, False, OrderedDict()
+        if self.is_untyped:
+            dtype = Name(f"torch {self.storage.dtype}")
+            return Name("torch._utils _rebuild_tensor_v3"), (*arguments, dtype)
+        return Name("torch._utils _rebuild_tensor_v2"), arguments
 
 
 class Storage:
@@ -72,9 +82,8 @@ class _Pickler(pickle._Pickler):
             self.storages.append(value.tensor.storage)
             places.append(place)
         key = str(places.index(place))
-        size = value.tensor.storage.size
         view = [None] if self.is_older else []
-        return "storage", Name(value.tensor.kind), key, "cpu", size, *view
+        return "storage", Name(value.tensor.kind), key, "cpu", value.tensor.size, *view
 
 
 def save(content, path, compression=zipfile.ZIP_STORED):

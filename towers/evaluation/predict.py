@@ -31,6 +31,7 @@ from towers.data.sources import checksum, location_of
 from towers.errors import ConfigError, DataError
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.messages import shown
+from towers.metrics.predictions import top_class
 from towers.models.create import without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor
@@ -229,8 +230,9 @@ class _Prediction:
             counts["read"] += len(batch)
             if self._has_classes:
                 counts["trained"] += sum(map(is_training_image, names if paths else ()))
-                counts["labeled"] += sum(label >= 0 for label in labels)
-                counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
+                known = np.array(labels) >= 0
+                counts["labeled"] += int(known.sum())
+                counts["correct"] += int(np.sum(known & (top_class(outputs) == labels)))
             yield names, labels, outputs
 
     def _readable_files(self):

@@ -25,6 +25,7 @@ from towers.errors import (
 )
 from towers.exporting.formats import LIMITS
 from towers.messages import one_line, printable, shown
+from towers.metrics.predictions import top_class
 from towers.models.create import without_noise
 from towers.pretrained.initial import read_variables
 
@@ -129,7 +130,7 @@ def _classes(run, logits):
     """Return the classes that are predicted for each image, bool [n, classes]."""
     if run.thresholds is not None:
         return run.to_probabilities(logits) >= run.thresholds
-    return np.arange(logits.shape[1]) == logits.argmax(1)[:, np.newaxis]
+    return np.arange(logits.shape[1]) == top_class(logits)[:, np.newaxis]
 
 
 def _f1(a, b):

@@ -195,14 +195,18 @@ def class_counts(
     if labels.ndim == 2:
         return np.array([x.sum(0) for x in (labels & classes, labels, classes)])
     num_classes = num_classes or 1 + max(labels.max(), classes.max())
-    each = labels[labels == classes], labels, classes
+    each = labels[labels == classes], labels, classes[classes >= 0]
     return np.array([np.bincount(x, minlength=num_classes) for x in each])
 
 
 def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """Return rows of label, class and number of images that is not 0."""
+    """Return rows of label, class and number of images that is not 0.
+
+    Images without a class, -1, are left out.
+    """
+    labels, classes = labels[classes >= 0], classes[classes >= 0]
     pairs, counts = np.unique(labels * num_classes + classes, return_counts=True)
     return np.stack([*np.divmod(pairs, num_classes), counts], 1)
 

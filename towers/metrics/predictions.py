@@ -20,7 +20,7 @@ class Predictions:
     """Predictions for n images of one label each."""
 
     labels: np.ndarray  # int64 [n]
-    classes: np.ndarray  # int64 [n]: the largest logit, of equal ones the first
+    classes: np.ndarray  # int64 [n], see `top_class`
     probabilities: np.ndarray  # float64 [n], of these classes
     losses: np.ndarray  # float64 [n]
     in_top: np.ndarray | None = None  # bool [n], see TOP
@@ -51,7 +51,8 @@ class Predictions:
 
     def texts(self, index: int, class_names: Sequence[str]) -> tuple[str, str]:
         """Return the label of an image and its predicted class, by name."""
-        return class_names[self.labels[index]], class_names[self.classes[index]]
+        label, number = class_names[self.labels[index]], self.classes[index]
+        return label, "none" if number < 0 else class_names[number]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class LabelSets:
     @property
     def correct(self) -> np.ndarray:
         """Whether the predicted classes are exactly the labels, bool [n]."""
-        return (self.classes == self.labels).all(1)
+        return _is_exact(self.logits, self.labels)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -149,20 +150,32 @@ def _predict(logits, labels, loss, logits_tta=None):
     if labels.ndim == 2:
         labels = labels > 0
         if logits_tta is not None:
-            correct_tta = ((logits_tta >= 0) == labels).all(1)
+            correct_tta = _is_exact(logits_tta, labels)
         return LabelSets(labels, logits.astype(np.float32), loss, correct_tta)
     logits, labels = logits.astype(np.float64), labels.astype(np.int64)
     if logits_tta is not None:
-        correct_tta = np.argmax(logits_tta, 1) == labels
-    images, classes = np.arange(len(labels)), np.argmax(logits, 1)
+        correct_tta = top_class(logits_tta) == labels
+    images, classes = np.arange(len(labels)), top_class(logits)
     label_logits = logits[images, labels][:, np.newaxis]
     is_before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
     is_above = (logits > label_logits) | ((logits == label_logits) & is_before)
     num_above = np.sum(is_above, 1)
-    in_top = (num_above < TOP) & ~np.isnan(label_logits[:, 0])
+    in_top = (num_above < TOP) & (classes >= 0)
     probabilities = softmax(logits)[images, classes]
     in_top = in_top if logits.shape[1] > TOP else None
     return Predictions(labels, classes, probabilities, loss, in_top, correct_tta)
+
+
+def top_class(logits: np.ndarray) -> np.ndarray:
+    """Return the class of the largest logit, int64 [n], of equal ones the first.
+
+    It is -1 if a logit is NaN: no label is right.
+    """
+    return np.where(np.isnan(logits).any(1), -1, np.argmax(logits, 1))
+
+
+def _is_exact(logits, labels):
+    return (((logits >= 0) == labels) & ~np.isnan(logits)).all(1)
 
 
 def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:

@@ -25,7 +25,7 @@ from towers.parallel.loop import (
 )
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
-from towers.parallel.towers import LossFn, Towers, tower_counts
+from towers.parallel.towers import LossFn, Towers, top_class, tower_counts
 from towers.parallel.workers import SINGLE_WORKER, Workers
 
 # Target duration of one compiled call; between calls a stop request is served.
@@ -102,11 +102,10 @@ class Evaluator:
         Returns:
             "correct" and "images", whole numbers, and "loss", the sum over the images;
             with test-time augmentation also "correct_tta"; "predictions", float64
-            [images, 3]: label, class of the largest logit, and loss of each image in
-            the order of positions; "probabilities", float64 [images], of these classes.
-            If logits are kept, "logits", float32 [images, num_classes]. With label sets
-            "labels", bool [images, num_classes]; then the first column of "predictions"
-            is 0.
+            [images, 3]: label, `top_class`, and loss of each image in the order of
+            positions; "probabilities", float64 [images], of these classes. If logits
+            are kept, "logits", float32 [images, num_classes]. With label sets "labels",
+            bool [images, num_classes]; then the first column of "predictions" is 0.
         """
         feed.restart()
         iterators = feed.start(0, 0)
@@ -288,7 +287,7 @@ class Evaluator:
             wide = tf.cast(output, losses.dtype)
             probabilities = tf.reduce_max(tf.nn.softmax(wide), 1)
             kept = [wide] if self._keeps_logits else []
-            return [tf.argmax(output, 1), losses, probabilities, *kept]
+            return [top_class(output), losses, probabilities, *kept]
 
         columns = on_each(predict, self._devices[: len(pieces)], logits, pieces)
         with tf.device(HOST):

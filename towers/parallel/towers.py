@@ -265,19 +265,25 @@ def count_correct(loss_fn: LossFn, logits: tf.Tensor, labels: tf.Tensor) -> tf.T
 
     A prediction is correct if the largest logit is that of the label, or of the largest
     share of a mixed image. With several labels per image, the logits of exactly the
-    labels (shares above 1/2) must be at least 0.
+    labels (shares above 1/2) must be at least 0. With a NaN logit none is correct.
     """
     return tf.reduce_sum(_is_correct(loss_fn, logits, labels))
 
 
 def _is_correct(loss_fn, logits, labels):
     if getattr(loss_fn, "multi_label", False):
-        is_right = (logits >= 0) == (labels > 0.5)
+        is_right = ((logits >= 0) == (labels > 0.5)) & ~tf.math.is_nan(logits)
         return tf.cast(tf.reduce_all(is_right, axis=1), tf.float32)
     if len(labels.shape) > 1:
         labels = tf.argmax(labels, axis=1)
     # GPUs compare int64; int32 is compared on the host.
-    return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)
+    return tf.cast(top_class(logits) == tf.cast(labels, tf.int64), tf.float32)
+
+
+def top_class(logits: tf.Tensor) -> tf.Tensor:
+    """Return the class of the largest logit, int64 [n]; -1 if a logit is NaN."""
+    is_nan = tf.reduce_any(tf.math.is_nan(logits), axis=1)
+    return tf.where(is_nan, tf.constant(-1, tf.int64), tf.argmax(logits, axis=1))
 
 
 class Teacher:

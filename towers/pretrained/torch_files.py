@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import pickletools
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -32,12 +33,21 @@ DTYPES = {
     "torch.CharStorage": np.int8,
     "torch.ByteStorage": np.uint8,
     "torch.BoolStorage": np.bool_,
+    # Tensors of types without a storage of their own name the type themselves.
+    "torch.storage.UntypedStorage": np.uint8,
+    "torch.uint16": np.uint16,
+    "torch.uint32": np.uint32,
+    "torch.uint64": np.uint64,
 }
 # Types in safetensors files that need no scales from other tensors.
 SAFETENSORS_DTYPES = "F64 F32 F16 BF16 BOOL I64 I32 I16 I8 U64 U32 U16 U8".split()
+QUANTIZED = (
+    "such as of a quantized network; float64, float32, float16 and bfloat16 are read"
+)
 CALLED = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_tensor_v3",
     "torch._utils._rebuild_parameter",
 )
 
@@ -105,10 +115,7 @@ def open_safetensors(path: str) -> Iterator[tuple[dict[str, Tensor], dict[str, s
             for name in sorted(file.keys()):
                 tensor = file.get_slice(name)
                 if (dtype := tensor.get_dtype()) not in SAFETENSORS_DTYPES:
-                    raise ValueError(
-                        f"{name[:100]} is {dtype}, such as of a quantized network; "
-                        "float64, float32, float16 and bfloat16 are read"
-                    )
+                    raise ValueError(f"{name[:100]} is {dtype}, {QUANTIZED}")
                 read = functools.partial(file.get_tensor, name)
                 tensors[name] = Tensor(tuple(tensor.get_shape()), read)
             yield tensors, file.metadata() or {}
@@ -267,6 +274,10 @@ class _Unpickler:
             return {}
         if called.name.endswith("_v2"):
             return self._tensor(*arguments[:4])
+        if called.name.endswith("_v3"):
+            storage, dtype = Storage(*arguments[0]), DTYPES[arguments[6].name]
+            size = storage.size // np.dtype(dtype).itemsize
+            return self._tensor((dtype, storage.key, size), *arguments[1:4])
         return arguments[0]  # of _rebuild_parameter
 
     def _tensor(self, storage, offset, shape, strides):
@@ -294,6 +305,8 @@ class _Unpickler:
 
 
 def _known_global(name):
+    if re.fullmatch(r"torch\.float[48]_\w+", name):
+        raise ValueError(f"it has tensors of {name[:100]}, {QUANTIZED}")
     if name not in CALLED and name not in DTYPES:
         raise ValueError(
             f"it refers to {name[:100]}, which is not executed here; save the state "

@@ -148,7 +148,7 @@ def _pixels(source, values):
 def _activation_maps(run, evaluation, indices, pixels):
     """Return index -> image with its activation map, of the predicted class."""
     predictions = evaluation.reported
-    classes = predictions.classes[indices]
+    classes = np.maximum(predictions.classes[indices], 0)  # see `top_class`
     if isinstance(predictions, LabelSets):
         distance = np.abs(predictions.probabilities - predictions.labels)
         classes = distance[indices].argmax(1)

@@ -50,7 +50,10 @@ class Board:
     """A TensorBoard event file of one writer, such as "train", "test" or "test_ema".
 
     Curves of a tag share a chart. A method raises OSError if its event cannot be
-    written; then no part of it is. Readers drop earlier events from `first_step` on.
+    written; then no part of it is. A file begins with the start of a session at
+    `first_step`, the one of a new run, too: TensorBoard's slow loader drops earlier
+    events from there on, except at the first start that it reads. Its data server drops
+    those of a tag from the next event on.
     """
 
     def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
