@@ -99,6 +99,17 @@ def test_half_a_file_is_refused(written, tmp_path):
             fill(tmp_path / name, empty_state())
 
 
+def test_a_file_of_keras_2_is_to_be_saved_as_hdf5(tmp_path):
+    """As tf_keras 2.21 writes it: layers are numbered by class and have no names."""
+    with h5py.File(tmp_path / "model.weights.h5", "w") as file:
+        file["layers/conv2d/vars/0"] = np.ones((3, 3, 3, 4))
+    with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
+        archive.write(tmp_path / "model.weights.h5", "model.weights.h5")
+    for name in ("model.keras", "model.weights.h5"):
+        with pytest.raises(CheckpointError, match=r"tf_keras.* as FILE\.h5"):
+            fill(tmp_path / name, empty_state())
+
+
 # Layers with automatic names.
 
 

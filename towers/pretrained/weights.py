@@ -216,8 +216,8 @@ def _read_hdf5(path, content):
         )
         if places and layer is None:
             raise ValueError(
-                "it lacks the names of layers, as files of Keras 2 (tf_keras) and before "
-                "3.7; load it with the Keras that wrote it and save it as FILE.h5"
+                "it lacks the names of layers, like files of tf_keras and of Keras "
+                "before 3.7; save the model with these as FILE.h5"
             )
         if places:
             stored = [_stored(child, x, f"{layer}/{x}") for x in places]
