@@ -17,6 +17,7 @@ from PIL import Image
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
+from towers.build.restored import RestoredRun
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import walk
 from towers.data.files.unlabeled import Labels, read_files
@@ -140,6 +141,23 @@ def test_all_probabilities_come_in_the_order_of_the_classes(workdir, photos, cap
     np.testing.assert_allclose([np.float64(x[2:]) for x in rows], expected, rtol=1e-5)
     with pytest.raises(ConfigError, match="-1: must be at least"):
         write_predictions(workdir, paths, top=-1)
+
+
+def test_no_image_is_right_with_nan_logits(
+    workdir, photos, capfd, monkeypatch, tmp_path
+):
+    """Neither an image of the first class nor one without a label."""
+    network = RestoredRun.network
+
+    def of_nan(*arguments):
+        model = network(*arguments)
+        model.weights[0].assign(np.nan * model.weights[0])
+        return model
+
+    monkeypatch.setattr(RestoredRun, "network", of_nan)
+    shutil.copy(sorted_files(photos)[0], tmp_path)
+    write_predictions(workdir, [str(photos), str(tmp_path)], form="csv")
+    assert f"0 of {NUM_TEST} labeled images" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("use_ema,tta", [(True, "none"), (False, "mirror")])
