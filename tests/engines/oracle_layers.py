@@ -355,6 +355,24 @@ def layer_norm(x, gamma, beta, *, epsilon=1e-3) -> Applied:
     return Applied(gamma * normalized + beta, pullback)
 
 
+def response_norm(x, gamma, beta) -> Applied:
+    """Adds each channel times its norm over the mean of norms (Woo et al., 2023)."""
+    norms = np.sqrt(np.square(x).sum(axis=(1, 2), keepdims=True) + 1e-12)
+    mean = norms.mean(axis=-1, keepdims=True) + 1e-6
+    ratios = norms / mean
+
+    def pullback(gradient):
+        scaled = gradient * gamma
+        of_ratios = (scaled * x).sum(axis=(1, 2), keepdims=True)
+        through_mean = (of_ratios * ratios).mean(axis=-1, keepdims=True)
+        of_norms = (of_ratios - through_mean) / mean
+        of_x = gradient + scaled * ratios + of_norms * x / norms
+        of_gamma = (gradient * x * ratios).sum(axis=(0, 1, 2))
+        return (of_x,), {"gamma": of_gamma, "beta": gradient.sum(axis=(0, 1, 2))}
+
+    return Applied(x + gamma * x * ratios + beta, pullback)
+
+
 def attention(queries, keys, values, *, heads) -> Applied:
     """Vaswani et al., 2017, equation 1: one head, and one image, after the other."""
     size = queries.shape[-1] // heads
@@ -483,6 +501,7 @@ LAYERS = {
     "local_response_norm": local_response_norm,
     "batch_norm": batch_norm,
     "layer_norm": layer_norm,
+    "response_norm": response_norm,
     "attention": attention,
     "tokens": tokens,
     "first_token": first_token,

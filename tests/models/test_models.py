@@ -542,6 +542,11 @@ SMALL = {
         *(convnext.create_model, (17, 20, 3)),
         **{"name": "convnext", "channels": (6, 8), "depths": (1, 2)} | DROP,
     ),
+    "convnextv2": case(
+        described.convnext((1, 1), version=2),
+        *(convnext.create_model, (17, 20, 3)),
+        **{"name": "v2", "channels": (6, 8), "depths": (1, 1), "is_v2": True},
+    ),
     "speedrun_deep": case(
         described.speedrun(depth=3, momentum=0.9),
         *(speedrun.create_model, (17, 18, 3), 1 / 64),

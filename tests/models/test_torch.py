@@ -59,6 +59,8 @@ NETWORKS = [
     ("tf_mobilenet_v3_small", "tf_mobilenetv3_small_100", 97),
     ("tf_mobilenet_v3_large", "tf_mobilenetv3_large_100", 96),
     ("convnext_tiny", "convnext_tiny", 96),
+    ("convnext_atto", "convnext_atto", 64),
+    ("convnextv2_nano", "convnextv2_nano", 96),
 ]
 
 

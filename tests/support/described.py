@@ -325,7 +325,9 @@ def mobilenet_v3(as_tensorflow: bool, dropout: float, rate: float) -> list:
     ]
 
 
-def convnext(depths: tuple[int, ...], dropout: float, rate: float) -> list:
+def convnext(
+    depths: tuple[int, ...], dropout: float = 0.0, rate: float = 0.0, version: int = 1
+) -> list:
     def norm(name, inputs=()):
         return layer("layer_norm", name, inputs, epsilon=1e-6)
 
@@ -343,14 +345,17 @@ def convnext(depths: tuple[int, ...], dropout: float, rate: float) -> list:
                 norm(f"{name}_norm"),
                 layer("dense", f"{name}_hidden"),
                 layer("gelu", f"{name}_gelu"),
+                *([layer("response_norm", f"{name}_response")] if version == 2 else []),
                 layer("dense", f"{name}_out"),
-                layer("layer_scale", f"{name}_scale"),
+                *([layer("layer_scale", f"{name}_scale")] if version == 1 else []),
             ]
-            depth_rate = rate * index / sum(depths)
-            found.append(layer("stochastic_depth", f"{name}_depth", rate=depth_rate))
-            found.append(layer("add", f"{name}_add", (last, f"{name}_depth")))
+            if rate:
+                name_of_depth, depth_rate = f"{name}_depth", rate * index / sum(depths)
+                found.append(layer("stochastic_depth", name_of_depth, rate=depth_rate))
+            found.append(layer("add", f"{name}_add", (last, found[-1].name)))
     found += [layer("global_average_pool", "pool"), norm("last_norm")]
-    found.append(layer("dropout", "dropout", rate=dropout))
+    if dropout:
+        found.append(layer("dropout", "dropout", rate=dropout))
     return [*found, layer("dense", "logits")]
 
 

@@ -77,6 +77,15 @@ def _tf_mobilenet(size, num_params):
     return _network(help, name, num_params, weights, **options)
 
 
+def _convnext(name, num_params, width, depths, tag, crop=0.875):
+    """Return a ConvNeXt of four stages, whose channels double, with weights of timm."""
+    options = {"name": name, "channels": tuple(width * 2**i for i in range(4))}
+    options |= {"depths": depths} | ({"is_v2": True} if "v2" in name else {})
+    help = name.replace("_", "-").replace("convnext", "ConvNeXt").replace("v2", " V2")
+    weights = Preprocessing(crop=crop, timm=f"{name}.{tag}")
+    return _network(help, "convnext", num_params, weights, **options)
+
+
 def _vit(name, heads, num_params):
     """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
@@ -169,15 +178,22 @@ MODELS = {
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
     "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
-    "convnext_tiny": _network(
-        "ConvNeXt-T",
-        "convnext",
-        27_827_818,
-        Preprocessing(timm="convnext_tiny.fb_in1k"),
-        name="convnext_tiny",
-        channels=(96, 192, 384, 768),
-        depths=(3, 3, 9, 3),
-    ),
+    **{
+        row[0]: _convnext(*row)
+        for row in (
+            ("convnext_atto", 3_377_730, 40, (2, 2, 6, 2), "d2_in1k"),
+            ("convnext_femto", 4_836_634, 48, (2, 2, 6, 2), "d1_in1k"),
+            ("convnext_pico", 8_537_802, 64, (2, 2, 6, 2), "d1_in1k"),
+            ("convnext_nano", 14_958_970, 80, (2, 2, 8, 2), "in12k_ft_in1k", 0.95),
+            ("convnext_tiny", 27_827_818, 96, (3, 3, 9, 3), "fb_in1k"),
+            ("convnext_small", 49_462_378, 96, (3, 3, 27, 3), "fb_in1k"),
+            ("convnextv2_atto", 3_390_610, 40, (2, 2, 6, 2), "fcmae_ft_in1k"),
+            ("convnextv2_femto", 4_852_090, 48, (2, 2, 6, 2), "fcmae_ft_in1k"),
+            ("convnextv2_pico", 8_558_410, 64, (2, 2, 6, 2), "fcmae_ft_in1k"),
+            ("convnextv2_nano", 14_989_210, 80, (2, 2, 8, 2), "fcmae_ft_in22k_in1k"),
+            ("convnextv2_tiny", 27_874_186, 96, (3, 3, 9, 3), "fcmae_ft_in22k_in1k"),
+        )
+    },
     "vit_tiny": _vit("vit_tiny", 3, 5_350_090),
     "vit_small": _vit("vit_small", 6, 21_317_002),
     "vit_base": _vit("vit_base", 12, 85_101_322),

@@ -19,7 +19,12 @@ from towers.models.keras.noise import WithNoise
 from towers.models.layers.attention import Attention, Tokens, attention
 from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands
-from towers.models.layers.normalization import LocalResponseNormalization, is_frozen
+from towers.models.layers.normalization import (
+    GlobalResponseNormalization,
+    LocalResponseNormalization,
+    is_frozen,
+    response,
+)
 from towers.models.variables import keras_settings
 from towers.models.zoo.speedrun import Whitening
 
@@ -161,10 +166,20 @@ def _layer_scale(layer):
     return _with_values(layers.DepthwiseConv2D(1, **settings), values)
 
 
+def _response(layer):
+    """Return a normalization whose factors are a depthwise 1x1 convolution."""
+    gamma, beta = layer.get_weights()
+    settings = {"name": layer.name, "trainable": layer.trainable}
+    values = [gamma.reshape(1, 1, -1, 1), beta]
+    scale = _with_values(layers.DepthwiseConv2D(1, **settings), values)
+    return lambda x: ops.add(x, scale(response(x)))
+
+
 _REPLACEMENTS = {
     Attention: lambda layer: lambda x: attention(x[0], x[1], x[2], layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
+    GlobalResponseNormalization: _response,
     GroupedConv2D: _grouped_convolution,
     LocalResponseNormalization: _local_response_normalization,
     PadChannels: lambda layer: (

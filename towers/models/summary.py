@@ -7,10 +7,14 @@ from keras import layers
 
 from towers.models.layers.attention import Attention, Tokens
 from towers.models.layers.core import LayerScale, SameConv2D
+from towers.models.layers.normalization import GlobalResponseNormalization
 from towers.models.zoo.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
-UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens)
+UNCOUNTED = (
+    *(layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens),
+    GlobalResponseNormalization,
+)
 
 CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 

@@ -48,6 +48,28 @@ class FusedLayerNormalization(OnDevice, keras.layers.LayerNormalization):
         return layer_normalization(inputs, scale, offset, self.epsilon)
 
 
+class GlobalResponseNormalization(keras.layers.Layer):
+    """Factors for channels by their norm over the image (arXiv:2301.00808)."""
+
+    def build(self, input_shape):
+        shape = (input_shape[-1],)
+        self.gamma = self.add_weight(shape=shape, initializer="zeros", name="gamma")
+        self.beta = self.add_weight(shape=shape, initializer="zeros", name="beta")
+
+    def call(self, inputs):
+        gamma, beta = map(tf.convert_to_tensor, (self.gamma, self.beta))
+        return inputs + response(inputs) * gamma + beta
+
+
+def response(images: tf.Tensor) -> tf.Tensor:
+    """Return images times their norms in a channel over the mean of all channels."""
+    exact = keras.ops.cast(images, keras.backend.result_type(images.dtype, "float32"))
+    squares = keras.ops.sum(keras.ops.square(exact), (1, 2), keepdims=True)
+    norms = keras.ops.sqrt(squares + 1e-12)  # whose derivative is finite at 0
+    means = keras.ops.mean(norms, axis=-1, keepdims=True)
+    return images * keras.ops.cast(norms / (means + 1e-6), images.dtype)
+
+
 class BatchNormalization(OnDevice, keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with TensorFlow's fused kernel.
 

@@ -1,4 +1,4 @@
-"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545)."""
+"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545), V2 (Woo et al. 2023, 2301.00808)."""
 
 import keras
 from keras import layers
@@ -6,7 +6,10 @@ from keras import layers
 from towers.models.layers import blocks
 from towers.models.layers.blocks import Regularizer, Shape
 from towers.models.layers.core import Conv2D, Dense, Gelu, GroupedConv2D, LayerScale
-from towers.models.layers.normalization import FusedLayerNormalization
+from towers.models.layers.normalization import (
+    FusedLayerNormalization,
+    GlobalResponseNormalization,
+)
 
 # Parameter names in timm checkpoints.
 TORCH_NAMES = (
@@ -18,6 +21,7 @@ TORCH_NAMES = (
         r"stage(\d+)_block(\d+)_depthwise": r"stages.{\1-1}.blocks.{\2-1}.conv_dw",
         r"stage(\d+)_block(\d+)_norm": r"stages.{\1-1}.blocks.{\2-1}.norm",
         r"stage(\d+)_block(\d+)_hidden": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc1",
+        r"stage(\d+)_block(\d+)_response": r"stages.{\1-1}.blocks.{\2-1}.mlp.grn",
         r"stage(\d+)_block(\d+)_out": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc2",
         r"stage(\d+)_block(\d+)_scale/gamma": r"stages.{\1-1}.blocks.{\2-1}.gamma",
         r"last_norm": "head.norm",
@@ -37,8 +41,12 @@ def create_model(
     regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
+    is_v2: bool = False,
 ) -> keras.Model:
-    """Build stages with numbers of `channels` and blocks. Every kernel decays."""
+    """Build stages with numbers of `channels` and blocks. Every kernel decays.
+
+    V2 has a global response normalization in a block in place of the layer scale.
+    """
     blocks.check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
     settings = {
         # The authors' `trunc_normal_` truncates at 2, at 100 standard deviations.
@@ -60,8 +68,11 @@ def create_model(
         x = norm(x, f"{scope}_norm")
         x = Dense(hidden, name=f"{scope}_hidden", **settings)(x)
         x = Gelu(name=f"{scope}_gelu")(x)
+        if is_v2:
+            x = GlobalResponseNormalization(name=f"{scope}_response")(x)
         x = Dense(filters, name=f"{scope}_out", **settings)(x)
-        x = LayerScale(name=f"{scope}_scale")(x)
+        if not is_v2:
+            x = LayerScale(name=f"{scope}_scale")(x)
         x = blocks.dropout(x, rate, f"{scope}_depth", inputs, per_image=True)
         return layers.Add(name=f"{scope}_add")([shortcut, x])
 
