@@ -256,6 +256,14 @@ def test_an_ensemble_is_of_the_same_images_and_of_finite_probabilities():
         mean_predictions("AB", [good, good._replace(source=other)])
     with pytest.raises(NumericError, match="B: "):
         mean_predictions("AB", [good, good._replace(logits=np.nan * logits)])
+    # Probabilities that floats round to 0 and 1: half the probability of the second.
+    far = good._replace(logits=2000 * logits, labels=labels[::-1])
+    near = far._replace(logits=800 * logits)
+    mean = mean_predictions("AB", [far, near])
+    np.testing.assert_allclose(mean.losses, [800 + np.log(2)] * 2)
+    sets = [x._replace(labels=~np.eye(2, dtype=bool)) for x in (far, near)]
+    mean = mean_predictions("AB", sets)
+    np.testing.assert_allclose(mean.losses, [400 + np.log(2)] * 2)
 
 
 def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):

@@ -246,7 +246,7 @@ def mean_predictions(
     workdirs: Sequence[str | os.PathLike], members: Sequence[SplitPredictions]
 ) -> Predictions | LabelSets:
     """Return the predictions from the mean probabilities of runs."""
-    first, probabilities = members[0], []
+    first, logs = members[0], []
     for workdir, member in zip(workdirs, members, strict=True):
         sums = {checksum(x.source) for x in (first, member)}
         is_same = np.array_equal(member.labels, first.labels)
@@ -254,16 +254,17 @@ def mean_predictions(
         if member.class_names != first.class_names or not is_same:
             what = "other classes or images"
             raise ConfigError(f"{workdir} has {what} than {workdirs[0]}")
-        probabilities.append(member.probabilities)
-        if not np.isfinite(probabilities[-1]).all():
+        logits = member.logits.astype(np.float64)
+        if not np.isfinite(logits).all():
             raise NumericError(f"{workdir}: its probabilities are not finite")
-    mean = np.mean(probabilities, 0)
-    with np.errstate(divide="ignore"):
-        logits = np.log(mean)
+        # Logarithms, because probabilities close to 0 or 1 are rounded.
         if first.labels.ndim == 2:
-            logits -= np.log(1 - mean)
-    # Probabilities of 0 and 1 have infinite logits.
-    logits = np.nan_to_num(logits, posinf=1e30, neginf=-1e30)
+            logs.append(-np.logaddexp(0, [-logits, logits]))
+        else:
+            logs.append(logits - np.logaddexp.reduce(logits, 1, keepdims=True))
+    logits = np.logaddexp.reduce(logs)
+    if first.labels.ndim == 2:
+        logits = logits[0] - logits[1]
     return predictions_of_logits(logits, first.labels)
 
 

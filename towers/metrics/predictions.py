@@ -200,13 +200,13 @@ def predictions_of_logits(
     logits: np.ndarray, labels: np.ndarray
 ) -> Predictions | LabelSets:
     """Return predictions whose losses are the cross-entropy."""
-    probabilities = to_probabilities(logits, labels.ndim == 2)
-    with np.errstate(divide="ignore"):
+    logits = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # logits that are not finite
         if labels.ndim == 2:
-            right = np.where(labels, probabilities, 1 - probabilities)
-            losses = -np.log(right).mean(1)
+            losses = (np.logaddexp(0, logits) - labels * logits).mean(1)
         else:
-            losses = -np.log(probabilities[np.arange(len(labels)), labels])
+            label_logits = logits[np.arange(len(labels)), labels]
+            losses = np.logaddexp.reduce(logits, 1) - label_logits
     return _predict(logits, labels, losses)
 
 
