@@ -4,6 +4,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet fsspec==2026.9.0 aiohttp==3.14.5
