@@ -1,6 +1,7 @@
 #!/bin/sh
 # fsspec 2026.9.0: a file that is replaced on a web server, with another size and ETag,
 # is read from the cache, although check_files=True asks for a comparison.
+# Seen: filecache and blockcache give b'old'; info has the size 8 and the new ETag.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

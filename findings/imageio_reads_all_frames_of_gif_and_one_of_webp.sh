@@ -1,6 +1,7 @@
 #!/bin/sh
 # imageio 2.38.1: v3.imread of a GIF or an animated PNG gives all frames, with a
 # dimension more even for a GIF of one frame; of an animated WebP the first frame alone.
+# Seen: (3, 8, 9, 3), (3, 8, 9), (8, 9, 3); of a GIF of one frame (1, 8, 9, 3).
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

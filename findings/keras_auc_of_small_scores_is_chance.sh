@@ -2,6 +2,7 @@
 # Keras 3.15.1: keras.metrics.AUC has 200 thresholds, evenly spaced from 0 to 1. Scores
 # that rank perfectly but are all below 0.001, as with a thousand classes, have an area
 # of 0.5; scikit-learn 1.9.1 says 1.
+# Seen: ROC 0.5, PR 0.25; scikit-learn 1.0, 1.0.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

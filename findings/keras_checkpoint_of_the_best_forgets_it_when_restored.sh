@@ -2,6 +2,7 @@
 # Keras 3.15.1: when fit continues through BackupAndRestore,
 # ModelCheckpoint(save_best_only=True) begins anew: the first epoch after the restart
 # overwrites the file of the best one, although it is worse.
+# Seen: of losses 1.0, 0.5, 0.9, 0.8 the file has epoch 1, after the restart 3.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

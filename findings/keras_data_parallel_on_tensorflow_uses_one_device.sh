@@ -1,6 +1,7 @@
 #!/bin/sh
 # Keras 3.15.1 with TensorFlow: keras.distribution.DataParallel over two devices is
 # accepted, and fit computes everything on the first one.
+# Seen: devices cpu:0 and cpu:1; all three batches and the variables on CPU:0.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,6 +2,7 @@
 # Keras 3.15.1: with use_ema=True the validation of each epoch of fit measures the
 # weights of the last step; when fit ends, the network has the moving averages, whose
 # loss was never shown.
+# Seen: validation losses 16, 4, 1; after fit 12.39.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

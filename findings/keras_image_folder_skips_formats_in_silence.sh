@@ -2,6 +2,7 @@
 # Keras 3.15.1: image_dataset_from_directory reads .png, .jpg, .jpeg, .bmp and .gif.
 # Images of other endings in the same folders (.webp, .tif, .avif, .jfif) are left out
 # without a word; a class that has only such images becomes a class without images.
+# Seen: "Found 1 files belonging to 2 classes.", of six files.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

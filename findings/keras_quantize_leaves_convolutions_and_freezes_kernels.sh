@@ -2,6 +2,7 @@
 # Keras 3.15.1: model.quantize("int8") turns the kernels of dense layers into 8 bits,
 # leaves convolutions in float32, and fit afterwards trains the biases alone, without an
 # error.
+# Seen: conv/kernel float32, dense/kernel int8; after fit only the bias differs.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

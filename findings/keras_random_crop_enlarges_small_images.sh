@@ -2,6 +2,7 @@
 # Keras 3.15.1: RandomCrop of an image that is smaller than the crop neither pads nor
 # raises: it enlarges the image, so that objects have another size than in the rest of
 # the batch.
+# Seen: a row of 0, 0, 1, 1 becomes 0, 0, 0, 0.25, 0.75, 1, 1, 1.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Keras 3.15.1: a network with equal outputs for all classes has a top-k accuracy of 1.0
 # for every k, also for k=1; its accuracy is one over the number of classes.
+# Seen: of ten classes accuracy 0.1, top-1 1.0, top-5 1.0.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

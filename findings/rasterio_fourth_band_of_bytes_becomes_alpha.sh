@@ -3,6 +3,7 @@
 # GDAL marks the fourth as alpha, so that Pillow 13.0.0 opens an RGBA image and
 # convert('RGB') drops the band; the same bands in 16 bits are gray and three undefined
 # ones, and Pillow cannot open them.
+# Seen: red, green, blue, alpha and RGBA; gray, 3 undefined and not opened.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

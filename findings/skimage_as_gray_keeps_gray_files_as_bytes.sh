@@ -2,6 +2,7 @@
 # scikit-image 0.26.0: imread(as_gray=True) gives floats from 0 to 1 for a color file,
 # and bytes from 0 to 255 for a gray one; gray with alpha raises an error; color with
 # alpha lies on white. A folder of both kinds trains on two scales.
+# Seen: gray uint8 128; color float64 0.502; color with alpha 0.75.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

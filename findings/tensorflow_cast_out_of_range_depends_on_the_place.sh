@@ -2,6 +2,7 @@
 # TensorFlow 2.21.0: tf.cast of 300.0 to uint8 gives 255 under XLA; without it 255 or
 # 44, by the place in the tensor: on an x86 processor whole groups of 32 numbers
 # saturate, and those left over wrap.
+# Seen: of 95 numbers 64 times 255, 31 times 44; under XLA 95 times 255.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -57,7 +57,7 @@ TESTS = {
 
 
 def test_scripts_rows_and_tests_belong_together():
-    readme = (TESTS_FOLDER.parent / "findings" / "README.md").read_text()
+    readme = (TESTS_FOLDER / "../findings/README.md").read_text()
     rows = re.findall(r"(?m)^\| \[(\w+)\]\(\1\.sh\), (.+?) \| .* \|(.*)\|$", readme)
     scripts = {x.stem: x.read_text() for x in TESTS_FOLDER.glob("../findings/*.sh")}
     assert [name for name, *_ in rows] == sorted(scripts)
@@ -83,7 +83,7 @@ def test_first_frames(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     options |= {"save_all": True, "append_images": frames[1:]}
     content = file_of(frames[0], kind, **options)
-    np.testing.assert_array_equal(read(content), np.full((8, 9, 3), 60))
+    assert (read(content) == np.full((8, 9, 3), 60)).all()
 
 
 def test_small_scores():
@@ -147,8 +147,7 @@ def test_fourth_band():
 
 
 def test_bfloat16(tmp_path):
-    tensor = {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}
-    header = json.dumps({"a": tensor}).encode()
+    header = b'{"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
     content = struct.pack("<Q", len(header)) + header + b"\x80\x3f\x00\x40"
     (tmp_path / "a").write_bytes(content)
     with open_safetensors(str(tmp_path / "a")) as (tensors, _):
