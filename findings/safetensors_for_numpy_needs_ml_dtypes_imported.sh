@@ -2,6 +2,7 @@
 # safetensors 0.8.0: safetensors.numpy.load_file of a bfloat16 tensor raises a
 # TypeError, until the program has imported ml_dtypes, which is not mentioned; then it
 # works.
+# Seen: data type 'bfloat16' not understood; after the import 1.0, 2.0.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,6 +2,7 @@
 # scikit-learn 1.9.1: a certain and wrong prediction costs 36.04 in float64, 15.94 in
 # float32 and 6.93 in float16: probabilities are cut at the precision of their type. Log
 # losses of two programs differ by that alone.
+# Seen: 36.04, 15.94, 6.93.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,7 @@
 #!/bin/sh
 # webdataset 1.0.2: GNU tar stores a file with two names once, and a hard link. The
 # sample of the link has its label and no image; nothing is raised.
+# Seen: {'jpg': b'picture', 'cls': b'0'} and {'cls': b'1'}.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
