@@ -2,7 +2,9 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -144,7 +146,8 @@ def _tokens(layer):
     settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
     dense = layers.EinsumDense("nti,ic->ntc", table.shape, **settings)
     values = layer.get_weights() if has_token else [np.zeros((1, channels)), table]
-    positions, reshape = _with_values(dense, values), layers.Reshape([-1, channels])
+    positions = _with_values(dense, values)
+    reshape = layers.Reshape([-1, channels], name=f"{layer.name}_reshape")
     before = [[0, 0], [1, 0], [0, 0]]
 
     def call(x):
@@ -214,6 +217,40 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
             moments = {"mean": run.mean, "variance": [(x or 1) ** 2 for x in run.std]}
             inputs = layers.Normalization(**moments, name="standardize")(images)
         return keras.Model(images, network(inputs), name="classifier")
+
+
+# Arguments that Keras 3.4.1 lacks, with their defaults in Keras 3.15.1.
+_NEWER_ARGUMENTS = {
+    **dict.fromkeys(("antialias", "optional", "ragged", "renorm", "use_gate"), False),
+    **dict.fromkeys(("flash_attention", "sliding_window", "quantization_config")),
+    **dict.fromkeys(("input_axes", "output_axes", "output_padding", "renorm_clipping")),
+    "renorm_momentum": 0.99,
+}
+
+
+def config_for_older_keras(config: Any) -> Any:
+    """Return a serialized network without newer arguments that have their defaults."""
+    if isinstance(config, (list, tuple)):
+        return [config_for_older_keras(x) for x in config]
+    if not isinstance(config, dict):
+        return config
+    config = {
+        key: config_for_older_keras(value)
+        for key, value in config.items()
+        if key not in _NEWER_ARGUMENTS or value != _NEWER_ARGUMENTS[key]
+    }
+    # Older operations have no names; those given at loading must not be a layer's.
+    nodes = config.get("layers", ())
+    operations = [x for x in nodes if ".ops." in (x["module"] or "")]
+    names = {_without_number(x["name"]) for x in nodes if x not in operations}
+    for operation in operations:
+        if _without_number(operation["name"]) not in names:
+            operation["config"].pop("name", None)
+    return config
+
+
+def _without_number(name):
+    return re.sub(r"_\d+$", "", name)
 
 
 def _standardized_by_itself(images):

@@ -17,7 +17,7 @@ from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError
-from towers.exporting.stock import with_preprocessing
+from towers.exporting.stock import config_for_older_keras, with_preprocessing
 from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.messages import printable
 from towers.pretrained import torch_names
@@ -128,7 +128,10 @@ def decode_image(
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     """Write a .keras file from uint8 images to logits, with two JSON files."""
-    with_preprocessing(network, run).save(path)
+    model = with_preprocessing(network, run)
+    get_config = model.get_config
+    model.get_config = lambda: config_for_older_keras(get_config())
+    model.save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
         archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
