@@ -1,5 +1,5 @@
-# make train | lint | test | test-all | test-onnx | test-ray | test-torch |
-# test-track | docs | notebook | dist | lock | clean   (GNU make 3.81 or later)
+# make train | lint | test | test-all | test-keras | test-onnx | test-ray |
+# test-torch | test-track | docs | notebook | dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -10,6 +10,8 @@ CUDA ?= auto
 # For `make test-torch`: TORCH=torch==2.13.0+cpu takes a wheel without CUDA, where pip
 # finds one.
 TORCH ?= torch
+# For `make test-keras`: versions of Keras, each with one of TensorFlow.
+KERAS ?= 3.4.1-2.16.2 3.8.0-2.18.1 3.12.0-2.20.0 3.13.2-2.20.0 3.14.1-2.21.0
 # For `make lock`: UV_FLAGS=--upgrade takes the newest versions instead of keeping pins.
 UV_FLAGS ?=
 
@@ -51,14 +53,15 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
 FAILED := { echo "make: the installation failed; the next make starts it anew" >&2; \
     exit 1; }
 
-.PHONY: help setup setup-dev train lint test test-all test-onnx test-ray test-torch \
-    test-track docs notebook dist lock clean
+.PHONY: help setup setup-dev train lint test test-all test-keras test-onnx test-ray \
+    test-torch test-track docs notebook dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
 	@echo "make lint       set up .venv, then ruff, mypy, deptry and codespell"
 	@echo "make test       the same, then the fast tests"
 	@echo "make test-all   the same with the slow tests"
+	@echo "make test-keras Keras exports in older versions, in .venv-keras-*"
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-torch the tests against timm, torchvision and transformers"
@@ -118,6 +121,14 @@ setup-dev: setup
 # Environments of their own: what they install may be other versions than those pinned.
 .venv-%/bin/python:
 	@$(FIND_PYTHON); $$python -m venv .venv-$*
+
+# PYTHON=python3.11 or 3.12: TensorFlow 2.16 and 2.18 have no wheels for 3.13.
+KERAS_PYTHONS := $(KERAS:%=.venv-keras-%/bin/python)
+test-keras: setup-dev $(KERAS_PYTHONS)
+	for pair in $(KERAS); do .venv-keras-$$pair/bin/python $(PIP) install \
+	    keras==$${pair%-*} tensorflow-cpu==$${pair#*-} || exit 1; done
+	TOWERS_TEST_KERAS="$(KERAS_PYTHONS:%=$(CURDIR)/%)" $(PY) -m pytest -m slow \
+	    tests/exporting/test_keras_versions.py
 
 test-onnx: .venv-onnx/bin/python
 	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert mediapipe

@@ -1,4 +1,4 @@
-"""Keras files in older versions of Keras: the keys here, the logits in `make test-keras`.
+"""Keras files in older versions: their keys here, their logits in `make test-keras`.
 
 `TOWERS_TEST_KERAS` has the Python programs of environments with older versions.
 """

@@ -145,6 +145,8 @@ def write_tflite(
     calibration: np.ndarray | None = None,
 ):
     """Write a .tflite file for LiteRT, with TFLite Metadata and attached files."""
+    # This function and `_quantized` alone use `tf.lite`, which is to leave TensorFlow;
+    # LiteRT (ai-edge-litert 2.3.0) has no converter of SavedModels yet.
     create_converter = tf.lite.TFLiteConverter.from_saved_model
     # The converter keeps only the signatures of a SavedModel.
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
