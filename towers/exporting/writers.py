@@ -6,7 +6,6 @@ import pathlib
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.files.image import FILTERS
 from towers.errors import ConfigError
+from towers.exporting.encoded_images import decode_image
 from towers.exporting.stock import config_for_older_keras, with_preprocessing
 from towers.exporting.tflite_metadata import LABELS, with_metadata
 from towers.messages import printable
@@ -88,42 +88,6 @@ def write_saved_model(
     archive.add_endpoint("class_names", class_names, [])
     archive.write_out(path, verbose=False)
     (path / PREPROCESSING_JSON).write_text(preprocessing_json(run))
-
-
-def decode_image(
-    content: tf.Tensor,
-    image_shape: Sequence[int],
-    center_crop: float = 0.0,
-    interpolation: str = "auto",
-    fit: str = "auto",
-) -> tf.Tensor:
-    """Return the center of an encoded image, resized as by Pillow; EXIF is ignored."""
-    *size, channels = image_shape
-    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-    stored = tf.cast(tf.shape(image)[:2], tf.float32)
-    scales, inside = size / stored, tf.constant(size)
-    if fit == "pad":
-        inside = tf.round(tf.reduce_min(scales) * stored)
-        inside = tf.maximum(1, tf.cast(inside, tf.int32))
-        scales = tf.cast(inside, tf.float32) / stored
-    elif fit != "stretch":
-        scales = tf.repeat(tf.reduce_max(scales) / (center_crop or 1), 2)
-    begins = (tf.cast(inside, tf.float32) - scales * stored) / 2
-    for axis in (1, 0):  # Pillow resizes and rounds the rows, then the columns
-        is_axis = tf.one_hot(axis, 2)
-        resized = tf.raw_ops.ScaleAndTranslate(
-            images=image[tf.newaxis],
-            size=tf.where(is_axis > 0, inside, tf.shape(image)[:2]),
-            scale=1 + is_axis * (scales - 1),
-            translation=is_axis * begins,
-            kernel_type="keyscubic" if interpolation == "bicubic" else "triangle",
-            antialias=True,
-        )
-        # Halves are rounded up, also if float32 makes them slightly too small.
-        image = tf.saturate_cast(tf.floor(resized[0] + 0.5001), tf.uint8)
-    tops = tf.cast(tf.round((size - inside) / 2), tf.int32)
-    image = tf.image.pad_to_bounding_box(image, *tf.unstack(tops), *size)
-    return tf.ensure_shape(image, image_shape)
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
