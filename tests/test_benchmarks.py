@@ -14,6 +14,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 PROGRAMS = {
     "accuracy",
     "containers",
+    "encoded_images",
     "fine_tuning",
     "gpu",
     "input",
