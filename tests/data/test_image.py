@@ -369,8 +369,8 @@ def test_gray_images_that_tifffile_stacks_are_colors_unless_they_are_pages(name,
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("size", [(30, 90), (77, 40), (51, 50), (64, 64), (200, 9)])
-@pytest.mark.parametrize("shape", [(32, 32, 3), (24, 40, 1)])
+@pytest.mark.parametrize("size", [(30, 90), (77, 40), (51, 50), (726, 408), (200, 9)])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (24, 40, 1), (48, 20, 3)])
 def test_pad_and_stretch_keep_the_whole_image_as_pillow_does(size, shape, orientation):
     mode, target = ("RGB" if shape[2] == 3 else "L"), (shape[1], shape[0])
     # Less contrast, so that nothing is clipped between the rows and the columns.

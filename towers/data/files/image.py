@@ -328,7 +328,8 @@ def _inside(box, full_size, size):
         before, after = max(0.0, -begin), max(0.0, begin + length - full)
         part = length - before - after
         inside = max(1, round(round(pixels * part / length, 6)))
-        border = round((pixels - inside) * before / ((before + after) or 1))
+        border = (pixels - inside) * before / ((before + after) or 1)
+        border = round(round(border, 6))  # a half is not decided by float64
         parts.append((begin + before, part, inside, (border, pixels - inside - border)))
     begins, lengths, inside, borders = zip(*parts, strict=True)
     return (*begins, *lengths), inside, borders
