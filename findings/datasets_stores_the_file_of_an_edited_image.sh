@@ -9,7 +9,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet datasets==5.2.0 pillow==13.0.0 numpy==2.4.6
-venv/bin/pip install --quiet --no-deps mosaicml-streaming==0.13.0
+venv/bin/pip install --no-deps --quiet mosaicml-streaming==0.13.0
 cat > case.py <<'PYTHON'
 import importlib.metadata
 import importlib.util
