@@ -1,23 +1,27 @@
 """What towers does in the cases of `findings/`, by the tables of its README."""
 
+import io
 import json
 import math
 import pathlib
 import re
 import struct
+import tarfile
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import small_runs
 import tensorflow as tf
 from exported import random_images, random_run
-from pictures import file_of, png
-from PIL import Image
+from pictures import file_of, png, tiff
+from PIL import ExifTags, Image
 from prepared_sets import all_of
 from sklearn.metrics import average_precision_score
 
 from towers import data
 from towers.data.files.image import read_image
+from towers.errors import DataError
 from towers.exporting.stock import stock_network
 from towers.exporting.writers import decode_image, write_tflite
 from towers.metrics.predictions import predictions_of_logits
@@ -29,6 +33,11 @@ from towers.run.progress import Progress
 TESTS_FOLDER = pathlib.Path(__file__).resolve().parent
 # Script -> the test of the last column of its row, here or in another file.
 TESTS = {
+    "datasets_class_encode_column_sorts_integers_as_texts": "test_order_of_integers",
+    "datasets_keeps_the_low_bytes_of_16_bit_colors": "data/test_image.py::"
+    "test_of_16_bits_the_upper_8_are_kept",
+    "datasets_tar_reader_drops_images_of_a_later_extension": "test_"
+    "extensions_of_a_shard",
     "fsspec_file_cache_ignores_etags": "data/test_reading.py::"
     "test_row_59_a_remote_file_that_changes_is_never_read_with_old_labels",
     "imageio_reads_all_frames_of_gif_and_one_of_webp": "test_first_frames",
@@ -45,9 +54,21 @@ TESTS = {
     "keras_top_k_accuracy_counts_ties_as_right": "test_ties",
     "mlflow_writes_a_database_into_the_working_folder": "test_callbacks.py::"
     "test_a_folder_of_mlflow_may_be_in_the_home",
+    "opencv_turns_jpeg_png_and_webp_but_not_avif": "test_turned_photos",
+    "parquet_folders_of_labels_lose_them": "test_labels_in_names_of_folders",
+    "pillow_and_opencv_read_the_thumbnail_of_a_raw_photo": "test_raw_photos",
+    "pillow_reads_signed_bytes_of_tiff_as_unsigned": "data/test_image.py::"
+    "test_row_23_a_tiff_file_that_pillow_misreads_is_refused",
+    "pillow_scales_12_bits_of_jpeg2000_and_pgm_and_others_do_not": "data/"
+    "test_image.py::test_of_16_bits_the_upper_8_are_kept",
+    "pillow_scrambles_a_turned_gray_tiff_that_it_opens_by_name": "test_"
+    "turned_gray_tiff",
+    "rasterio_and_simpleitk_decode_jpeg_colors_in_blocks": "data/test_image.py::"
+    "test_row_23_every_mode_is_read_as_pillow_reads_it",
     "rasterio_fourth_band_of_bytes_becomes_alpha": "test_fourth_band",
     "safetensors_for_numpy_needs_ml_dtypes_imported": "test_bfloat16",
     "skimage_as_gray_keeps_gray_files_as_bytes": "test_gray_files",
+    "skimage_reads_a_palette_of_tiff_as_numbers": "test_palettes",
     "sklearn_log_loss_depends_on_the_dtype": "test_certain_mistakes",
     "tensorflow_cast_out_of_range_depends_on_the_place": "test_pixels_out_of_range",
     "tflite_dynamic_range_keeps_small_kernels_in_float": "test_int8_kernels",
@@ -178,3 +199,81 @@ def test_pixels_out_of_range():
     content = tf.constant(png(squares[..., None]))
     found = decode_image(content, (5, 5, 1), interpolation="bicubic").numpy()
     assert np.abs(found[..., 0].astype(int) - np.asarray(expected)).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF"])
+def test_palettes(kind):
+    colors = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
+    image = Image.fromarray(colors).quantize(7)
+    assert (read(file_of(image, kind)) == np.asarray(image.convert("RGB"))).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_turned_photos(kind):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    pixels = np.zeros((16, 24, 3), np.uint8)
+    pixels[:8] = 200
+    content = file_of(Image.fromarray(pixels), kind, exif=exif, quality=95)
+    found = read_image(content, (24, 16, 3), resize=False).astype(int)
+    assert np.abs(found - np.rot90(pixels, -1)).max() <= 8
+
+
+def test_turned_gray_tiff(tmp_path):
+    stored = np.arange(72, dtype=np.uint8).reshape(9, 8)
+    tags = {262: [1], 258: [8], 259: [1], 277: [1], 274: [6]}
+    for folder in ("cat", "dog"):
+        (tmp_path / folder).mkdir()
+        for name in "ab":
+            content = tiff([stored.tobytes()], 8, 9, tags)
+            (tmp_path / folder / f"{name}.tif").write_bytes(content)
+    data_set = data.load("image_folder", str(tmp_path))
+    for source in data_set.sources.values():
+        images, _ = all_of(source)
+        assert (images == np.rot90(stored, -1)[..., None]).all()
+
+
+def test_raw_photos(tmp_path):
+    for name in ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.dng"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        kind = "TIFF" if name.endswith("dng") else "PNG"
+        (tmp_path / name).write_bytes(file_of(Image.new("RGB", (9, 8)), kind))
+    with pytest.raises(DataError, match=r"b\.dng: is of a format that is not read"):
+        data.load("image_folder", str(tmp_path))
+
+
+def test_extensions_of_a_shard(tmp_path):
+    kinds = 10 * ["jpg"] + 5 * ["jpeg"] + 5 * ["png"]
+    with tarfile.open(tmp_path / "train.tar", "w") as shard:
+        for value, kind in enumerate(kinds):
+            image = Image.new("RGB", (9, 8), (10 * value,) * 3)
+            content = file_of(image, "PNG" if kind == "png" else "JPEG")
+            for name, text in ((kind, content), ("cls", b"%d" % (value % 2))):
+                member = tarfile.TarInfo(f"{value:02}.{name}")
+                member.size = len(text)
+                shard.addfile(member, io.BytesIO(text))
+    data_set = data.load("webdataset", str(tmp_path))
+    parts = [all_of(source) for source in data_set.sources.values()]
+    images, labels = (np.concatenate(x) for x in zip(*parts, strict=True))
+    values = np.rint(images.mean((1, 2, 3)) / 10).astype(int)
+    assert sorted(values) == list(range(20)) and (values % 2 == labels).all()
+
+
+def write_parquet(path, labels):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    table = {"image": [file_of(Image.new("L", (9, 8)), "PNG")] * 24}
+    pyarrow.parquet.write_table(pyarrow.table(table | labels), path)
+
+
+def test_order_of_integers(tmp_path):
+    labels = [11 - k % 12 for k in range(24)]
+    write_parquet(tmp_path / "train.parquet", {"label": labels})
+    names = data.load("parquet", str(tmp_path)).class_names
+    assert [*names] == [str(k) for k in range(12)]
+
+
+def test_labels_in_names_of_folders(tmp_path):
+    for name in ("label=01", "label=02"):
+        write_parquet(tmp_path / name / "0.parquet", {})
+    with pytest.raises(DataError, match="has no label"):
+        data.load("parquet", str(tmp_path))
