@@ -143,6 +143,7 @@ MISREAD = [
     ("planar pixels of 8 bits", np.asarray(RGB)[..., :1], {PHOTOMETRIC: [0]}),
     ("3 gray bands", DEEP_RGB, DEFLATE | {PHOTOMETRIC: [1], EXTRA: [0, 0]}),
     ("signs", np.asarray(RGB)[..., :1], {PHOTOMETRIC: [1], FORMAT: [2], PLANAR: [1]}),
+    ("thumbnail", np.asarray(RGB), DEFLATE | {PHOTOMETRIC: [2], 254: [1]}),
     ("planar LAB", np.asarray(RGB), DEFLATE | {PHOTOMETRIC: [8]}),
     (
         "YCbCr",

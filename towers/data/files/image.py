@@ -211,6 +211,7 @@ def _opened_tiff(file):
     misread = {
         f"{num_bands} gray bands": kind in (0, 1) and num_bands > 1,
         "numbers with signs": tags.get(name.SampleFormat, (1,))[0] == 2,
+        "a thumbnail, as of a raw photo": tags.get(name.NewSubfileType, 0) & 1,
         "planar LAB": kind == 8 and is_planar,
         "subsampled YCbCr": kind == 6 and is_raw and subsampling != (1, 1),
         planar: is_raw and is_planar and (kind == 0 or bits != 8),
