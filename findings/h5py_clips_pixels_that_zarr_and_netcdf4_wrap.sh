@@ -5,6 +5,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet h5py==3.16.0 zarr==3.1.6 netCDF4==1.7.5.1.post1 rasterio==1.4.4 numpy==2.4.6

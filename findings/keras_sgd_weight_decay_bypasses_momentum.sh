@@ -6,6 +6,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet jax==0.10.2 keras==3.15.1 optax==0.2.8

@@ -6,6 +6,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet datasets==5.2.0 pandas==3.1.1 pyarrow==26.0.1 polars==2.1.0 duckdb==2.0.1

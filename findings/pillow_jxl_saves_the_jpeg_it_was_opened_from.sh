@@ -5,6 +5,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet pillow-jxl-plugin==1.3.8 pillow==13.0.0 numpy==2.4.6

@@ -6,6 +6,7 @@
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet scikit-image==0.26.0 imageio==2.38.1 SimpleITK==2.5.7 pillow==13.0.0 numpy==2.4.6

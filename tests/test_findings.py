@@ -8,6 +8,7 @@ import re
 import struct
 import tarfile
 
+import keras
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -25,56 +26,17 @@ from towers.errors import DataError
 from towers.exporting.stock import stock_network
 from towers.exporting.writers import decode_image, write_tflite
 from towers.metrics.predictions import predictions_of_logits
+from towers.models.layers.normalization import BatchNormalization
 from towers.models.zoo import cnn
 from towers.optim.losses import create_loss
+from towers.pretrained.initial import read_variables
 from towers.pretrained.torch_files import open_safetensors
 from towers.run.progress import Progress
 
 TESTS_FOLDER = pathlib.Path(__file__).resolve().parent
 # Script -> the test of the last column of its row, here or in another file.
-TESTS = {
-    "datasets_class_encode_column_sorts_integers_as_texts": "test_order_of_integers",
-    "datasets_keeps_the_low_bytes_of_16_bit_colors": "data/test_image.py::"
-    "test_of_16_bits_the_upper_8_are_kept",
-    "datasets_tar_reader_drops_images_of_a_later_extension": "test_"
-    "extensions_of_a_shard",
-    "fsspec_file_cache_ignores_etags": "data/test_reading.py::"
-    "test_row_59_a_remote_file_that_changes_is_never_read_with_old_labels",
-    "imageio_reads_all_frames_of_gif_and_one_of_webp": "test_first_frames",
-    "keras_auc_of_small_scores_is_chance": "test_small_scores",
-    "keras_checkpoint_of_the_best_forgets_it_when_restored": "test_best_step",
-    "keras_data_parallel_on_tensorflow_uses_one_device": "parallel/test_strategies.py::"
-    "test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs",
-    "keras_fit_validates_raw_weights_and_ends_with_averages": "evaluation/"
-    "test_evaluation.py::test_row_24_every_test_image_counts_once",
-    "keras_image_folder_skips_formats_in_silence": "test_formats_of_a_folder",
-    "keras_quantize_leaves_convolutions_and_freezes_kernels": "test_int8_kernels",
-    "keras_random_crop_enlarges_small_images": "data/test_augment.py::"
-    "test_pad_crop_flip_equals_numpy_image_by_image",
-    "keras_top_k_accuracy_counts_ties_as_right": "test_ties",
-    "mlflow_writes_a_database_into_the_working_folder": "test_callbacks.py::"
-    "test_a_folder_of_mlflow_may_be_in_the_home",
-    "opencv_turns_jpeg_png_and_webp_but_not_avif": "test_turned_photos",
-    "parquet_folders_of_labels_lose_them": "test_labels_in_names_of_folders",
-    "pillow_and_opencv_read_the_thumbnail_of_a_raw_photo": "test_raw_photos",
-    "pillow_reads_signed_bytes_of_tiff_as_unsigned": "data/test_image.py::"
-    "test_row_23_a_tiff_file_that_pillow_misreads_is_refused",
-    "pillow_scales_12_bits_of_jpeg2000_and_pgm_and_others_do_not": "data/"
-    "test_image.py::test_of_16_bits_the_upper_8_are_kept",
-    "pillow_scrambles_a_turned_gray_tiff_that_it_opens_by_name": "test_"
-    "turned_gray_tiff",
-    "rasterio_and_simpleitk_decode_jpeg_colors_in_blocks": "data/test_image.py::"
-    "test_row_23_every_mode_is_read_as_pillow_reads_it",
-    "rasterio_fourth_band_of_bytes_becomes_alpha": "test_fourth_band",
-    "safetensors_for_numpy_needs_ml_dtypes_imported": "test_bfloat16",
-    "skimage_as_gray_keeps_gray_files_as_bytes": "test_gray_files",
-    "skimage_reads_a_palette_of_tiff_as_numbers": "test_palettes",
-    "sklearn_log_loss_depends_on_the_dtype": "test_certain_mistakes",
-    "tensorflow_cast_out_of_range_depends_on_the_place": "test_pixels_out_of_range",
-    "tflite_dynamic_range_keeps_small_kernels_in_float": "test_int8_kernels",
-    "webdataset_loses_hard_links": "data/test_tar_shards.py::"
-    "test_links_are_read_as_gnu_tar_writes_them",
-}
+LIST = (TESTS_FOLDER / "findings.txt").read_text()
+TESTS = dict(line.split() for line in LIST.splitlines())
 
 
 def test_scripts_rows_and_tests_belong_together():
@@ -277,3 +239,25 @@ def test_labels_in_names_of_folders(tmp_path):
         write_parquet(tmp_path / name / "0.parquet", {})
     with pytest.raises(DataError, match="has no label"):
         data.load("parquet", str(tmp_path))
+
+
+def test_variance_of_large_means():
+    inputs = 1000 + 0.1 * np.random.default_rng(0).normal(size=(256, 4, 4, 2))
+    inputs = inputs.astype(np.float32)
+    outputs = BatchNormalization(epsilon=1e-3)(inputs, training=True)
+    exact = inputs.astype(np.float64)
+    expected = exact.std((0, 1, 2)) / np.sqrt(exact.var((0, 1, 2)) + 1e-3)
+    np.testing.assert_allclose(np.std(outputs, (0, 1, 2)), expected, rtol=1e-3)
+
+
+def test_names_of_a_weights_file(tmp_path):
+    def network(*names):
+        layers = [keras.layers.Dense(3, name=name) for name in names]
+        return keras.Sequential([keras.Input((3,)), *layers])
+
+    written, ours = network("neck", "head"), network("head", "neck")
+    written.save_weights(tmp_path / "a.weights.h5")
+    values = read_variables(str(tmp_path / "a.weights.h5"), "cnn", ours)
+    for name in ("head", "neck"):
+        read = values[ours.get_layer(name).kernel.path]
+        np.testing.assert_array_equal(read, written.get_layer(name).kernel)
