@@ -47,7 +47,7 @@ def test_scripts_rows_and_tests_belong_together():
     assert [*TESTS] == [name for name, _, towers in rows if towers.strip(" -")]
     for name, version, _ in rows:
         script = scripts[name]
-        assert script.startswith(f"#!/bin/sh\n# {version}") and "\nset -eu\n" in script
+        assert all(x in script for x in version.split(", ")) and "\nset -eu\n" in script
         [packages] = re.findall("pip install --quiet (.+)", script)
         assert all("==" in x for x in packages.split()) and "this has changed" in script
     for test in TESTS.values():
