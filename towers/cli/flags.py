@@ -56,23 +56,27 @@ def define_config_flags(
         _DEFINE[field.type](name, default, about, flag_values=values)
 
 
-class _StepParser(flags.ArgumentParser):
-    """The parser of --step."""
+class NumberParser(flags.ArgumentParser):
+    """The parser of a flag that takes some words, or a number of at least 1."""
 
-    def parse(self, argument: str) -> int | str:
-        """Return a step, "best" or "last"."""
-        if argument in ("best", "last"):
+    def __init__(self, *words: str):
+        self._words = words
+
+    def parse(self, argument: int | str) -> int | str:
+        """Return a word or a number."""
+        if argument in self._words:
             return argument
         if str(argument).isdecimal() and int(argument):
             return int(argument)
-        raise ValueError("give best, last, or the number of a step")
+        raise ValueError(f"give {', '.join(self._words)}, or a number of at least 1")
 
 
 def define_step_flag() -> flags.FlagHolder:
     """Define --step, a checkpoint of a run."""
     about = "Checkpoint: best (on held-out images, if any), last, or a step."
     serializer: flags.ArgumentSerializer = flags.ArgumentSerializer()
-    return flags.DEFINE(_StepParser(), "step", "best", about, serializer=serializer)
+    parser = NumberParser("best", "last")
+    return flags.DEFINE(parser, "step", "best", about, serializer=serializer)
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

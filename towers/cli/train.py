@@ -21,6 +21,7 @@ def define_flags() -> None:
     train_flags.define_train_flags()
     train_flags.define_cluster_flags()
     config_flags.define_config_flags()
+    flags.FLAGS["batch_size"].parser = config_flags.NumberParser("auto")
 
 
 def main(_):

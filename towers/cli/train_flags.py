@@ -78,6 +78,8 @@ def arguments_of_flags() -> dict[str, Any]:
     values = flags.FLAGS
     options = "dry_run", "lr_range_test", "folds", "minutes"
     chosen = [x for x in options if values[x].value]
+    if values.batch_size == "auto" and chosen != ["minutes"]:
+        chosen.append("batch_size=auto")
     if values.minutes and values["num_epochs"].present:
         chosen = ["minutes", "num_epochs"]
     if len(chosen) > 1:
@@ -95,6 +97,7 @@ def arguments_of_flags() -> dict[str, Any]:
     if not (values.dry_run or values.lr_range_test):
         arguments["report"] = values.report
         arguments["minutes"] = values.minutes
+        arguments["largest_batch"] = values.batch_size == "auto"
         arguments["profile_steps"] = tuple(map(int, profiled))
     return arguments
 
@@ -117,6 +120,8 @@ def config_of_command(**options: Any) -> CommandLine:
         config_to_continue, overwrite=values.overwrite, **options
     )
     given = given_flags()
+    if values.batch_size == "auto":
+        del given["batch_size"]
     photos = functools.partial(
         photo_options, class_level=values.class_level, is_named="dataset" in given
     )

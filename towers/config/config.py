@@ -503,7 +503,8 @@ class Config:
     )
     batch_size: int = option(
         128,
-        "Images over all towers, per step or micro-batch (--accumulate_steps).",
+        "Images over all towers, per step or micro-batch (--accumulate_steps). "
+        "run_train.py also takes auto: the largest that fits on GPUs, by trial.",
         Range(at_least=1, at_most=1_000_000),
     )
     accumulate_steps: int = option(

@@ -27,7 +27,7 @@ from towers.run.folder import RunFolder
 from towers.run.progress import Progress
 from towers.run.restore import checkpointer_of
 from towers.training.banner import print_banner
-from towers.training.budget import with_budget
+from towers.training.budget import chosen_by_trial
 from towers.training.callback_list import CallbackError
 from towers.training.display import Status, create_display
 from towers.training.ending import (
@@ -63,6 +63,7 @@ def train(
     report: bool = True,
     callbacks: Callbacks = (),
     minutes: float = 0.0,
+    largest_batch: bool = False,
 ) -> TrainResult:
     """Train a run to its end, from its last checkpoint or from the start.
 
@@ -99,6 +100,8 @@ def train(
         callbacks: see `towers.callbacks`; only the chief calls them.
         minutes: a time budget in place of `config.num_epochs`, for a run of one
             process: steps are timed first, and `config` gets as many epochs as fit.
+        largest_batch: choose `config.batch_size` by trials, the largest that fits into
+            the memory of the GPUs, a power of two for each tower.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -110,11 +113,12 @@ def train(
     """
     # Open.
     callbacks = validate_callbacks(callbacks)
-    if minutes:
-        config = with_budget(
+    if minutes or largest_batch:
+        config = chosen_by_trial(
             workdir,
             config,
             minutes,
+            largest_batch,
             overwrite=overwrite,
             **{"model": model, "data": data, "class_names": class_names},
             **{"cluster": cluster, "allow_public_address": allow_public_address},

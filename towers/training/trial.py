@@ -291,18 +291,20 @@ def time_run(
         f"{lap.input_wait_percent:.0f}%",
     )
     # The time of a step is about proportional to its pixels.
-    pixels, first = 0, begin
+    pixels, first, num_phases = 0, begin, 0
     for phase in trainer.phases:
         end = max(first, int(min(phase.end_step, last_step)))
         pixels += (end - first) * math.prod(image_size(phase.model))
+        num_phases += end > first  # each is compiled
         first = end
     train_secs = pixels / (height * width * lap.steps_per_sec)
     waited = train_secs * lap.input_wait_percent / 100
-    secs_of = {"linear probe": 0.0, "compiling": start_secs}
+    secs_of = {"linear probe": 0.0, "compiling": num_phases * start_secs}
     secs_of |= {"input": waited, "steps": train_secs - waited, "evaluations": 0.0}
     once, num_evaluations = 0.0, parts.periods.num_evaluations(begin, last_step)
     if num_evaluations or config.linear_probe:
-        once = _time_evaluation(trial, heartbeat)
+        compile_secs, once = time_evaluation(trial, heartbeat)
+        secs_of["compiling"] += compile_secs
         secs_of["evaluations"] = num_evaluations * once
         if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
             # An inference on each of its images.
@@ -336,17 +338,19 @@ def _time_steps(trial: Trial, end: int) -> tuple[float, Lap]:
     return stopwatch.start_secs, stopwatch.speed() or Lap(1 / stopwatch.start_secs, 0.0)
 
 
-def _time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> float:
-    """Return the seconds of an evaluation, from TIMED_BATCHES of its batches."""
+def time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of a first batch, and of an evaluation, from TIMED_BATCHES."""
     config, parts, trainer = trial.config, trial.parts, trial.trainer
     _, source = parts.eval_split
     batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
     feed = assembly.create_eval_feed(batches, trainer)
     weights = evaluated_weights(config)
+    begun = time.perf_counter()
     trainer.evaluate(feed, 1, weights, heartbeat)  # compiles
     count, started = min(len(batches), TIMED_BATCHES), time.perf_counter()
     trainer.evaluate(feed, count, weights, heartbeat)
-    return (time.perf_counter() - started) * len(batches) / count
+    secs = (time.perf_counter() - started) * len(batches) / count
+    return started - begun, secs
 
 
 def _ways_out(config: Config, trainer: Trainer, parts: Parts) -> dict[str, str]:
