@@ -26,6 +26,7 @@ LINKS = {
     "data.md#image_folder": "class_level image_size center_crop fit interpolation",
     "data.md#standardization": "standardize",
     "extending.md#an-optimizer-with-its-own-hyperparameter": "optimizer_options",
+    "gpus.md#the-batch": "batch_size",
     "input.md": "input image_cache_mb",
     "label_sets.md": "pos_weights",
     "losses.md": "loss label_smoothing focal_gamma target_threshold logit_adjustment",

@@ -34,8 +34,7 @@ def chosen_by_trial(
 ) -> Config:
     """Return the config with the length and the batch that `train` is to choose.
 
-    A run in the folder that is continued keeps its own. `options` are those of
-    `dry_run`.
+    A run that is continued keeps its own. `options` are those of `dry_run`.
 
     Raises:
         ConfigError: there is no time for a step, no memory for an image, no GPU that
@@ -66,10 +65,11 @@ def chosen_by_trial(
 def _with_budget(config, begin, minutes, started):
     """Return the config with as many epochs as fit into `minutes` from `started`."""
     console.line(f"minutes={minutes:g}: steps and evaluations are timed first")
-    build_secs = -time.monotonic()
-    # max_steps ends a run, but does not shorten its schedule.
-    trial = begin("minutes", dataclasses.replace(config, max_steps=0))
-    build_secs += time.monotonic()
+    # max_steps does not shorten the schedule, and one step would only be compiled.
+    num_epochs, begun = max(config.num_epochs, 10.0), time.monotonic()
+    tried = dataclasses.replace(config, max_steps=0, num_epochs=num_epochs)
+    trial = begin("minutes", tried)
+    build_secs = time.monotonic() - begun
     secs_of, evaluation_secs = trial.watched(functools.partial(time_run, trial))
     parts = trial.parts
     once = build_secs + secs_of["linear probe"] + secs_of["compiling"]
@@ -86,10 +86,9 @@ def _with_budget(config, begin, minutes, started):
     most = max(1, int(left / secs_per_step))
     num_steps = bisect.bisect(range(1, most + 1), left, key=secs)
     if not num_steps:
-        raise ConfigError(
-            f"minutes={minutes:g} is too short: trials, a start, a step, an evaluation "
-            f"and the report take {duration(60 * minutes - left + secs(1))}"
-        )
+        needed = duration(60 * minutes - left + secs(1))
+        why = f"trials, a start, a step, an evaluation and the report take {needed}"
+        raise ConfigError(f"minutes={minutes:g} is too short: {why}")
     num_epochs = num_steps * config.images_per_step / parts.num_examples
     num_epochs = max(float(f"{num_epochs * 0.9995:.4g}"), 1e-6)
     console.line(
@@ -126,7 +125,8 @@ def _with_largest_batch(config, begin):
             trial = begin(AUTO, tried)
             if tried.images_per_step > (count := trial.parts.num_examples):
                 return f"there are {count:,} images to train on"
-            trial.watched(functools.partial(_use_memory, trial))
+            trial.watched(lambda heartbeat: trial.take_steps(2))
+            trial.watched(functools.partial(time_evaluation, trial))
         except Exception as error:
             if why := out_of_memory(error):
                 return why
@@ -149,8 +149,3 @@ def _with_largest_batch(config, begin):
         f"be {rate * size / config.batch_size:g}"
     )
     return dataclasses.replace(config, batch_size=size)
-
-
-def _use_memory(trial, heartbeat):
-    trial.take_steps(2)
-    time_evaluation(trial, heartbeat)

@@ -21,11 +21,7 @@ from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sets.arrays import Data
 from towers.data.sources import num_bytes
-from towers.errors import (
-    ConfigError,
-    Preempted,
-    data_errors_of_tensorflow,
-)
+from towers.errors import ConfigError, Preempted, data_errors_of_tensorflow
 from towers.messages import duration
 from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
