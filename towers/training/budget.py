@@ -37,8 +37,7 @@ def chosen_by_trial(
     A run that is continued keeps its own. `options` are those of `dry_run`.
 
     Raises:
-        ConfigError: there is no time for a step, no memory for an image, no GPU that
-            limits the batch, or there are several workers.
+        ConfigError: time, memory or a GPU is missing, or there are several workers.
     """
     started, folder = time.monotonic(), RunFolder(workdir)
     names = ["batch_size"] if largest_batch else []

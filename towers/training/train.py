@@ -100,8 +100,7 @@ def train(
         callbacks: see `towers.callbacks`; only the chief calls them.
         minutes: a time budget in place of `config.num_epochs`, for a run of one
             process: steps are timed first, and `config` gets as many epochs as fit.
-        largest_batch: choose `config.batch_size` by trials, the largest that fits into
-            the memory of the GPUs, a power of two for each tower.
+        largest_batch: replace `config.batch_size` by the largest that fits on the GPUs.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
