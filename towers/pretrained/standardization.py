@@ -16,6 +16,7 @@ from towers.config.preprocessing import (
 from towers.config.pretrained import IMAGENET, published_weights
 from towers.data.sources import DataSet
 from towers.models.create import pixel_moments, rescales_images
+from towers.pretrained import hub
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -26,29 +27,35 @@ from towers.run.stored_config import (
 )
 
 
-def with_resize_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
-    """Fill in the options of the resize from the checkpoint or the weights."""
+def with_options_of_weights(config: Config, checkpoint: Checkpoint | None) -> Config:
+    """Fill in the options of preprocessing from the checkpoint or the weights.
+
+    Weights with a name, see `hub`, also bring the network and the size of the images.
+    """
     path = os.path.expanduser(config.init_from)
     weights = published_weights(config.model, config.init_from)
+    names, source = ["interpolation", "fit"], dataclasses.asdict(config)
+    if is_named := hub.is_named(config.init_from):
+        names = ["model", "image_size", *names] if _reads_files(config) else ["model"]
+        if not config.choice_of("augment").standardizes_images:
+            names.append("standardize")
     if checkpoint is not None:
-        source = from_values(checkpoint.run_state["config"])
+        source = dataclasses.asdict(from_values(checkpoint.run_state["config"]))
+    elif is_named:
+        model = config.model if config.model != FIELDS["model"].default else ""
+        source |= hub.options_of_weights(config.init_from, model)
     elif os.path.isdir(path) and config_to_continue(path):
-        source = stored_config(RunFolder(path), "best")
+        source = dataclasses.asdict(stored_config(RunFolder(path), "best"))
     elif weights is not None and _reads_files(config):
-        source = dataclasses.replace(
-            config,
-            image_size=config.image_size or weights.size,
-            center_crop=weights.crop,
-            interpolation=weights.interpolation,
-        )
+        source |= {"center_crop": weights.crop, "interpolation": weights.interpolation}
     else:
         return config
-    names = ["interpolation", "fit"]
-    is_cut = source.center_crop not in (0, 1)
-    if not is_cut or (config.image_size and config.fit in ("auto", "crop")):
+    is_cut = source["center_crop"] not in (0, 1)
+    size = config.image_size or ("image_size" in names and source["image_size"])
+    if not is_cut or (size and config.fit in ("auto", "crop")):
         names.append("center_crop")
     unset = [x for x in names if getattr(config, x) == FIELDS[x].default]
-    return dataclasses.replace(config, **{x: getattr(source, x) for x in unset})
+    return dataclasses.replace(config, **{x: source[x] for x in unset})
 
 
 def _reads_files(config):

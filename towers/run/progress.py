@@ -146,6 +146,8 @@ class Progress:
     # before that begins with the evaluation.
     open_record: dict[str, Any] | None = None
     accuracy: float | None = None  # of the last evaluation
+    # Revision and SHA-256 of the weights that init_from named.
+    weights: dict[str, str] | None = None
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
@@ -192,6 +194,7 @@ class Progress:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":
         """Read the values of `to_json`; others are ignored."""
+        values = {"weights": None, **values}  # older checkpoints lack it
         own = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         means, stopwatch = RunningMean(**own["means"]), Stopwatch(**own["stopwatch"])
         return cls(**own | {"means": means, "stopwatch": stopwatch})

@@ -134,8 +134,9 @@ def _options(config, origins):
     """Yield lines of the options that are not defaults, by the layer that set them."""
     others = [name for name in non_defaults(config) if name not in origins]
     layers = {**origins, **dict.fromkeys(others, "config")}
-    if origins:  # See `with_resize_of_weights`.
-        by_weights = {"interpolation", "center_crop", "fit"}.intersection(others)
+    if origins:  # See `with_options_of_weights`.
+        names = "model image_size interpolation center_crop fit standardize".split()
+        by_weights = {*names}.intersection(others)
         layers |= dict.fromkeys(sorted(by_weights), "the trained weights")
     for i, layer in enumerate(dict.fromkeys(layers.values())):
         values = (f"{n}={getattr(config, n)}" for n in layers if layers[n] == layer)

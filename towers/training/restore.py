@@ -14,7 +14,7 @@ from towers.data.sources import DataSet
 from towers.errors import ConfigError
 from towers.parallel.trainer import Trainer
 from towers.pretrained.initial import start_from
-from towers.pretrained.standardization import with_resize_of_weights
+from towers.pretrained.standardization import with_options_of_weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -44,7 +44,7 @@ def validate_changes(
     if checkpoint is None:
         return
     trained = from_values(checkpoint.run_state["config"])
-    config = with_resize_of_weights(config, checkpoint)
+    config = with_options_of_weights(config, checkpoint)
     changed = changed_mathematics(trained, config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
     messages = {k: f"{k} was {x!r} and is {y!r}" for k, (x, y) in refused.items()}

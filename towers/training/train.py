@@ -20,7 +20,8 @@ from towers.config.metrics import title_of
 from towers.data.sets.arrays import Data
 from towers.messages import command_of_program, duration
 from towers.metrics.results import headline
-from towers.pretrained.standardization import with_resize_of_weights
+from towers.pretrained.hub import fetch, is_named
+from towers.pretrained.standardization import with_options_of_weights
 from towers.report.run_report import result_of_records, try_to_write
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
@@ -137,7 +138,7 @@ def train(
             )
 
         # Build.
-        config = with_resize_of_weights(config, checkpoint)
+        config = with_options_of_weights(config, checkpoint)
         devices = assembly.configure_devices(config)
         outputs.describe(device=devices.kind)
         workers = join_workers(cluster, config, devices)
@@ -250,6 +251,8 @@ def restore(
         run.progress = Progress.from_json(checkpoint.run_state)
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
+    elif is_named(config.init_from):
+        run.progress.weights = fetch(config.init_from).facts
     if config.linear_probe:
         options = config.batch_size, new, run.watchdog.activity
         run.watchdog.call(fit_head, run.trainer, run.parts, *options)

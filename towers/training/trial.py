@@ -27,7 +27,7 @@ from towers.optim.phases import image_size, phase_at
 from towers.optim.schedules import Schedule
 from towers.parallel.loop import ACTIVITIES
 from towers.parallel.trainer import Trainer
-from towers.pretrained.standardization import with_resize_of_weights
+from towers.pretrained.standardization import with_options_of_weights
 from towers.run.checkpoint import Checkpoint
 from towers.run.folder import RunFolder
 from towers.run.progress import Lap, Stopwatch
@@ -206,7 +206,7 @@ def begin_trial(
     folder.validate()
     checkpoint = checkpointer_of(folder).read() if continues else None
     validate_changes(config, folder, checkpoint, allow_change)
-    config = with_resize_of_weights(config, checkpoint)
+    config = with_options_of_weights(config, checkpoint)
     devices = assembly.configure_devices(config)
     parts, trainer = build_run(
         config,

@@ -1,0 +1,259 @@
+"""Trained weights by name: of the Hugging Face Hub, of torchvision, or in a folder.
+
+huggingface_hub fetches and caches repositories, as HF_HOME, HF_ENDPOINT, HF_TOKEN and
+HF_HUB_OFFLINE say. It is imported when a name is looked up, TensorFlow is not.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from towers import console, store
+from towers.config import parse_json
+from towers.config.choices import MODELS, find
+from towers.config.preprocessing import Preprocessing
+from towers.config.pretrained import torch_checkpoints
+from towers.data.files.paths import reason
+from towers.data.files.reading import local_copy, read_data_file
+from towers.errors import ConfigError, DataError, UnavailableDataError, did_you_mean
+from towers.messages import one_line, printable
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_CONFIG_BYTES = 2**24
+_REPOSITORY = re.compile(
+    r"(?:hf://(?!datasets/|spaces/)|(?=timm/))([\w.-]+/[\w.-]+)(?:@([\w./-]+))?",
+    re.ASCII,
+)
+
+# Weights of torchvision 0.29: network, file with the begin of its SHA-256, and side of
+# the resized image, of which 224 pixels are cut out.
+TORCHVISION, PYTORCH = "torchvision/", "https://download.pytorch.org/models/"
+_OF_TORCHVISION = {
+    "resnet18.IMAGENET1K_V1": ("resnet18_imagenet", "resnet18-f37072fd.pth", 256),
+    "resnet34.IMAGENET1K_V1": ("resnet34", "resnet34-b627a593.pth", 256),
+    "resnet50.IMAGENET1K_V1": ("resnet50", "resnet50-0676ba61.pth", 256),
+    "resnet50.IMAGENET1K_V2": ("resnet50", "resnet50-11ad3fa6.pth", 232),
+    "resnet101.IMAGENET1K_V1": ("resnet101", "resnet101-63fe2227.pth", 256),
+    "resnet101.IMAGENET1K_V2": ("resnet101", "resnet101-cd907fc2.pth", 232),
+    "resnet152.IMAGENET1K_V1": ("resnet152", "resnet152-394f9c45.pth", 256),
+    "resnet152.IMAGENET1K_V2": ("resnet152", "resnet152-f82ba261.pth", 232),
+    "vit_b_16.IMAGENET1K_V1": ("deit_base", "vit_b_16-c867db91.pth", 256),
+}
+
+# Name in timm without its tag -> our network, and the name with the tag.
+_TIMM = {
+    row.pretrained.timm.partition(".")[0]: (name, row.pretrained.timm)
+    for name, row in MODELS.items()
+    if row.pretrained
+}
+
+
+class Named(NamedTuple):
+    """Trained weights that a value of init_from names."""
+
+    model: str  # the name of the network here; empty if it is unknown
+    about: str  # who says which network it is
+    options: dict[str, Any]  # of the run: size, crop, filter, mean and std
+    class_names: tuple[str, ...]
+    revision: str  # commit; empty outside of the Hub
+    fetch: Callable[[], str]  # returns the path of the file
+
+
+class Fetched(NamedTuple):
+    """A file of named weights."""
+
+    path: str
+    facts: dict[str, str]  # revision and SHA-256
+    class_names: tuple[str, ...]
+
+
+def is_named(init_from: str) -> bool:
+    """Return whether init_from names published weights, or a folder like a repository.
+
+    A local path of that name goes first.
+    """
+    path = os.path.expanduser(init_from)
+    if os.path.lexists(path):
+        names = WEIGHTS, CONFIG
+        return all(os.path.isfile(os.path.join(path, name)) for name in names)
+    is_repository = _REPOSITORY.fullmatch(init_from) is not None
+    return is_repository or init_from.startswith(TORCHVISION)
+
+
+def options_of_weights(init_from: str, model: str = "") -> dict[str, Any]:
+    """Return the options of a run that starts from named weights.
+
+    Raises ConfigError if `model`, "" for none, is another network; DataError if
+    nothing is there, UnavailableDataError if it cannot be fetched.
+    """
+    named = look_up(init_from)
+    row = find("model", model) if model else None
+    if row and (row.is_in_a_file or row.is_given):
+        return named.options
+    if not (named.model or model):
+        raise ConfigError(
+            f"init_from={init_from}: {named.about}, which is not a network here; one "
+            "with the same layers may be given as --model=NAME"
+        )
+    if model and named.model not in ("", model):
+        raise ConfigError(
+            f"model={model} with init_from={init_from}: {named.about}, which is "
+            f"--model={named.model}; drop one of the two"
+        )
+    options = named.options
+    if row and row.pretrained and not options:
+        options = _options(row.pretrained)
+    return {"model": model or named.model, **options}
+
+
+def look_up(init_from: str) -> Named:
+    """Return what is known of named weights, in one process always the same."""
+    folder = os.path.expanduser(init_from)
+    if os.path.lexists(folder):
+        path = os.path.join(folder, WEIGHTS)
+        return _named(init_from, os.path.join(folder, CONFIG), "", lambda: path)
+    return _look_up(init_from)
+
+
+@functools.cache
+def _look_up(init_from):
+    if init_from.startswith(TORCHVISION):
+        return _of_torchvision(init_from)
+    path = _repository_file(init_from, CONFIG)
+    revision = os.path.basename(os.path.dirname(path))
+    fetch = functools.partial(_repository_file, init_from, WEIGHTS, revision)
+    return _named(init_from, path, revision, fetch)
+
+
+def _named(init_from, path, revision, fetch):
+    """Return named weights by the content of their config.json."""
+    try:
+        config = parse_json(read_data_file(path, MAX_CONFIG_BYTES))
+        architecture = str(config.get("architecture", "unknown"))
+        facts = config.get("pretrained_cfg", config)
+        options = _options_of_timm(facts) if "mean" in facts else {}
+        labels = config.get("label_names", ())
+        if isinstance(labels, dict):
+            labels = [labels[key] for key in sorted(labels, key=int)]
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{path} is not a {CONFIG} of timm: {one_line(error, 100)}"
+        raise DataError(f"init_from={init_from}: {why}") from None
+    # ViT and DeiT differ in their training, and resample positions for other sizes.
+    same = r"(?:deit|vit)_((?:tiny|small|base)_patch16)_\d+"
+    model, _ = _TIMM.get(re.sub(f"^{same}$", r"deit_\1_224", architecture), ("", ""))
+    about, names = f"its {CONFIG} has architecture={architecture}", map(str, labels)
+    return Named(model, about, options, tuple(names), revision, fetch)
+
+
+def fetch(init_from: str) -> Fetched:
+    """Return the file of named weights, checked by the hash in its name."""
+    named = look_up(init_from)
+    path = named.fetch()
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # A link of the cache of Hugging Face leads to a file that is called by its SHA-256.
+    name = os.path.basename(os.readlink(path) if os.path.islink(path) else path)
+    expected = re.fullmatch(r"([0-9a-f]{64})|.*-([0-9a-f]{8})\.pth", name)
+    if expected and not digest.startswith(expected[1] or expected[2]):
+        os.remove(os.path.realpath(path))
+        raise DataError(
+            f"init_from={init_from}: the SHA-256 of {path} is {digest}, not that in "
+            f"its name, {name}; it was removed, and the same command fetches it again"
+        )
+    facts = {"revision": named.revision, "sha256": digest}
+    return Fetched(path, facts, named.class_names)
+
+
+def _options(facts):
+    moments = (",".join(map(repr, x)) for x in (facts.mean, facts.std))
+    return {
+        "image_size": facts.size,
+        "center_crop": facts.crop,
+        "interpolation": facts.interpolation,
+        "standardize": ":".join(moments),
+    }
+
+
+def _options_of_timm(facts):
+    """Return the options for a `pretrained_cfg` of timm."""
+    mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
+    height, width = facts["input_size"][-2:]
+    crop, interpolation = float(facts["crop_pct"]), facts["interpolation"]
+    size = Preprocessing(mean, std, height, interpolation, crop)
+    fits = {"squash": "stretch", "border": "pad"}
+    options = {"image_size": f"{height}x{width}"}
+    if facts.get("crop_mode") in fits:
+        options["fit"] = fits[facts["crop_mode"]]
+    return _options(size) | options
+
+
+def _of_torchvision(init_from):
+    name = init_from.removeprefix(TORCHVISION)
+    if name not in _OF_TORCHVISION:
+        way = (
+            f"{did_you_mean(name, _OF_TORCHVISION)}names: {', '.join(_OF_TORCHVISION)}"
+        )
+        raise ConfigError(f"init_from={init_from}: no such weights; {way}")
+    model, file, side = _OF_TORCHVISION[name]
+    options = _options(Preprocessing(interpolation="bilinear", crop=224 / side))
+    fetch = functools.partial(_torchvision_file, init_from, file)
+    return Named(model, f"torchvision's {name}", options, (), "", fetch)
+
+
+def _torchvision_file(init_from, name):
+    path, url = os.path.join(torch_checkpoints(), name), PYTORCH + name
+    if not os.path.isfile(path):
+        console.line(f"fetching {url}")
+        try:
+            os.makedirs(torch_checkpoints(), exist_ok=True)
+            with store.aside(path) as temporary:
+                shutil.move(local_copy(url), temporary)
+        except (OSError, DataError) as error:
+            kind = type(error) if isinstance(error, DataError) else DataError
+            way = f"the file may also be put at {path}"
+            raise kind(f"init_from={init_from}: {reason(error)}; {way}") from error
+    return path
+
+
+def _repository_file(init_from, name, revision=""):
+    """Return the path of a file of a repository in the cache; fetch it if necessary."""
+    [(repository, tag)] = _REPOSITORY.findall(init_from)
+    owner, _, own_name = repository.partition("/")
+    if owner == "timm" and own_name in _TIMM:
+        repository = f"timm/{_TIMM[own_name][1]}"
+    import huggingface_hub
+
+    revision = revision or tag or "main"
+    try:
+        return huggingface_hub.hf_hub_download(repository, name, revision=revision)
+    except Exception as error:  # of its HTTP library, too
+        raise _error(init_from, repository, revision, name, error) from error
+
+
+def _error(init_from, repository, revision, name, error):
+    """Return the error of one line for one of huggingface_hub."""
+    from huggingface_hub import constants, errors
+
+    kind, cause = DataError, error.__cause__ or error
+    status = getattr(getattr(cause, "response", None), "status_code", 0)
+    place = printable(f"{constants.ENDPOINT}/{repository}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        why = f"{place} has no revision {revision}"
+    elif isinstance(error, errors.GatedRepoError):
+        why = f"{place}: accept its terms there, and set HF_TOKEN"
+    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        why = f"{place} has no {name}, and no other file is fetched from there; "
+        why += "download its weights, and give --init_from=FILE with --model=NAME"
+    elif status in (401, 403, 404):
+        meant = did_you_mean(repository, (f"timm/{x}" for _, x in _TIMM.values()))
+        why = f"{place} does not exist, or is private, which needs HF_TOKEN; {meant}"
+    else:
+        kind = UnavailableDataError
+        why = f"{place}/resolve/{revision}/{name} cannot be fetched: "
+        why += f"{one_line(cause, 150)}; put {CONFIG} and {WEIGHTS} from there into a "
+        why += "folder, and give --init_from=FOLDER"
+    return kind(f"init_from={init_from}: {why.rstrip('; ')}")
