@@ -123,6 +123,7 @@ def look_up(init_from: str) -> Named:
 def _look_up(init_from):
     if init_from.startswith(TORCHVISION):
         return _of_torchvision(init_from)
+    console.line(f"looking up {init_from}")
     path = _repository_file(init_from, CONFIG)
     revision = os.path.basename(os.path.dirname(path))
     fetch = functools.partial(_repository_file, init_from, WEIGHTS, revision)
@@ -207,7 +208,6 @@ def _of_torchvision(init_from):
 def _torchvision_file(init_from, name):
     path, url = os.path.join(torch_checkpoints(), name), PYTORCH + name
     if not os.path.isfile(path):
-        console.line(f"fetching {url}")
         try:
             os.makedirs(torch_checkpoints(), exist_ok=True)
             with store.aside(path) as temporary:
