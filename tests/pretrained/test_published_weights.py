@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from huggingface_hub import constants, try_to_load_from_cache
 
 from towers.config.choices import MODELS
 from towers.config.pretrained import find_local_weights
@@ -16,8 +17,10 @@ HUB, TORCH = "huggingface/hub/models--timm--", "torch/hub/checkpoints/"
 def home(tmp_path, monkeypatch):
     """A user without caches, and without packages of weights."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    hub = str(tmp_path / ".cache/huggingface/hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", hub)
+    assert try_to_load_from_cache("owner/name", "file") is None  # is imported now
     monkeypatch.setattr("sys.path", [str(tmp_path / "site[1]")])
     return tmp_path
 
@@ -47,12 +50,14 @@ def test_caches_are_found_by_the_names_of_timm_and_torchvision(
     ):
         create(home / ".cache" / other)
     assert find_local_weights(model) is None
+    path = home / ".cache" / name
     if name.endswith("/"):
-        name += "model.safetensors"
-    path = create(home / ".cache" / name)
+        create(path.parents[1] / "refs/main").write_text("1")
+        path /= "model.safetensors"
+    create(path)
     assert find_local_weights(model) == str(path)
     monkeypatch.setenv("TORCH_HOME", str(home / "a"))
-    monkeypatch.setenv("HF_HOME", str(home / "b"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "b"))
     assert find_local_weights(model) is None
 
 
