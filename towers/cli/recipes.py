@@ -100,16 +100,20 @@ def config_of_flags(
         base = dataclasses.replace(base, **chosen)
     else:
         base, layer = Config(**chosen), "chosen by data_dir"
-    before, init_from = base, given.get("init_from", "")
+    by_weights: tuple[str, ...] = ()
+    init_from = given.get("init_from", "")
     if hub.is_named(init_from) and (stored is None or stored.init_from != init_from):
-        base = _with_weights(base, init_from, given.get("model", ""))
+        # A size lets --center_crop be given; the run fills in the others.
+        by_weights = ("model", "image_size") if base.image_size else ("model",)
+        values = hub.options_of_weights(init_from, given.get("model", ""))
+        for name in values.keys() - {*by_weights}:
+            values[name] = FIELDS[name].default
+        base = dataclasses.replace(base, **values)
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
-    if base is not before:
-        by_weights = origins.keys() & {"model", "image_size"}
-        origins |= dict.fromkeys(sorted(by_weights), "the trained weights")
+    origins |= dict.fromkeys(by_weights, "the trained weights")
     origins |= dict.fromkeys(given, "flags")
     if stored is None and "num_epochs" in given and "warmup_epochs" not in given:
         schedule = given.get("schedule", base.schedule)
@@ -119,16 +123,6 @@ def config_of_flags(
             origins["warmup_epochs"] = "scaled to num_epochs"
     remark = "; ".join(filter(None, (remark, other)))
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
-
-
-def _with_weights(base, init_from, model):
-    """Return options with the network of named weights, and without its others."""
-    weights = hub.options_of_weights(init_from, model)
-    # `with_options_of_weights` fills them in; a size here lets --center_crop be given.
-    unset = {name: FIELDS[name].default for name in weights if name != "model"}
-    if base.image_size:
-        unset["image_size"] = weights.get("image_size", base.image_size)
-    return dataclasses.replace(base, model=weights["model"], **unset)
 
 
 def _run_of_data(path, data_dir, stored_config):

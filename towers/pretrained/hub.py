@@ -15,11 +15,17 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import parse_json
 from towers.config.choices import MODELS, find
-from towers.config.preprocessing import Preprocessing
+from towers.config.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from towers.config.pretrained import torch_checkpoints
 from towers.data.files.paths import reason
 from towers.data.files.reading import local_copy, read_data_file
-from towers.errors import ConfigError, DataError, UnavailableDataError, did_you_mean
+from towers.errors import (
+    ConfigError,
+    DataError,
+    UnavailableDataError,
+    did_you_mean,
+    with_nearest,
+)
 from towers.messages import one_line, printable
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -44,6 +50,9 @@ _OF_TORCHVISION = {
     "vit_b_16.IMAGENET1K_V1": ("deit_base", "vit_b_16-c867db91.pth", 256),
 }
 
+# timm's ways to fit an image -> options.
+_FITS = {"squash": {"fit": "stretch"}, "border": {"fit": "pad"}}
+
 # Name in timm without its tag -> our network, and the name with the tag.
 _TIMM = {
     row.pretrained.timm.partition(".")[0]: (name, row.pretrained.timm)
@@ -61,14 +70,6 @@ class Named(NamedTuple):
     class_names: tuple[str, ...]
     revision: str  # commit; empty outside of the Hub
     fetch: Callable[[], str]  # returns the path of the file
-
-
-class Fetched(NamedTuple):
-    """A file of named weights."""
-
-    path: str
-    facts: dict[str, str]  # revision and SHA-256
-    class_names: tuple[str, ...]
 
 
 def is_named(init_from: str) -> bool:
@@ -91,22 +92,21 @@ def options_of_weights(init_from: str, model: str = "") -> dict[str, Any]:
     nothing is there, UnavailableDataError if it cannot be fetched.
     """
     named = look_up(init_from)
-    row = find("model", model) if model else None
-    if row and (row.is_in_a_file or row.is_given):
-        return named.options
+    row, options = find("model", model) if model else None, named.options
+    is_own = row is not None and (row.is_in_a_file or row.is_given)
     if not (named.model or model):
         raise ConfigError(
             f"init_from={init_from}: {named.about}, which is not a network here; one "
             "with the same layers may be given as --model=NAME"
         )
-    if model and named.model not in ("", model):
+    if model and named.model not in ("", model) and not is_own:
         raise ConfigError(
             f"model={model} with init_from={init_from}: {named.about}, which is "
             f"--model={named.model}; drop one of the two"
         )
-    options = named.options
     if row and row.pretrained and not options:
-        options = _options(row.pretrained)
+        x = row.pretrained
+        options = _options(x.mean, x.std, x.size, x.interpolation, x.crop)
     return {"model": model or named.model, **options}
 
 
@@ -135,8 +135,12 @@ def _named(init_from, path, revision, fetch):
     try:
         config = parse_json(read_data_file(path, MAX_CONFIG_BYTES))
         architecture = str(config.get("architecture", "unknown"))
-        facts = config.get("pretrained_cfg", config)
-        options = _options_of_timm(facts) if "mean" in facts else {}
+        facts, options = config.get("pretrained_cfg", config), {}
+        if "mean" in facts:
+            size = "x".join(map(str, facts["input_size"][-2:]))
+            others = size, facts["interpolation"], facts["crop_pct"]
+            options = _options(facts["mean"], facts["std"], *others)
+            options |= _FITS.get(facts.get("crop_mode"), {})
         labels = config.get("label_names", ())
         if isinstance(labels, dict):
             labels = [labels[key] for key in sorted(labels, key=int)]
@@ -150,12 +154,27 @@ def _named(init_from, path, revision, fetch):
     return Named(model, about, options, tuple(names), revision, fetch)
 
 
-def fetch(init_from: str) -> Fetched:
-    """Return the file of named weights, checked by the hash in its name."""
+def _options(mean, std, size, interpolation, crop):
+    return {
+        "image_size": size,
+        "center_crop": crop,
+        "interpolation": interpolation,
+        "standardize": ":".join(",".join(map(repr, x)) for x in (mean, std)),
+    }
+
+
+def fetch(init_from: str) -> tuple[str, dict[str, str]]:
+    """Return the file of named weights, with its revision and its SHA-256.
+
+    DataError if the name of the file has another hash.
+    """
     named = look_up(init_from)
     path = named.fetch()
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"init_from={init_from}: {path}: {reason(error)}") from None
     # A link of the cache of Hugging Face leads to a file that is called by its SHA-256.
     name = os.path.basename(os.readlink(path) if os.path.islink(path) else path)
     expected = re.fullmatch(r"([0-9a-f]{64})|.*-([0-9a-f]{8})\.pth", name)
@@ -165,42 +184,17 @@ def fetch(init_from: str) -> Fetched:
             f"init_from={init_from}: the SHA-256 of {path} is {digest}, not that in "
             f"its name, {name}; it was removed, and the same command fetches it again"
         )
-    facts = {"revision": named.revision, "sha256": digest}
-    return Fetched(path, facts, named.class_names)
-
-
-def _options(facts):
-    moments = (",".join(map(repr, x)) for x in (facts.mean, facts.std))
-    return {
-        "image_size": facts.size,
-        "center_crop": facts.crop,
-        "interpolation": facts.interpolation,
-        "standardize": ":".join(moments),
-    }
-
-
-def _options_of_timm(facts):
-    """Return the options for a `pretrained_cfg` of timm."""
-    mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
-    height, width = facts["input_size"][-2:]
-    crop, interpolation = float(facts["crop_pct"]), facts["interpolation"]
-    size = Preprocessing(mean, std, height, interpolation, crop)
-    fits = {"squash": "stretch", "border": "pad"}
-    options = {"image_size": f"{height}x{width}"}
-    if facts.get("crop_mode") in fits:
-        options["fit"] = fits[facts["crop_mode"]]
-    return _options(size) | options
+    return path, {"revision": named.revision, "sha256": digest}
 
 
 def _of_torchvision(init_from):
     name = init_from.removeprefix(TORCHVISION)
     if name not in _OF_TORCHVISION:
-        way = (
-            f"{did_you_mean(name, _OF_TORCHVISION)}names: {', '.join(_OF_TORCHVISION)}"
-        )
+        way = f"{did_you_mean(name, _OF_TORCHVISION)}names: "
+        way += ", ".join(_OF_TORCHVISION)
         raise ConfigError(f"init_from={init_from}: no such weights; {way}")
     model, file, side = _OF_TORCHVISION[name]
-    options = _options(Preprocessing(interpolation="bilinear", crop=224 / side))
+    options = _options(IMAGENET_MEAN, IMAGENET_STD, 224, "bilinear", 224 / side)
     fetch = functools.partial(_torchvision_file, init_from, file)
     return Named(model, f"torchvision's {name}", options, (), "", fetch)
 
@@ -221,39 +215,34 @@ def _torchvision_file(init_from, name):
 
 def _repository_file(init_from, name, revision=""):
     """Return the path of a file of a repository in the cache; fetch it if necessary."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
     [(repository, tag)] = _REPOSITORY.findall(init_from)
     owner, _, own_name = repository.partition("/")
     if owner == "timm" and own_name in _TIMM:
         repository = f"timm/{_TIMM[own_name][1]}"
-    import huggingface_hub
-
     revision = revision or tag or "main"
+    place = printable(f"init_from={init_from}: {constants.ENDPOINT}/{repository}")
     try:
         return huggingface_hub.hf_hub_download(repository, name, revision=revision)
+    except errors.RevisionNotFoundError:
+        why = f"has no revision {revision}"
+    except errors.GatedRepoError:
+        why = "has terms to be accepted there, and needs HF_TOKEN"
+    except errors.RemoteEntryNotFoundError:
+        why = f"has no {name}, and no other file is fetched from there; download its "
+        why += "weights, and give --init_from=FILE with --model=NAME"
     except Exception as error:  # of its HTTP library, too
-        raise _error(init_from, repository, revision, name, error) from error
-
-
-def _error(init_from, repository, revision, name, error):
-    """Return the error of one line for one of huggingface_hub."""
-    from huggingface_hub import constants, errors
-
-    kind, cause = DataError, error.__cause__ or error
-    status = getattr(getattr(cause, "response", None), "status_code", 0)
-    place = printable(f"{constants.ENDPOINT}/{repository}")
-    if isinstance(error, errors.RevisionNotFoundError):
-        why = f"{place} has no revision {revision}"
-    elif isinstance(error, errors.GatedRepoError):
-        why = f"{place}: accept its terms there, and set HF_TOKEN"
-    elif isinstance(error, errors.RemoteEntryNotFoundError):
-        why = f"{place} has no {name}, and no other file is fetched from there; "
-        why += "download its weights, and give --init_from=FILE with --model=NAME"
-    elif status in (401, 403, 404):
-        meant = did_you_mean(repository, (f"timm/{x}" for _, x in _TIMM.values()))
-        why = f"{place} does not exist, or is private, which needs HF_TOKEN; {meant}"
-    else:
-        kind = UnavailableDataError
-        why = f"{place}/resolve/{revision}/{name} cannot be fetched: "
-        why += f"{one_line(cause, 150)}; put {CONFIG} and {WEIGHTS} from there into a "
-        why += "folder, and give --init_from=FOLDER"
-    return kind(f"init_from={init_from}: {why.rstrip('; ')}")
+        cause = error.__cause__ or error
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if status not in (401, 403, 404):
+            raise UnavailableDataError(
+                f"{place}/resolve/{revision}/{name} cannot be fetched: "
+                f"{one_line(cause, 150)}; put {CONFIG} and {WEIGHTS} from there into a "
+                "folder, and give --init_from=FOLDER"
+            ) from error
+        names = [f"timm/{name}" for _, name in _TIMM.values()]
+        why = "does not exist, or is private, which needs HF_TOKEN"
+        why = with_nearest(why, repository, names)
+    raise DataError(f"{place} {why}")

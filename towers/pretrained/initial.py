@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 import keras
@@ -297,15 +297,14 @@ def open_source(
             raise CheckpointError(str(error)) from error
         yield weights_in_memory(f"{model}, trained on ImageNet", arrays)
         return
+    about: dict[str, Any] = {}
     if hub.is_named(path):
-        file = hub.fetch(path)
-        facts = ", ".join(f"{k} {v}" for k, v in file.facts.items() if v)
-        with open_weights(file.path) as weights:
-            names = file.class_names or weights.class_names
-            path = f"{path} ({facts})"
-            named = dataclasses.replace(weights, path=path, class_names=names)
-            yield with_torch_names(named, model, trainer.model)
-        return
+        file, facts = hub.fetch(path)
+        listed = ", ".join(f"{k} {v}" for k, v in facts.items() if v)
+        about = {"path": f"{path} ({listed})"}
+        if class_names := hub.look_up(path).class_names:
+            about["class_names"] = class_names
+        path = file
     try:
         path = local_copy(os.path.expanduser(path))
     except (OSError, DataError) as error:
@@ -316,7 +315,8 @@ def open_source(
         if weights is None:
             yield _weights_of_run(path)
         elif weights.of_torch:
-            yield with_torch_names(weights, model, trainer.model)
+            described = dataclasses.replace(weights, **about)
+            yield with_torch_names(described, model, trainer.model)
         elif choice.own_moments or choice.is_in_a_file or choice.is_given:
             yield with_automatic_names(weights, state)
         else:

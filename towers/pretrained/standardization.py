@@ -52,7 +52,7 @@ def with_options_of_weights(config: Config, checkpoint: Checkpoint | None) -> Co
         return config
     is_cut = source["center_crop"] not in (0, 1)
     size = config.image_size or ("image_size" in names and source["image_size"])
-    if not is_cut or (size and config.fit in ("auto", "crop")):
+    if "fit" in names and (not is_cut or (size and config.fit in ("auto", "crop"))):
         names.append("center_crop")
     unset = [x for x in names if getattr(config, x) == FIELDS[x].default]
     return dataclasses.replace(config, **{x: source[x] for x in unset})

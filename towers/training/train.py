@@ -252,7 +252,7 @@ def restore(
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
     elif is_named(config.init_from):
-        run.progress.weights = fetch(config.init_from).facts
+        _, run.progress.weights = fetch(config.init_from)
     if config.linear_probe:
         options = config.batch_size, new, run.watchdog.activity
         run.watchdog.call(fit_head, run.trainer, run.parts, *options)
