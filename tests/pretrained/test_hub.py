@@ -15,6 +15,7 @@ from PIL import Image
 from processes import run
 from safetensors.numpy import save_file
 
+from towers.cli.recipes import RECIPES, config_of_flags
 from towers.config import FIELDS, Config
 from towers.config.choices import MODELS
 from towers.errors import ConfigError, DataError
@@ -166,6 +167,7 @@ def test_a_second_fetch_asks_for_no_body_and_the_cache_needs_no_network(server):
         "image_size": "224x224",
         "center_crop": 0.9,
         "interpolation": "bicubic",
+        "fit": "auto",
         "standardize": "0.485,0.456,0.406:0.229,0.224,0.225",
     }
     assert len(server.bodies()) == 1 and server.bodies()[0][-1] == f"Bearer {TOKEN}"
@@ -202,9 +204,9 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(server):
 @pytest.mark.parametrize(
     "file,status,kind,exit_code,text",
     [
-        (hub.CONFIG, 401, "RepoNotFound", 3, "is private"),
+        (hub.CONFIG, 401, "RepoNotFound", 3, "needs HF_TOKEN"),
         (hub.CONFIG, 404, "RepoNotFound", 3, "did you mean 'timm/deit_tiny_patch16"),
-        (hub.CONFIG, 403, "GatedRepo", 3, "terms to be accepted"),
+        (hub.CONFIG, 403, "GatedRepo", 3, "its terms are accepted"),
         (hub.CONFIG, 404, "RevisionNotFound", 3, "no revision main"),
         (hub.WEIGHTS, 404, "EntryNotFound", 3, "--init_from=FILE with --model"),
         pytest.param(
@@ -246,20 +248,47 @@ def test_a_folder_like_a_repository_decides_the_options_of_a_run(tmp_path):
     path = local(tmp_path, pretrained_cfg=facts, label_names=names)
     unset = Config(dataset="image_folder", init_from=path)
     config = with_options_of_weights(unset, None)
-    values = {x: getattr(config, x) for x in FIELDS if x in hub.look_up(path).options}
+    values = {
+        x: getattr(config, x) for x in FIELDS if x in hub.options_of_weights(path)
+    }
     assert values == {
+        "model": "deit_tiny",
         "image_size": "256x320",
         "center_crop": 1.0,
         "interpolation": "bilinear",
         "fit": "stretch",
         "standardize": "0.5:0.25",
     }
-    assert config.model == "deit_tiny"
     assert hub.look_up(path).class_names == ("cat", "dog")
     given = {"image_size": 96, "center_crop": 0.5, "standardize": "data", "fit": "crop"}
     given |= {"interpolation": "bicubic", "model": "deit_tiny"}
     config = Config(dataset="image_folder", init_from=path, **given)
     assert with_options_of_weights(config, None) == config
+
+
+def test_the_weights_of_a_command_replace_what_its_recipe_has(tmp_path):
+    path = local(tmp_path)
+    flags = {"dataset": "image_folder", "init_from": path}
+
+    def command(**more):
+        options = {"weights_options": hub.options_of_weights}
+        return config_of_flags(None, RECIPES, flags | more, **options)
+
+    config, origins = command().config, command().origins
+    assert (config.model, config.image_size) == ("deit_tiny", 224)
+    assert {origins["model"], origins["image_size"]} == {"the trained weights"}
+    assert config.linear_probe and config.center_crop == 0
+    assert with_options_of_weights(config, None).center_crop == 0.9
+    cropped = command(center_crop=0.5, image_size=96).config
+    assert (cropped.center_crop, cropped.image_size) == (0.5, 96)
+    assert command(fit="pad").config.center_crop == 0
+    with pytest.raises(ConfigError, match="--model=deit_tiny"):
+        command(model="resnet50")
+    other = Config(model="deit_tiny", init_from=path, image_size=64)
+    stored = config_of_flags(
+        None, RECIPES, flags, "run", lambda _: other, weights_options=lambda *_: 1 / 0
+    )
+    assert stored.config.image_size == 64
 
 
 def test_a_network_that_contradicts_the_weights_is_refused(tmp_path):
@@ -291,7 +320,6 @@ def test_names_of_torchvision_are_fetched_into_the_cache_of_pytorch(
     digest = hashlib.sha256(b"weights").hexdigest()
     row = "resnet50", f"resnet50-{digest[:8]}.pth", 232
     monkeypatch.setitem(hub._OF_TORCHVISION, "resnet50.IMAGENET1K_V2", row)
-    hub._look_up.cache_clear()
     name, place = "torchvision/resnet50.IMAGENET1K_V2", tmp_path / row[1]
     cached = tmp_path / "torch/hub/checkpoints" / row[1]
     with serving(tmp_path) as server:
@@ -307,7 +335,6 @@ def test_names_of_torchvision_are_fetched_into_the_cache_of_pytorch(
     assert cached.read_bytes() == b"weights"
     options = hub.options_of_weights(name)
     assert (options["model"], options["center_crop"]) == ("resnet50", 224 / 232)
-    hub._look_up.cache_clear()
     with pytest.raises(ConfigError, match=r"did you mean 'resnet50.IMAGENET1K_V2'"):
         hub.look_up("torchvision/resnet50.IMAGENET1K_V3")
 

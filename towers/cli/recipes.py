@@ -19,7 +19,6 @@ from towers.config.options import check_option, check_path
 from towers.config.pretrained import find_local_weights, how_to_get_weights
 from towers.errors import ConfigError, did_you_mean
 from towers.messages import IS_WHEEL, ROOT, one_line
-from towers.pretrained import hub
 
 # Recipes of a command without --config: without a data set, and with one of PHOTO_SETS
 # from scratch or from trained weights.
@@ -51,6 +50,7 @@ def config_of_flags(
     workdir: str | None = None,
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
     photo_options: Callable[[str, bool], dict[str, Any]] = lambda data_dir, tuned: {},
+    weights_options: Callable[[str, str], dict[str, Any]] = lambda init_from, model: {},
 ) -> CommandLine:
     """Return the Config of a command line.
 
@@ -68,6 +68,7 @@ def config_of_flags(
         stored_config: run folder -> the config of the run in it, or None.
         photo_options: (the value of --data_dir, whether a folder of images is
             fine-tuned) -> options for what is there.
+        weights_options: (the values of --init_from and --model) -> options.
     """
     for name, value in given.items():
         check_option(FIELDS[name], value)  # before TensorFlow is imported
@@ -100,20 +101,18 @@ def config_of_flags(
         base = dataclasses.replace(base, **chosen)
     else:
         base, layer = Config(**chosen), "chosen by data_dir"
-    by_weights: tuple[str, ...] = ()
-    init_from = given.get("init_from", "")
-    if hub.is_named(init_from) and (stored is None or stored.init_from != init_from):
-        # A size lets --center_crop be given; the run fills in the others.
-        by_weights = ("model", "image_size") if base.image_size else ("model",)
-        values = hub.options_of_weights(init_from, given.get("model", ""))
-        for name in values.keys() - {*by_weights}:
-            values[name] = FIELDS[name].default
-        base = dataclasses.replace(base, **values)
+    values, init_from = {}, given.get("init_from", "")
+    if init_from and (stored is None or stored.init_from != init_from):
+        values = weights_options(init_from, given.get("model", ""))
+    # A size lets --center_crop be given; the run fills in the others.
+    kept = {"model", "image_size"} if base.image_size else {"model"}
+    values = {k: v if k in kept else FIELDS[k].default for k, v in values.items()}
+    base = dataclasses.replace(base, **values)
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
         for_images = (origins.keys() & chosen) - {"dataset"}
         origins |= dict.fromkeys(for_images, "chosen for the images")
-    origins |= dict.fromkeys(by_weights, "the trained weights")
+    origins |= {name: "the trained weights" for name in values if name in kept}
     origins |= dict.fromkeys(given, "flags")
     if stored is None and "num_epochs" in given and "warmup_epochs" not in given:
         schedule = given.get("schedule", base.schedule)

@@ -16,6 +16,7 @@ from towers.config import Config
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 from towers.messages import command_of
+from towers.pretrained.hub import options_of_weights
 from towers.run.stored_config import config_to_continue
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -125,9 +126,8 @@ def config_of_command(**options: Any) -> CommandLine:
     photos = functools.partial(
         photo_options, class_level=values.class_level, is_named="dataset" in given
     )
-    return config_of_flags(
-        values.config, RECIPES, given, values.workdir, stored, photos
-    )
+    places = values.config, RECIPES, given, values.workdir
+    return config_of_flags(*places, stored, photos, options_of_weights)
 
 
 def command_to_train(learning_rate: float, module: str) -> str:

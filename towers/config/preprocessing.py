@@ -40,9 +40,10 @@ class Preprocessing:
     # Per channel, red first, of pixels divided by 255.
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    size: int = 224  # height and width of the input
+    size: int | str = 224  # side of the input, or HEIGHTxWIDTH
     interpolation: str = "bicubic"  # of the resize, or bilinear
     crop: float = 0.875  # of the center, as a fraction of the resized shorter side
+    fit: str = "auto"  # into other proportions, as the option fit
     timm: str = ""  # name and tag of the weights in timm
     package: str = ""  # Python package with the weights, if any
 

@@ -15,21 +15,14 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import parse_json
 from towers.config.choices import MODELS, find
-from towers.config.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from towers.config.preprocessing import Preprocessing
 from towers.config.pretrained import torch_checkpoints
 from towers.data.files.paths import reason
 from towers.data.files.reading import local_copy, read_data_file
-from towers.errors import (
-    ConfigError,
-    DataError,
-    UnavailableDataError,
-    did_you_mean,
-    with_nearest,
-)
+from towers.errors import ConfigError, DataError, UnavailableDataError, with_nearest
 from towers.messages import one_line, printable
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MAX_CONFIG_BYTES = 2**24
+CONFIG, WEIGHTS, MAX_CONFIG_BYTES = "config.json", "model.safetensors", 2**24
 _REPOSITORY = re.compile(
     r"(?:hf://(?!datasets/|spaces/)|(?=timm/))([\w.-]+/[\w.-]+)(?:@([\w./-]+))?",
     re.ASCII,
@@ -50,9 +43,6 @@ _OF_TORCHVISION = {
     "vit_b_16.IMAGENET1K_V1": ("deit_base", "vit_b_16-c867db91.pth", 256),
 }
 
-# timm's ways to fit an image -> options.
-_FITS = {"squash": {"fit": "stretch"}, "border": {"fit": "pad"}}
-
 # Name in timm without its tag -> our network, and the name with the tag.
 _TIMM = {
     row.pretrained.timm.partition(".")[0]: (name, row.pretrained.timm)
@@ -66,7 +56,7 @@ class Named(NamedTuple):
 
     model: str  # the name of the network here; empty if it is unknown
     about: str  # who says which network it is
-    options: dict[str, Any]  # of the run: size, crop, filter, mean and std
+    preprocessing: Preprocessing | None
     class_names: tuple[str, ...]
     revision: str  # commit; empty outside of the Hub
     fetch: Callable[[], str]  # returns the path of the file
@@ -79,20 +69,21 @@ def is_named(init_from: str) -> bool:
     """
     path = os.path.expanduser(init_from)
     if os.path.lexists(path):
-        names = WEIGHTS, CONFIG
-        return all(os.path.isfile(os.path.join(path, name)) for name in names)
+        return all(os.path.isfile(f"{path}/{name}") for name in (WEIGHTS, CONFIG))
     is_repository = _REPOSITORY.fullmatch(init_from) is not None
     return is_repository or init_from.startswith(TORCHVISION)
 
 
 def options_of_weights(init_from: str, model: str = "") -> dict[str, Any]:
-    """Return the options of a run that starts from named weights.
+    """Return the options of a run that starts from named weights; none for others.
 
     Raises ConfigError if `model`, "" for none, is another network; DataError if
     nothing is there, UnavailableDataError if it cannot be fetched.
     """
+    if not is_named(init_from):
+        return {}
     named = look_up(init_from)
-    row, options = find("model", model) if model else None, named.options
+    row = find("model", model) if model else None
     is_own = row is not None and (row.is_in_a_file or row.is_given)
     if not (named.model or model):
         raise ConfigError(
@@ -104,43 +95,42 @@ def options_of_weights(init_from: str, model: str = "") -> dict[str, Any]:
             f"model={model} with init_from={init_from}: {named.about}, which is "
             f"--model={named.model}; drop one of the two"
         )
-    if row and row.pretrained and not options:
-        x = row.pretrained
-        options = _options(x.mean, x.std, x.size, x.interpolation, x.crop)
-    return {"model": model or named.model, **options}
+    options: dict[str, Any] = {"model": model or named.model}
+    facts = named.preprocessing or (row.pretrained if row else None)
+    if facts is not None:
+        moments = (",".join(map(repr, x)) for x in (facts.mean, facts.std))
+        options |= {
+            "image_size": facts.size,
+            "center_crop": facts.crop,
+            "interpolation": facts.interpolation,
+            "fit": facts.fit,
+            "standardize": ":".join(moments),
+        }
+    return options
 
 
 def look_up(init_from: str) -> Named:
-    """Return what is known of named weights, in one process always the same."""
-    folder = os.path.expanduser(init_from)
+    """Return what is known of named weights."""
+    folder, revision = os.path.expanduser(init_from), ""
     if os.path.lexists(folder):
-        path = os.path.join(folder, WEIGHTS)
-        return _named(init_from, os.path.join(folder, CONFIG), "", lambda: path)
-    return _look_up(init_from)
-
-
-@functools.cache
-def _look_up(init_from):
-    if init_from.startswith(TORCHVISION):
+        path = os.path.join(folder, CONFIG)
+        fetch = functools.partial(os.path.join, folder, WEIGHTS)
+    elif init_from.startswith(TORCHVISION):
         return _of_torchvision(init_from)
-    console.line(f"looking up {init_from}")
-    path = _repository_file(init_from, CONFIG)
-    revision = os.path.basename(os.path.dirname(path))
-    fetch = functools.partial(_repository_file, init_from, WEIGHTS, revision)
-    return _named(init_from, path, revision, fetch)
-
-
-def _named(init_from, path, revision, fetch):
-    """Return named weights by the content of their config.json."""
+    else:
+        path = _repository_file(init_from, CONFIG)
+        revision = os.path.basename(os.path.dirname(path))
+        fetch = functools.partial(_repository_file, init_from, WEIGHTS, revision)
     try:
         config = parse_json(read_data_file(path, MAX_CONFIG_BYTES))
         architecture = str(config.get("architecture", "unknown"))
-        facts, options = config.get("pretrained_cfg", config), {}
+        facts, preprocessing = config.get("pretrained_cfg", config), None
         if "mean" in facts:
             size = "x".join(map(str, facts["input_size"][-2:]))
-            others = size, facts["interpolation"], facts["crop_pct"]
-            options = _options(facts["mean"], facts["std"], *others)
-            options |= _FITS.get(facts.get("crop_mode"), {})
+            fit = {"squash": "stretch", "border": "pad"}.get(facts.get("crop_mode"))
+            moments = tuple(facts["mean"]), tuple(facts["std"])
+            crop, filter = facts["crop_pct"], facts["interpolation"]
+            preprocessing = Preprocessing(*moments, size, filter, crop, fit or "auto")
         labels = config.get("label_names", ())
         if isinstance(labels, dict):
             labels = [labels[key] for key in sorted(labels, key=int)]
@@ -151,23 +141,11 @@ def _named(init_from, path, revision, fetch):
     same = r"(?:deit|vit)_((?:tiny|small|base)_patch16)_\d+"
     model, _ = _TIMM.get(re.sub(f"^{same}$", r"deit_\1_224", architecture), ("", ""))
     about, names = f"its {CONFIG} has architecture={architecture}", map(str, labels)
-    return Named(model, about, options, tuple(names), revision, fetch)
-
-
-def _options(mean, std, size, interpolation, crop):
-    return {
-        "image_size": size,
-        "center_crop": crop,
-        "interpolation": interpolation,
-        "standardize": ":".join(",".join(map(repr, x)) for x in (mean, std)),
-    }
+    return Named(model, about, preprocessing, tuple(names), revision, fetch)
 
 
 def fetch(init_from: str) -> tuple[str, dict[str, str]]:
-    """Return the file of named weights, with its revision and its SHA-256.
-
-    DataError if the name of the file has another hash.
-    """
+    """Return the file of named weights, checked by its name, revision and SHA-256."""
     named = look_up(init_from)
     path = named.fetch()
     try:
@@ -180,23 +158,24 @@ def fetch(init_from: str) -> tuple[str, dict[str, str]]:
     expected = re.fullmatch(r"([0-9a-f]{64})|.*-([0-9a-f]{8})\.pth", name)
     if expected and not digest.startswith(expected[1] or expected[2]):
         os.remove(os.path.realpath(path))
+        _repository_file.cache_clear()
         raise DataError(
             f"init_from={init_from}: the SHA-256 of {path} is {digest}, not that in "
             f"its name, {name}; it was removed, and the same command fetches it again"
         )
-    return path, {"revision": named.revision, "sha256": digest}
+    facts = {"revision": named.revision, "sha256": digest}
+    return path, {name: value for name, value in facts.items() if value}
 
 
 def _of_torchvision(init_from):
-    name = init_from.removeprefix(TORCHVISION)
-    if name not in _OF_TORCHVISION:
-        way = f"{did_you_mean(name, _OF_TORCHVISION)}names: "
-        way += ", ".join(_OF_TORCHVISION)
-        raise ConfigError(f"init_from={init_from}: no such weights; {way}")
+    name, names = init_from.removeprefix(TORCHVISION), [*_OF_TORCHVISION]
+    if name not in names:
+        why = f"init_from={init_from}: known are {', '.join(names)}"
+        raise ConfigError(with_nearest(why, name, names))
     model, file, side = _OF_TORCHVISION[name]
-    options = _options(IMAGENET_MEAN, IMAGENET_STD, 224, "bilinear", 224 / side)
+    facts = Preprocessing(interpolation="bilinear", crop=224 / side)
     fetch = functools.partial(_torchvision_file, init_from, file)
-    return Named(model, f"torchvision's {name}", options, (), "", fetch)
+    return Named(model, f"torchvision's {name}", facts, (), "", fetch)
 
 
 def _torchvision_file(init_from, name):
@@ -207,29 +186,29 @@ def _torchvision_file(init_from, name):
             with store.aside(path) as temporary:
                 shutil.move(local_copy(url), temporary)
         except (OSError, DataError) as error:
-            kind = type(error) if isinstance(error, DataError) else DataError
-            way = f"the file may also be put at {path}"
-            raise kind(f"init_from={init_from}: {reason(error)}; {way}") from error
+            raise UnavailableDataError(
+                f"init_from={init_from}: {reason(error)}; the file may be put at {path}"
+            ) from error
     return path
 
 
+@functools.cache
 def _repository_file(init_from, name, revision=""):
-    """Return the path of a file of a repository in the cache; fetch it if necessary."""
+    """Return the path of a file of a repository, in one process always the same."""
     import huggingface_hub
     from huggingface_hub import constants, errors
 
     [(repository, tag)] = _REPOSITORY.findall(init_from)
-    owner, _, own_name = repository.partition("/")
-    if owner == "timm" and own_name in _TIMM:
-        repository = f"timm/{_TIMM[own_name][1]}"
+    _, timm = _TIMM.get(repository.removeprefix("timm/"), ("", ""))
+    repository = f"timm/{timm}" if timm else repository
     revision = revision or tag or "main"
+    if name == CONFIG:
+        console.line(f"looking up {init_from}")
     place = printable(f"init_from={init_from}: {constants.ENDPOINT}/{repository}")
     try:
         return huggingface_hub.hf_hub_download(repository, name, revision=revision)
     except errors.RevisionNotFoundError:
         why = f"has no revision {revision}"
-    except errors.GatedRepoError:
-        why = "has terms to be accepted there, and needs HF_TOKEN"
     except errors.RemoteEntryNotFoundError:
         why = f"has no {name}, and no other file is fetched from there; download its "
         why += "weights, and give --init_from=FILE with --model=NAME"
@@ -242,7 +221,6 @@ def _repository_file(init_from, name, revision=""):
                 f"{one_line(cause, 150)}; put {CONFIG} and {WEIGHTS} from there into a "
                 "folder, and give --init_from=FOLDER"
             ) from error
-        names = [f"timm/{name}" for _, name in _TIMM.values()]
-        why = "does not exist, or is private, which needs HF_TOKEN"
-        why = with_nearest(why, repository, names)
+        why = "does not exist, or needs HF_TOKEN and that its terms are accepted there"
+        why = with_nearest(why, repository, (f"timm/{x}" for _, x in _TIMM.values()))
     raise DataError(f"{place} {why}")

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unicodedata import normalize
 
 import keras
@@ -297,14 +297,10 @@ def open_source(
             raise CheckpointError(str(error)) from error
         yield weights_in_memory(f"{model}, trained on ImageNet", arrays)
         return
-    about: dict[str, Any] = {}
+    class_names: tuple[str, ...] = ()
     if hub.is_named(path):
-        file, facts = hub.fetch(path)
-        listed = ", ".join(f"{k} {v}" for k, v in facts.items() if v)
-        about = {"path": f"{path} ({listed})"}
-        if class_names := hub.look_up(path).class_names:
-            about["class_names"] = class_names
-        path = file
+        class_names = hub.look_up(path).class_names
+        path, _ = hub.fetch(path)
     try:
         path = local_copy(os.path.expanduser(path))
     except (OSError, DataError) as error:
@@ -315,8 +311,9 @@ def open_source(
         if weights is None:
             yield _weights_of_run(path)
         elif weights.of_torch:
-            described = dataclasses.replace(weights, **about)
-            yield with_torch_names(described, model, trainer.model)
+            named = with_torch_names(weights, model, trainer.model)
+            names = class_names or weights.class_names
+            yield dataclasses.replace(named, class_names=names)
         elif choice.own_moments or choice.is_in_a_file or choice.is_given:
             yield with_automatic_names(weights, state)
         else:

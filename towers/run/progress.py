@@ -146,8 +146,7 @@ class Progress:
     # before that begins with the evaluation.
     open_record: dict[str, Any] | None = None
     accuracy: float | None = None  # of the last evaluation
-    # Revision and SHA-256 of the weights that init_from named.
-    weights: dict[str, str] | None = None
+    weights: dict[str, str] | None = None  # revision and SHA-256, see `hub.fetch`
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 

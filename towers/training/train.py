@@ -252,7 +252,9 @@ def restore(
         run.outputs.saved_step = checkpoint.step
         console.line(f"restored step {run.step} from {checkpoint.path}")
     elif is_named(config.init_from):
-        _, run.progress.weights = fetch(config.init_from)
+        _, facts = fetch(config.init_from)
+        console.line("weights: " + ", ".join(f"{k} {v}" for k, v in facts.items()))
+        run.progress.weights = facts
     if config.linear_probe:
         options = config.batch_size, new, run.watchdog.activity
         run.watchdog.call(fit_head, run.trainer, run.parts, *options)
