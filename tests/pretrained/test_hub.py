@@ -181,6 +181,7 @@ def test_a_second_fetch_asks_for_no_body_and_the_cache_needs_no_network(server):
     assert server.requests == []
 
 
+@pytest.mark.row(64)
 def test_a_fetch_that_is_cut_goes_on_where_it_ended(server):
     place = server.folder / f"{NAME}.fb_in1k" / hub.WEIGHTS
     save_file({"x": np.arange(3 * 2**20, dtype=np.float32)}, place)
@@ -193,6 +194,7 @@ def test_a_fetch_that_is_cut_goes_on_where_it_ended(server):
         assert hashlib.file_digest(file, "sha256").hexdigest() == facts["sha256"]
 
 
+@pytest.mark.row(64)
 def test_a_file_with_another_hash_is_refused_and_fetched_again(server):
     server.etag = "0" * 64
     assert "SHA-256" in refused(look_up(server), 3)
@@ -201,6 +203,7 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(server):
     assert len(server.bodies()) == 2
 
 
+@pytest.mark.row(64)
 @pytest.mark.parametrize(
     "file,status,kind,exit_code,text",
     [
@@ -222,6 +225,7 @@ def test_each_refusal_of_the_server_is_a_line(
     assert text in line and f"{server.url}/{NAME}.fb_in1k" in line
 
 
+@pytest.mark.row(64)
 def test_the_token_goes_to_the_hub_alone(server):
     server.moves = True
     _, path, _ = found(look_up(server))
@@ -230,6 +234,7 @@ def test_the_token_goes_to_the_hub_alone(server):
     assert by_host == {"127.0.0.1": f"Bearer {TOKEN}", "localhost": None}
 
 
+@pytest.mark.row(64)
 def test_without_a_network_the_line_names_the_file_and_its_place(server):
     line = refused(look_up(server, HF_HUB_OFFLINE="1"), 75)
     url = f"{server.url}/{NAME}.fb_in1k/resolve/main/config.json"
@@ -339,6 +344,7 @@ def test_names_of_torchvision_are_fetched_into_the_cache_of_pytorch(
         hub.look_up("torchvision/resnet50.IMAGENET1K_V3")
 
 
+@pytest.mark.row(64)
 @pytest.mark.slow
 def test_one_flag_is_enough_and_a_run_goes_on_without_the_network(server):
     folder = server.folder / "timm/mobilenetv3_small_100.lamb_in1k"

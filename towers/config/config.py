@@ -522,9 +522,9 @@ class Config:
         "",
         "Weights from which a new run starts at step 0, if names and shapes match: "
         "a run folder, a .keras or .h5 file of Keras, a .safetensors file, a .pth "
-        "file of PyTorch, a SavedModel, a TensorFlow checkpoint; or imagenet, weights "
-        "of keras:NAME that Keras downloads, or of another network, if they are on "
-        "this machine. Empty for random weights.",
+        "file of PyTorch, a SavedModel, a TensorFlow checkpoint; timm/NAME, "
+        "hf://OWNER/NAME or torchvision/NAME, which are fetched; or imagenet, weights "
+        "of keras:NAME, or of another network if here. Empty for random weights.",
     )
     linear_probe: bool = option(
         False,

@@ -31,7 +31,7 @@ BLOCK_BYTES = 4 * 2**20
 # Size limits of an image file: bytes per pixel (4 x 16 bits), plus metadata.
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
-PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub"}
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
 # First bytes of a pointer file of Git LFS.
 LFS = b"version https://git-lfs.github.com/"
 LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
