@@ -30,6 +30,7 @@ from timm.layers import resample_abs_pos_embed  # noqa: E402
 from towers.config.choices import MODELS  # noqa: E402
 from towers.data.files.image import read_image  # noqa: E402
 from towers.exporting.writers import write_safetensors  # noqa: E402
+from towers.pretrained import hub  # noqa: E402
 from towers.pretrained.initial import read_variables  # noqa: E402
 from towers.pretrained.torch_names import resample_positions  # noqa: E402
 from towers.pretrained.weights import open_weights  # noqa: E402
@@ -237,3 +238,21 @@ def test_torch_reads_the_files_of_the_tests(tmp_path):
     expected = whole[3:15].reshape(2, 6)[:, :4].T
     np.testing.assert_array_equal(values["a"].numpy(), expected)
     assert values["b"] == 3
+
+
+@pytest.mark.parametrize("name", hub._OF_TORCHVISION)
+def test_weights_by_the_name_of_torchvision_are_its_own(name):
+    model, _, tag = name.partition(".")
+    weights = torchvision.models.get_model_weights(model)[tag]
+    ours, file, _ = hub._OF_TORCHVISION[name]
+    assert weights.url == hub.PYTORCH + file
+    theirs, options = (
+        weights.transforms(),
+        hub.options_of_weights(f"torchvision/{name}"),
+    )
+    assert [options["image_size"]] == theirs.crop_size
+    assert options["center_crop"] == theirs.crop_size[0] / theirs.resize_size[0]
+    assert options["interpolation"] == theirs.interpolation.value
+    moments = [",".join(map(repr, x)) for x in (theirs.mean, theirs.std)]
+    assert options["standardize"] == ":".join(moments)
+    assert ours in MODELS
