@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from towers.config import FIELDS, Config
 from towers.config.choices import MODELS
 from towers.errors import ConfigError, DataError
 from towers.exporting.writers import write_safetensors
+from towers.models.create import create_model
 from towers.pretrained import hub
+from towers.pretrained.initial import open_source
 from towers.pretrained.standardization import with_options_of_weights
 
 NAME, COMMIT, TOKEN = "timm/deit_tiny_patch16_224", "c0ffee" + "0" * 34, "hf_secret"
@@ -75,15 +78,18 @@ class _Request(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if "/resolve/" not in self.path:
             return self.answer(404, {})
-        owner, name, *_, file = self.path.strip("/").split("/")
+        owner, name, _, revision, file = self.path.strip("/").split("/")
         path, server = self.server.folder / owner / name / file, self.server
         host = self.headers["Host"].partition(":")[0]
         about = self.headers["Range"], self.headers["Authorization"]
         server.requests.append((self.command, host, file, *about))
-        status, kind = server.refused.get(file, (200, ""))
-        if kind or not path.is_file():
-            kind = kind or "EntryNotFound"
-            return self.answer(status if kind else 404, {"X-Error-Code": kind})
+        status, kind = server.refused.get(file, (0, ""))
+        if file == hub.WEIGHTS and revision != COMMIT:  # main has moved on
+            status, kind = 404, "RevisionNotFound"
+        elif not status and not path.is_file():
+            status, kind = 404, "EntryNotFound"
+        if status:
+            return self.answer(status, {"X-Error-Code": kind})
         content = path.read_bytes()
         etag = hashlib.sha256(content).hexdigest()
         if file == hub.WEIGHTS:
@@ -211,7 +217,7 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(server):
         (hub.CONFIG, 404, "RepoNotFound", 3, "did you mean 'timm/deit_tiny_patch16"),
         (hub.CONFIG, 403, "GatedRepo", 3, "its terms are accepted"),
         (hub.CONFIG, 404, "RevisionNotFound", 3, "no revision main"),
-        (hub.WEIGHTS, 404, "EntryNotFound", 3, "--init_from=FILE with --model"),
+        ("removed", 0, "", 3, "no model.safetensors"),
         pytest.param(
             hub.CONFIG, 503, "", 75, "--init_from=FOLDER", marks=pytest.mark.slow
         ),
@@ -220,7 +226,9 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(server):
 def test_each_refusal_of_the_server_is_a_line(
     server, file, status, kind, exit_code, text
 ):
-    server.refused[file] = status, kind or "Unavailable"
+    if file == "removed":  # there are pickles alone
+        (server.folder / f"{NAME}.fb_in1k" / hub.WEIGHTS).unlink()
+    server.refused[file] = status, kind
     line = refused(look_up(server), exit_code)
     assert text in line and f"{server.url}/{NAME}.fb_in1k" in line
 
@@ -264,7 +272,10 @@ def test_a_folder_like_a_repository_decides_the_options_of_a_run(tmp_path):
         "fit": "stretch",
         "standardize": "0.5:0.25",
     }
-    assert hub.look_up(path).class_names == ("cat", "dog")
+    network = create_model("lenet", image_shape=(28, 28, 1), num_classes=2)
+    trainer = SimpleNamespace(model=network)
+    with open_source(path, "lenet", {}, trainer) as weights:
+        assert weights.class_names == ("cat", "dog")
     given = {"image_size": 96, "center_crop": 0.5, "standardize": "data", "fit": "crop"}
     given |= {"interpolation": "bicubic", "model": "deit_tiny"}
     config = Config(dataset="image_folder", init_from=path, **given)
