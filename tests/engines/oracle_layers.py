@@ -102,7 +102,7 @@ def depthwise(x, kernel, bias=None, *, stride=1, padding="same") -> Applied:
     return conv(x, kernel, bias, stride=stride, padding=padding, groups=x.shape[-1])
 
 
-def pixel(x, kernel, bias) -> Applied:
+def pixel(x, kernel, bias=None) -> Applied:
     """A convolution of one pixel, [N, in] to [N, out]; kernel [1, 1, in, out]."""
     output, pullback, state = dense(x, kernel[0, 0], bias)
 
@@ -401,6 +401,50 @@ def attention(queries, keys, values, *, heads) -> Applied:
     return Applied(output, pullback)
 
 
+def window_attention(x, attention_biases, *, heads, size) -> Applied:
+    """Attention in each square of `size` pixels (Wu et al., 2022): [N, H, W, 3 * C] to
+    [N, H, W, C]. Each head has its query, key and value side by side, and a number for
+    each distance of two pixels, row `size` * vertical + horizontal."""
+    n, height, width, channels = x.shape
+    own = channels // heads // 3
+    output, of_x = np.zeros((n, height, width, heads * own)), np.zeros(x.shape)
+    of_biases, pullbacks = np.zeros(attention_biases.shape), []
+    rows, columns = (axis.ravel() for axis in np.mgrid[:size, :size])
+    apart = np.abs(rows[:, None] - rows) * size + np.abs(columns[:, None] - columns)
+    for image, top, left, head in np.ndindex(n, height // size, width // size, heads):
+        place = image, rows + top * size, columns + left * size
+        q, k, v = x[place].reshape(-1, heads, 3, own)[:, head].swapaxes(0, 1)
+        scores = q @ k.T / math.sqrt(own) + attention_biases[apart, head]
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        outputs = slice(head * own, (head + 1) * own)
+        output[(*place, outputs)] = weights @ v
+        pullbacks.append((place, head, outputs, q, k, v, weights))
+
+    def pullback(gradient):
+        for place, head, outputs, q, k, v, weights in pullbacks:
+            above = gradient[(*place, outputs)]
+            of_weights = above @ v.T
+            mean = (of_weights * weights).sum(axis=1, keepdims=True)
+            of_scores = weights * (of_weights - mean)
+            np.add.at(of_biases[:, head], apart, of_scores)
+            of_scores = of_scores / math.sqrt(own)
+            parts = of_scores @ k, of_scores.T @ q, weights.T @ above
+            inputs = slice(3 * head * own, 3 * (head + 1) * own)
+            of_x[(*place, inputs)] = np.concatenate(parts, axis=1)
+        return (of_x,), {"attention_biases": of_biases}
+
+    return Applied(output, pullback)
+
+
+def crop(x, *, height, width) -> Applied:
+    """The first rows and columns of [N, H, W, C]."""
+    after = (0, x.shape[1] - height), (0, x.shape[2] - width)
+    edges = (0, 0), *after, (0, 0)
+    output = x[:, :height, :width]
+    return Applied(output, lambda gradient: ((np.pad(gradient, edges),), {}))
+
+
 def tokens(x, class_token=None, positions=None) -> Applied:
     """[N, H, W, C] to [N, tokens, C], the class token first, and positions added.
 
@@ -503,6 +547,8 @@ LAYERS = {
     "layer_norm": layer_norm,
     "response_norm": response_norm,
     "attention": attention,
+    "window_attention": window_attention,
+    "crop": crop,
     "tokens": tokens,
     "first_token": first_token,
     "dropout": dropout,

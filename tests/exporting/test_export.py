@@ -218,8 +218,9 @@ def test_what_a_run_has_frozen_is_not_trainable_in_keras():
     ["speedrun", "alexnet_two_columns"]
     + [
         slow(x)
-        for x in ("deit_tiny", "convnext_tiny", "convnextv2_atto", "keras:ConvNeXtTiny")
-    ],
+        for x in ("deit_tiny", "convnext_tiny", "convnextv2_atto", "tiny_vit_5m")
+    ]
+    + [slow("keras:ConvNeXtTiny")],
 )
 def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):
     run = random_run(name, width=1.0 if ":" in name else 0.1)
@@ -530,7 +531,8 @@ def test_without_the_data_set_images_are_drawn(half_way, monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet20", slow("deit_tiny"), slow("efficientnet_b0")]
+    "name",
+    ["resnet20", *(slow(x) for x in ("deit_tiny", "tiny_vit_5m", "efficientnet_b0"))],
 )
 def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
     run = random_run(name, width=0.1, ema_decay=0.9)
@@ -549,6 +551,10 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
     elif name == "deit_tiny":
         positions = values["tokens/positions"]
         np.testing.assert_array_equal(theirs["pos_embed"][0], positions)
+    elif name == "tiny_vit_5m":
+        biases = values["stage3_block2_attention/attention_biases"]
+        theirs_biases = theirs["stages.2.blocks.1.attn.attention_biases"]
+        np.testing.assert_array_equal(theirs_biases, biases.T)
     else:
         kernel = values["stage2_block1_depthwise/kernel"].reshape(3, 3, -1)
         depthwise = theirs["blocks.1.0.conv_dw.weight"]

@@ -9,7 +9,12 @@ from compared import assert_equal_to_oracle, random
 from engines import oracle_layers
 from marks import slow
 
-from towers.models.layers.attention import attention, head_by_head
+from towers.models.layers.attention import (
+    WindowAttention,
+    attention,
+    head_by_head,
+    pair_biases,
+)
 from towers.models.layers.cpu_kernels import (
     FUSED_ACTIVATIONS,
     dense,
@@ -27,6 +32,11 @@ CONSTANTS = [  # depth_radius, bias, alpha, beta, groups
     (100, 1.0, 0.1, 0.6, 1),  # the band reaches over all channels
 ]
 NAMES = ("depth_radius", "bias", "alpha", "beta", "groups")
+
+
+def windows(x, biases, function):
+    return WindowAttention(2, 3).attend(x, pair_biases(biases, 3), function)
+
 
 # Name -> function, that of the oracle, shapes of the arguments.
 KERNELS = {
@@ -49,6 +59,12 @@ for heads in (1, 3):
             of(oracle_layers.attention, heads=heads),
             TOKENS,
         )
+for function in (attention, head_by_head):
+    KERNELS[f"{function.__name__} in windows"] = (
+        of(windows, function=function),
+        of(oracle_layers.window_attention, heads=2, size=3),
+        [(2, 6, 3, 24), (9, 2)],
+    )
 for number, constants in enumerate(CONSTANTS):
     options = dict(zip(NAMES, constants, strict=True))
     KERNELS[f"local response normalization {number}"] = (

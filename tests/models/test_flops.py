@@ -44,6 +44,17 @@ def vit(channels, patches, patch, class_tokens=0):
     return patches * 3 * patch**2 * channels + 12 * block
 
 
+def tiny_vit():
+    products = 112**2 * 27 * 32 + 56**2 * 9 * 32 * 64  # the stem
+    products += 2 * 56**2 * (64 * 256 + 9 * 256 + 256 * 64) + 320 * 1000
+    rows = (28, 64, 128, 2, 7), (14, 128, 160, 6, 14), (7, 160, 320, 2, 7)
+    for side, before, own, blocks, window in rows:
+        products += 4 * side**2 * before * own + side**2 * (9 * own + own**2)
+        dense = (3 + 1 + 4 + 4) * own**2
+        products += blocks * side**2 * (dense + 2 * window**2 * own + 9 * own)
+    return products
+
+
 @pytest.mark.parametrize(
     "name,shape,products",
     [
@@ -52,6 +63,7 @@ def vit(channels, patches, patch, class_tokens=0):
         ("resnet50", IMAGENET, resnet50()),
         ("vit_tiny", CIFAR10, vit(192, patches=8**2, patch=4) + 192 * 10),
         ("deit_tiny", CIFAR10, vit(192, 8**2, patch=4, class_tokens=1) + 192 * 10),
+        ("tiny_vit_5m", IMAGENET, tiny_vit()),
     ],
 )
 def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):

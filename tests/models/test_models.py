@@ -35,8 +35,10 @@ from towers.models.zoo import (
     efficientnet,
     lenet,
     mobilenet_v3,
+    mobilenet_v4,
     resnet,
     speedrun,
+    tiny_vit,
     vgg,
     vit,
     wide_resnet,
@@ -88,7 +90,8 @@ DEEPER = [
     *"vit_small vit_base deit_small deit_base".split(),
     *(f"tf_efficientnet_lite{n}" for n in (1, 2, 4)),
     *"efficientnet_lite0 tf_efficientnet_b0 tf_mobilenet_v3_small".split(),
-    *"mobilenet_v3_large tf_mobilenet_v3_large".split(),
+    *"mobilenet_v3_large tf_mobilenet_v3_large mobilenet_v4_conv_medium".split(),
+    *"tiny_vit_11m tiny_vit_21m".split(),
 ]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
@@ -375,6 +378,21 @@ def test_convnext_begins_as_in_timm():
             assert abs(np.mean(values)) < 5 * 0.02 / np.sqrt(values.size), path
 
 
+@pytest.mark.slow
+def test_tiny_vit_begins_as_in_timm():
+    for path, values in arrays(create("tiny_vit_5m", (32, 32, 3), width=0.5)).items():
+        is_zero = re.search("/(bias|beta|moving_mean|attention_biases)$", path)
+        wanted, error = 0.0, 1e-9
+        if path.endswith("/kernel"):
+            wanted = 0.02 if values.ndim == 2 else uniform_stddev(values)
+            error = 4 / np.sqrt(2 * values.size)
+        elif is_zero or re.search(r"stage1_block\d_conv3_norm/gamma$", path):
+            assert not values.any(), path
+        else:
+            assert np.all(values == 1), path
+        assert np.std(values) == pytest.approx(wanted, rel=error), path
+
+
 def test_vit_begins_as_in_big_vision():
     for path, values in arrays(create("deit_tiny", width=0.5)).items():
         wanted = 0.0
@@ -425,6 +443,7 @@ WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
         slow("vit_tiny", "stochastic_depth", 24 * [(1, 1)]),
         slow("tf_efficientnet_lite0", "stochastic_depth", 9 * [(1, 1, 1)]),
         ("mobilenet_v3_small", "dropout", [(1024,)]),
+        slow("tiny_vit_5m", "stochastic_depth", 22 * [(1, 1, 1)]),
         slow("convnext_tiny", "stochastic_depth", 18 * [(1, 1, 1)]),
         ("vgg16_bn", "dropout", [(512,)]),
         ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
@@ -537,6 +556,17 @@ SMALL = {
         *(mobilenet_v3.create_model, (37, 32, 3), 1 / 4),
         **{"name": "mobilenet", "size": "small"} | DROP,
     ),
+    "mobilenet_v4": case(
+        described.mobilenet_v4(dropout=0.2, rate=0.5),
+        *(mobilenet_v4.create_model, (35, 64, 3), 1 / 16),
+        **{"name": "mobilenet", "size": "small"} | DROP,
+    ),
+    "tiny_vit": case(
+        described.tiny_vit((3, 5), window=2, heads=2, dropout=0.2, rate=0.5),
+        *(tiny_vit.create_model, (18, 36, 3), 1 / 4),
+        **{"name": "tiny_vit", "channels": (32, 256), "depths": (1, 1)} | DROP,
+        windows=(0, 2),
+    ),
     "convnext": case(
         described.convnext((1, 2), dropout=0.2, rate=0.5),
         *(convnext.create_model, (17, 20, 3)),
@@ -611,7 +641,13 @@ def test_every_family_is_in_the_oracles_words():
 
 
 # Those that take seconds to trace, and whose layers others have too.
-TRACED_LONG = ("resnet18", "speedrun_deep", "efficientnet_b", "convnext")
+TRACED_LONG = (
+    "resnet18",
+    "speedrun_deep",
+    "efficientnet_b",
+    "convnext",
+    "mobilenet_v4",
+)
 
 
 @pytest.mark.parametrize("name", [slow(x) if x in TRACED_LONG else x for x in SMALL])
@@ -656,6 +692,7 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
         ("alexnet_two_columns", 4),
         slow("convmixer_8_1", 2),
         slow("mobilenet_v3", 2),
+        slow("tiny_vit", 2),
         slow("convnext", 2),
         slow("resnet14", 2),
         slow("deit_token", 2),
@@ -672,6 +709,8 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
 def test_columns_and_heads_are_not_split_between_devices():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
+    with pytest.raises(ConfigError, match="stage3_block1_attention has 5 heads, "):
+        Shards(build_model("tiny_vit_5m", *CIFAR10), 2)
     for width, heads in (1.0, 3), (0.5, 1):
         with pytest.raises(ConfigError, match=f"block1_attention has {heads} heads, "):
             Shards(build_model("vit_tiny", *CIFAR10, width), 2)

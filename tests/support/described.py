@@ -325,6 +325,92 @@ def mobilenet_v3(as_tensorflow: bool, dropout: float, rate: float) -> list:
     ]
 
 
+def mobilenet_v4(dropout: float, rate: float) -> list:
+    """Return MobileNetV4 conv small."""
+    rows = {3: [(5, 5), (0, 3), (0, 3), (0, 3), (0, 3), (3, 0)]}
+    rows[4] = [(3, 3), (5, 5), (0, 5), (0, 5), (0, 3), (0, 3)]
+    found = _convolved("stem", "relu", False, (INPUT,), 3, stride=2)
+    for stage in (1, 2):
+        found += _convolved(f"stage{stage}_block1", "relu", False, (), 3, stride=2)
+        found += _convolved(f"stage{stage}_block2", "relu", False)
+    for stage, blocks in rows.items():
+        for block, (first, second) in enumerate(blocks, start=1):
+            name, last = f"stage{stage}_block{block}", found[-1].name
+            stride = 2 if block == 1 else 1
+            if first:
+                depthwise = {"size": first, "kind": "depthwise"}
+                found += _convolved(f"{name}_start", None, False, **depthwise)
+            found += _convolved(f"{name}_expand", "relu", False)
+            if second:
+                depthwise = {"size": second, "kind": "depthwise", "stride": stride}
+                found += _convolved(f"{name}_depthwise", "relu", False, **depthwise)
+            found += _convolved(f"{name}_project", None, False)
+            if stride == 1:
+                depth = {"rate": rate * (block + 6 * (stage - 3)) / 12}
+                found.append(layer("stochastic_depth", f"{name}_depth", **depth))
+                found.append(layer("add", f"{name}_add", (last, f"{name}_depth")))
+    found += _convolved("stage5_block1", "relu", False)
+    found.append(layer("global_average_pool", "pool"))
+    found += [layer("pixel", "hidden"), _norm("hidden_norm")]
+    found += [layer("relu", "hidden_relu"), layer("dropout", "dropout", rate=dropout)]
+    return [*found, layer("dense", "logits")]
+
+
+def tiny_vit(
+    sides: tuple[int, int], window: int, heads: int, dropout: float, rate: float
+) -> list:
+    """Return TinyViT of one block of convolutions and one with attention.
+
+    `sides` are the height and width of the images with attention.
+    """
+
+    def convolved(name, activation="gelu", size=1, stride=1, **options):
+        if size == 3:
+            options |= {"kind": "depthwise", "size": 3}
+        return _convolved(name, activation, False, stride=stride, **options)
+
+    def norm(name, inputs=()):
+        return layer("layer_norm", name, inputs, epsilon=1e-5)
+
+    def bottleneck(scope, stride=1):
+        found = convolved(f"{scope}_conv1") + convolved(
+            f"{scope}_conv2", "gelu", 3, stride
+        )
+        return found + convolved(f"{scope}_conv3", None)
+
+    found = _convolved("stem_conv1", "gelu", False, (INPUT,), 3, stride=2)
+    found += _convolved("stem_conv2", None, False, (), 3, stride=2)
+    found += bottleneck("stage1_block1")
+    name = "stage1_block1"
+    found.append(layer("stochastic_depth", f"{name}_depth", rate=rate / 2))
+    both = ("stem_conv2_norm", f"{name}_depth")
+    found += [layer("add", f"{name}_add", both), layer("gelu", f"{name}_gelu")]
+    found += bottleneck("stage2_merge", stride=2)
+    name, edges = "stage2_block1", [(0, -side % window) for side in sides]
+    return [
+        *found,
+        layer("pad", f"{name}_pad", rows=edges[0], columns=edges[1]),
+        norm(f"{name}_norm1"),
+        layer("dense", f"{name}_qkv"),
+        layer("window_attention", f"{name}_attention", heads=heads, size=window),
+        layer("crop", f"{name}_crop", height=sides[0], width=sides[1]),
+        layer("dense", f"{name}_out"),
+        layer("stochastic_depth", f"{name}_depth1", rate=rate),
+        layer("add", f"{name}_add1", ("stage2_merge_conv3_norm", f"{name}_depth1")),
+        *convolved(f"{name}_local", None, 3),
+        norm(f"{name}_norm2"),
+        layer("dense", f"{name}_hidden"),
+        layer("gelu", f"{name}_gelu"),
+        layer("dense", f"{name}_mlp"),
+        layer("stochastic_depth", f"{name}_depth2", rate=rate),
+        layer("add", f"{name}_add2", (f"{name}_local_norm", f"{name}_depth2")),
+        layer("global_average_pool", "pool"),
+        norm("last_norm"),
+        layer("dropout", "dropout", rate=dropout),
+        layer("dense", "logits"),
+    ]
+
+
 def convnext(
     depths: tuple[int, ...], dropout: float = 0.0, rate: float = 0.0, version: int = 1
 ) -> list:

@@ -77,6 +77,20 @@ def _tf_mobilenet(size, num_params):
     return _network(help, name, num_params, weights, **options)
 
 
+def _mobilenet_v4(kind, num_params, tag, **preprocessing):
+    weights = Preprocessing(timm=f"mobilenetv4_conv_{kind}.{tag}", **preprocessing)
+    help, name = f"MobileNetV4 of convolutions, {kind}", f"mobilenet_v4_conv_{kind}"
+    return _network(help, "mobilenet_v4", num_params, weights, name=name, size=kind)
+
+
+def _tiny_vit(millions, num_params, *channels):
+    """Return a TinyViT, with weights distilled from a network of 22,000 classes."""
+    help, name = f"TinyViT, {millions} million", f"tiny_vit_{millions}m"
+    weights = Preprocessing(crop=0.95, timm=f"{name}_224.dist_in22k_ft_in1k")
+    options = {"name": name, "channels": channels}
+    return _network(help, "tiny_vit", num_params, weights, **options)
+
+
 def _convnext(name, num_params, width, depths, tag, crop=0.875):
     """Return a ConvNeXt of four stages, whose channels double, with weights of timm."""
     options = {"name": name, "channels": tuple(width * 2**i for i in range(4))}
@@ -178,6 +192,13 @@ MODELS = {
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
     "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
+    "mobilenet_v4_conv_small": _mobilenet_v4("small", 2_505_834, "e2400_r224_in1k"),
+    "mobilenet_v4_conv_medium": _mobilenet_v4(
+        "medium", 8_447_322, "e500_r256_in1k", size=256, crop=0.95
+    ),
+    "tiny_vit_5m": _tiny_vit(5, 5_074_974, 64, 128, 160, 320),
+    "tiny_vit_11m": _tiny_vit(11, 10_552_462, 64, 128, 256, 448),
+    "tiny_vit_21m": _tiny_vit(21, 20_627_338, 96, 192, 384, 576),
     **{
         row[0]: _convnext(*row)
         for row in (

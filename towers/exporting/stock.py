@@ -18,7 +18,7 @@ from towers.keras_internals import layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES
 from towers.models.keras.noise import WithNoise
-from towers.models.layers.attention import Attention, Tokens, attention
+from towers.models.layers.attention import Attention, Tokens, WindowAttention, attention
 from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands
 from towers.models.layers.normalization import (
@@ -161,6 +161,23 @@ def _tokens(layer):
     return call
 
 
+def _window_attention(layer):
+    """Return attention whose biases are an embedding of the distances of pixels."""
+    size, settings = layer.size, {"trainable": layer.trainable, "name": layer.name}
+    embedding = layers.Embedding(size**2, layer.heads, **settings)
+    biases_of = _with_values(embedding, layer.get_weights())
+
+    def call(x):
+        places = ops.cumsum(ops.ones_like(x[:1, :size, 0, 0]), 1)
+        apart = ops.abs(ops.transpose(places) - places)
+        rows = size * ops.reshape(apart, [size, 1, size, 1])
+        pairs = rows + ops.reshape(apart, [1, size, 1, size])
+        pairs = ops.reshape(ops.cast(pairs, "int32"), [size**2, size**2])
+        return layer.attend(x, ops.transpose(biases_of(pairs), [2, 0, 1]), attention)
+
+    return call
+
+
 def _layer_scale(layer):
     """Return a depthwise 1x1 convolution that scales each channel."""
     [gamma] = layer.get_weights()
@@ -179,7 +196,7 @@ def _response(layer):
 
 
 _REPLACEMENTS = {
-    Attention: lambda layer: lambda x: attention(x[0], x[1], x[2], layer.heads),
+    Attention: lambda layer: lambda x: attention(*x, heads=layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GlobalResponseNormalization: _response,
@@ -191,6 +208,7 @@ _REPLACEMENTS = {
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     Tokens: _tokens,
     Whitening: _whitening,
+    WindowAttention: _window_attention,
 }
 
 

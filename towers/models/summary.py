@@ -5,7 +5,7 @@ import math
 import keras
 from keras import layers
 
-from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.attention import Attention, Tokens, WindowAttention
 from towers.models.layers.core import LayerScale, SameConv2D
 from towers.models.layers.normalization import GlobalResponseNormalization
 from towers.models.zoo.speedrun import Whitening
@@ -36,8 +36,10 @@ def _flops(layer):
         kernels = [w for w in layer.weights if "kernel" in w.name]
         return 2 * positions * sum(math.prod(kernel.shape) for kernel in kernels)
     if isinstance(layer, Attention):
-        tokens, channels = layer.output.shape[1:]
-        return 2 * 2 * tokens**2 * channels
+        *image, channels = layer.output.shape[1:]
+        tokens = math.prod(image)
+        keys = layer.size**2 if isinstance(layer, WindowAttention) else tokens
+        return 2 * 2 * tokens * keys * channels
     if layer.weights and not isinstance(layer, UNCOUNTED):
         raise ValueError(
             f"layer {layer.name} ({type(layer).__name__}): its operations are not "

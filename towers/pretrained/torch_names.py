@@ -38,6 +38,9 @@ KINDS = {
     "moving_variance": "running_var",
 }
 
+# Ends of the paths of variables that have inputs and outputs in the other order.
+TRANSPOSED = ("/kernel", "/attention_biases")
+
 Table = Mapping[str, str]
 
 
@@ -131,7 +134,7 @@ def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> t
     [c, 1, h, w] is [h, w, c, 1] or [h, w, 1, c] here.
     """
     shape = tuple(shape)
-    if variable.endswith("/kernel"):
+    if variable.endswith(TRANSPOSED):
         shape = (*shape[2:], *shape[1::-1])
     is_same = [x for x in shape if x != 1] == [x for x in ours if x != 1]
     return tuple(ours) if is_same else shape
@@ -139,7 +142,7 @@ def shape_of_ours(shape: Sequence[int], variable: str, ours: Sequence[int]) -> t
 
 def to_ours(values: np.ndarray, variable: str) -> np.ndarray:
     """Return their values with kernels in our order, [h, w, inputs, outputs]."""
-    if variable.endswith("/kernel"):
+    if variable.endswith(TRANSPOSED):
         return values.transpose((*range(2, values.ndim), 1, 0))
     return values
 
@@ -152,7 +155,7 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
             where, values = place(variable.path, table), variable.numpy()
             if where is None:
                 raise KeyError(variable.path)
-            if variable.path.endswith("/kernel"):
+            if variable.path.endswith(TRANSPOSED):
                 values = values.transpose((-1, -2, *range(values.ndim - 2)))
             elif values.ndim == 2:  # tokens, for all images of a batch
                 values = values[None]

@@ -71,17 +71,68 @@ class Attention(OnDevice):
 
     def call(self, inputs):
         compute = head_by_head if self.device_kind == "CPU" else attention
-        return compute(*inputs, self.heads)
+        return compute(*inputs, heads=self.heads)
 
     def get_config(self):
         return super().get_config() | {"heads": self.heads}
 
 
-def attention(queries, keys, values, heads: int):
+class WindowAttention(Attention):
+    """Attention within squares of pixels (TinyViT, arXiv:2207.10666; arXiv:2103.14030).
+
+    Images [n, height, width, 3 * channels], with the query, key and value of a head
+    side by side, become [n, height, width, channels]. Height and width are multiples of
+    `size`. Scores have a trained bias for each vertical and horizontal distance.
+    """
+
+    def __init__(self, heads: int, size: int, **kwargs):
+        super().__init__(heads, **kwargs)
+        self.size = size
+
+    def build(self, input_shape):
+        shape, name = (self.size**2, self.heads), "attention_biases"
+        self.attention_biases = self.add_weight(shape, "zeros", name=name)
+
+    def call(self, inputs):
+        compute = head_by_head if self.device_kind == "CPU" else attention
+        table = tf.convert_to_tensor(self.attention_biases)
+        return self.attend(inputs, pair_biases(table, self.size), compute)
+
+    def attend(self, x, biases, compute):
+        """Call `attention` or `head_by_head` for each square."""
+        _, height, width, channels = x.shape
+        size, columns, units = self.size, width // self.size, channels // 3
+        x = ops.reshape(x, [-1, size, columns, size * channels])
+        x = ops.transpose(x, [0, 2, 1, 3])
+        x = ops.reshape(x, [-1, size**2, self.heads, 3, units // self.heads])
+        parts = [ops.reshape(x[:, :, :, i], [-1, size**2, units]) for i in range(3)]
+        x = compute(*parts, biases, heads=self.heads)
+        x = ops.reshape(x, [-1, columns, size, size * units])
+        return ops.reshape(ops.transpose(x, [0, 2, 1, 3]), [-1, height, width, units])
+
+    def get_config(self):
+        return super().get_config() | {"size": self.size}
+
+
+def pair_biases(biases: tf.Tensor, size: int) -> tf.Tensor:
+    """Return biases [heads, tokens, tokens] of pairs of pixels in a square.
+
+    Row `size` * y + x of `biases` [size^2, heads] is for pixels y rows and x columns
+    apart. Selected by products, whose gradient has no order of additions on a GPU.
+    """
+    distances = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+    apart = tf.constant(np.eye(size)[distances], biases.dtype)
+    table = tf.reshape(biases, [size, size, -1])
+    pairs = tf.einsum("acy,bdx,yxh->habcd", apart, apart, table)
+    return tf.reshape(pairs, [-1, size**2, size**2])
+
+
+def attention(queries, keys, values, biases=None, *, heads: int):
     """Return softmax(queries keys^T / sqrt(channels of a head)) values, per head.
 
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2. In 16-bit types the softmax is
     computed in float32. Takes symbolic tensors too, of shape [n, tokens, channels].
+    `biases` [heads, tokens, tokens] are added to the scores.
     """
     _, tokens, channels = queries.shape
     size = channels // heads
@@ -94,29 +145,30 @@ def attention(queries, keys, values, heads: int):
         )
     )
     scores = ops.matmul(queries * size**-0.5, keys)
+    if biases is not None:
+        scores = scores + biases
     wide = keras.backend.result_type(scores.dtype, "float32")
     weights = ops.cast(ops.softmax(ops.cast(scores, wide)), values.dtype)
     outputs = ops.transpose(ops.matmul(weights, values), [0, 2, 1, 3])
     return ops.reshape(outputs, [-1, tokens, channels])
 
 
-def head_by_head(
-    queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
-) -> tf.Tensor:
+def head_by_head(*inputs: tf.Tensor, heads: int) -> tf.Tensor:
     """Compute `attention` one head after the other: 0.8 to 0.9 of its time on a CPU."""
-    scale = (queries.shape[-1] // heads) ** -0.5
+    scale = (inputs[0].shape[-1] // heads) ** -0.5
 
     @tf.custom_gradient
     def attend(*inputs):
         inputs = inputs[0] * scale, *inputs[1:]  # before float16 overflows
-        queries, keys, values = (tf.split(x, heads, -1) for x in inputs)
+        queries, keys, values = (tf.split(x, heads, -1) for x in inputs[:3])
+        pairs = zip(queries, keys, *map(tf.unstack, inputs[3:]), strict=True)
         weights = [
-            _softmax(tf.matmul(q, k, transpose_b=True))
-            for q, k in zip(queries, keys, strict=True)
+            _softmax(sum(bias, tf.matmul(q, k, transpose_b=True)))
+            for q, k, *bias in pairs
         ]
 
         def gradient(upstream):
-            parts = [[], [], []]
+            parts = [[] for _ in inputs]
             upstream = tf.split(upstream, heads, -1)
             for up, q, k, v, w in zip(
                 upstream, queries, keys, values, weights, strict=True
@@ -126,12 +178,17 @@ def head_by_head(
                 parts[0].append(tf.matmul(by_scores, k) * scale)
                 parts[1].append(tf.matmul(by_scores, q, transpose_a=True))
                 parts[2].append(tf.matmul(w, up, transpose_a=True))
-            return [tf.concat(x, -1) for x in parts]
+                for of_bias in parts[3:]:  # bfloat16 would lose most of a long sum
+                    total = tf.reduce_sum(widened(by_scores), 0)
+                    of_bias.append(tf.cast(total, w.dtype))
+            return [tf.concat(x, -1) for x in parts[:3]] + list(
+                map(tf.stack, parts[3:])
+            )
 
         pairs = zip(weights, values, strict=True)
         return tf.concat([tf.matmul(w, v) for w, v in pairs], -1), gradient
 
-    return attend(queries, keys, values)
+    return attend(*inputs)
 
 
 def _softmax(scores):

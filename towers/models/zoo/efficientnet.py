@@ -73,13 +73,14 @@ TORCH_NAMES = (
 class Block(NamedTuple):
     """An inverted residual; channels are those at width 1."""
 
-    size: int  # kernel size of the depthwise convolution
+    size: int  # kernel size of the depthwise convolution; 0 for none
     stride: int
     inputs: int  # channels
     expanded: int  # channels of the depthwise convolution; `inputs` for no expansion
     filters: int  # channels of the output
     squeezed: int  # channels within squeeze-and-excitation; 0 for none
     activation: str  # name in Keras
+    start: int = 0  # kernel size of another one before the expansion; 0 for none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Builder:
     as_tensorflow: bool
     gate: str = "sigmoid"  # last activation of squeeze-and-excitation
     squeezed_activation: str | None = None  # first one; None for the block's
+    initializer: keras.initializers.Initializer | None = None  # of kernels
 
     def conv(
         self,
@@ -120,13 +122,15 @@ class Builder:
             "strides": stride,
             "padding": padding,
             "use_bias": use_bias,
+            # Each input of a depthwise kernel has one filter, of as many inputs.
+            "kernel_initializer": self.initializer
+            or _normal("fan_in" if is_depthwise else "fan_out"),
             "kernel_regularizer": self.regularizer,
             "name": name,
         }
-        if is_depthwise:  # each input has one filter, whose inputs are its outputs
-            settings |= {"groups": x.shape[-1], "kernel_initializer": _normal("fan_in")}
-            return GroupedConv2D(**settings)(x)
-        return Conv2D(kernel_initializer=_normal("fan_out"), **settings)(x)
+        if is_depthwise:
+            return GroupedConv2D(groups=x.shape[-1], **settings)(x)
+        return Conv2D(**settings)(x)
 
     def normalized(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Add batch normalization and an activation."""
@@ -150,12 +154,17 @@ class Builder:
 
     def _block(self, x, block, name, rate):
         shortcut, activation = x, block.activation
+        if block.start:
+            kernel = {"size": block.start, "is_depthwise": True}
+            x = self.conv(x, block.inputs, f"{name}_start", **kernel)
+            x = self.normalized(x, f"{name}_start")
         if block.expanded != block.inputs:
             x = self.conv(x, block.expanded, f"{name}_expand")
             x = self.normalized(x, f"{name}_expand", activation)
-        kernel = {"size": block.size, "stride": block.stride, "is_depthwise": True}
-        x = self.conv(x, block.expanded, f"{name}_depthwise", **kernel)
-        x = self.normalized(x, f"{name}_depthwise", activation)
+        if block.size:
+            kernel = {"size": block.size, "stride": block.stride, "is_depthwise": True}
+            x = self.conv(x, block.expanded, f"{name}_depthwise", **kernel)
+            x = self.normalized(x, f"{name}_depthwise", activation)
         if block.squeezed:
             gates = self._gates(x, block, name)
             x = layers.Multiply(name=f"{name}_multiply")([x, gates])

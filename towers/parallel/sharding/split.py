@@ -44,6 +44,7 @@ CHANNELWISE = (
     layers.MaxPooling2D,
     layers.AveragePooling2D,
     layers.Cropping1D,
+    layers.Cropping2D,
     layers.GlobalAveragePooling1D,
     layers.GlobalAveragePooling2D,
     layers.GlobalMaxPooling2D,
