@@ -373,9 +373,73 @@ def response_norm(x, gamma, beta) -> Applied:
     return Applied(x + gamma * x * ratios + beta, pullback)
 
 
-def attention(queries, keys, values, *, heads) -> Applied:
+def group_norm(x, gamma, beta, *, groups, epsilon) -> Applied:
+    """Normalises the pixels of each group of channels (Wu and He, 2018)."""
+    shape = (len(x), -1, groups, x.shape[-1] // groups)
+    grouped = x.reshape(shape)
+    centred = grouped - grouped.mean(axis=(1, 3), keepdims=True)
+    std = np.sqrt(np.square(centred).mean(axis=(1, 3), keepdims=True) + epsilon)
+    normalized = centred / std
+
+    def pullback(gradient):
+        scaled = (gradient * gamma).reshape(shape)
+        through_mean = scaled.mean(axis=(1, 3), keepdims=True)
+        through_deviation = (scaled * normalized).mean(axis=(1, 3), keepdims=True)
+        of_x = (scaled - through_mean - normalized * through_deviation) / std
+        of_gamma = (gradient * normalized.reshape(x.shape)).sum(axis=(0, 1, 2))
+        variables = {"gamma": of_gamma, "beta": gradient.sum(axis=(0, 1, 2))}
+        return (of_x.reshape(x.shape),), variables
+
+    return Applied(gamma * normalized.reshape(x.shape) + beta, pullback)
+
+
+def standardized_conv(x, kernel, **options) -> Applied:
+    """A convolution whose filters have mean 0 and variance 1 (Qiao et al., 2019)."""
+    filters = kernel.reshape(-1, kernel.shape[-1])
+    std = np.sqrt(filters.var(axis=0) + 1e-8)
+    normalized = (filters - filters.mean(axis=0)) / std
+    output, of_conv, state = conv(x, normalized.reshape(kernel.shape), **options)
+
+    def pullback(gradient):
+        inputs, variables = of_conv(gradient)
+        of_filters = variables["kernel"].reshape(filters.shape)
+        through_deviation = (of_filters * normalized).mean(axis=0)
+        centred = of_filters - of_filters.mean(axis=0)
+        of_kernel = (centred - normalized * through_deviation) / std
+        return inputs, variables | {"kernel": of_kernel.reshape(kernel.shape)}
+
+    return Applied(output, pullback, state)
+
+
+def turned(x, heads, grid, sign=1):
+    """Rotary positions of the last tokens, which are a grid (Su et al., 2021).
+
+    Channels i and i + half of a head are a complex number, which the row turns in the
+    first quarter of a head and the column in the second.
+    """
+    size, (height, width) = x.shape[-1] // heads, grid
+    y, quarter = x.copy(), size // 4
+    for row in range(height):
+        for column in range(width):
+            token = x.shape[1] - height * width + row * width + column
+            for i in range(size // 2):
+                place = (2 * row + 1) / height - 1
+                if i >= quarter:
+                    place = (2 * column + 1) / width - 1
+                turns = place / 100 ** (i % quarter / quarter)
+                turn = np.exp(sign * 2j * math.pi * turns)
+                real = np.arange(heads) * size + i
+                imaginary = real + size // 2
+                z = (x[:, token, real] + 1j * x[:, token, imaginary]) * turn
+                y[:, token, real], y[:, token, imaginary] = z.real, z.imag
+    return y
+
+
+def attention(queries, keys, values, *, heads, grid=None) -> Applied:
     """Vaswani et al., 2017, equation 1: one head, and one image, after the other."""
     size = queries.shape[-1] // heads
+    if grid:
+        queries, keys = (turned(x, heads, grid) for x in (queries, keys))
     output, pullbacks = np.zeros(values.shape), []
     for image in range(len(queries)):
         for head in range(heads):
@@ -396,6 +460,8 @@ def attention(queries, keys, values, *, heads) -> Applied:
             of_each = of_scores @ k, of_scores.T @ q, weights.T @ gradient[place]
             for whole, own in zip(of_all, of_each, strict=True):
                 whole[place] = own
+        if grid:
+            of_all[:2] = (turned(x, heads, grid, -1) for x in of_all[:2])
         return tuple(of_all), {}
 
     return Applied(output, pullback)
@@ -445,16 +511,18 @@ def crop(x, *, height, width) -> Applied:
     return Applied(output, lambda gradient: ((np.pad(gradient, edges),), {}))
 
 
-def tokens(x, class_token=None, positions=None) -> Applied:
+def tokens(x, class_token=None, positions=None, *, has_positions=True) -> Applied:
     """[N, H, W, C] to [N, tokens, C], the class token first, and positions added.
 
     Without positions to learn each is (sin, cos) of column / w and row / w, for C / 4
     wavelengths w in a geometric row from 1 to 10,000 (Chen et al., 2021); zero for the
-    class token.
+    class token, or for all without `has_positions`.
     """
     n, height, width, channels = x.shape
     output = x.reshape(n, height * width, channels)
-    if positions is None:
+    if not has_positions:
+        positions, is_learned = np.zeros(output.shape[1:]), False
+    elif positions is None:
         quarter = channels // 4
         positions = np.zeros((height, width, channels))
         for row in range(height):
@@ -484,6 +552,26 @@ def tokens(x, class_token=None, positions=None) -> Applied:
         return (gradient[:, first:].reshape(x.shape),), variables
 
     return Applied(output + positions, pullback)
+
+
+def prefix(x, token) -> Applied:
+    """Tokens [count, C] before those of each image."""
+    output = np.concatenate([np.broadcast_to(token, (len(x), *token.shape)), x], 1)
+
+    def pullback(gradient):
+        of_token = gradient[:, : len(token)].sum(axis=0)
+        return (gradient[:, len(token) :],), {"token": of_token}
+
+    return Applied(output, pullback)
+
+
+def last_tokens(x, *, first) -> Applied:
+    """[N, tokens, C] without the `first` tokens."""
+
+    def pullback(gradient):
+        return (np.pad(gradient, [(0, 0), (first, 0), (0, 0)]),), {}
+
+    return Applied(x[:, first:], pullback)
 
 
 def first_token(x) -> Applied:
@@ -545,11 +633,15 @@ LAYERS = {
     "local_response_norm": local_response_norm,
     "batch_norm": batch_norm,
     "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "standardized_conv": standardized_conv,
     "response_norm": response_norm,
     "attention": attention,
     "window_attention": window_attention,
     "crop": crop,
     "tokens": tokens,
+    "prefix": prefix,
+    "last_tokens": last_tokens,
     "first_token": first_token,
     "dropout": dropout,
     "stochastic_depth": stochastic_depth,

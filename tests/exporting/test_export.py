@@ -218,9 +218,16 @@ def test_what_a_run_has_frozen_is_not_trainable_in_keras():
     ["speedrun", "alexnet_two_columns"]
     + [
         slow(x)
-        for x in ("deit_tiny", "convnext_tiny", "convnextv2_atto", "tiny_vit_5m")
-    ]
-    + [slow("keras:ConvNeXtTiny")],
+        for x in (
+            "deit_tiny",
+            "convnext_tiny",
+            "convnextv2_atto",
+            "keras:ConvNeXtTiny",
+            "tiny_vit_5m",
+            "dinov2_small_reg",
+            "dinov3_small",
+        )
+    ],
 )
 def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):
     run = random_run(name, width=1.0 if ":" in name else 0.1)

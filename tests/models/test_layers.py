@@ -17,6 +17,8 @@ from towers.models.layers.core import (
     GroupedConv2D,
     PadChannels,
     SameConv2D,
+    StandardizedConv2D,
+    StandardizedSameConv2D,
 )
 from towers.models.layers.normalization import (
     BatchNormalization,
@@ -50,6 +52,9 @@ LAYERS = [
     GroupedConv2D(12, (3, 2), groups=3, padding="same", dilation_rate=2),
     Tokens(has_class_token=True),
     Tokens(first=4, channels=20),
+    Tokens(positions="learned"),
+    StandardizedConv2D(4, 1, strides=2),
+    StandardizedSameConv2D(6),
 ]
 
 

@@ -28,10 +28,12 @@ from towers.models.summary import flops_per_image
 from towers.models.variables import keras_settings
 from towers.models.zoo import (
     alexnet,
+    bit,
     cnn,
     convmixer,
     convnext,
     densenet,
+    dinov3,
     efficientnet,
     lenet,
     mobilenet_v3,
@@ -87,7 +89,8 @@ OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 DEEPER = [
     *list(PUBLISHED)[1:5],
     *"resnet18_imagenet resnet101 resnet152 wide_resnet_16_4".split(),
-    *"vit_small vit_base deit_small deit_base".split(),
+    *"vit_small vit_base deit_small deit_base dinov3_base".split(),
+    *"dinov2_base dinov2_small_reg dinov2_base_reg".split(),
     *(f"tf_efficientnet_lite{n}" for n in (1, 2, 4)),
     *"efficientnet_lite0 tf_efficientnet_b0 tf_mobilenet_v3_small".split(),
     *"mobilenet_v3_large tf_mobilenet_v3_large mobilenet_v4_conv_medium".split(),
@@ -262,7 +265,7 @@ def test_a_network_depends_on_its_arguments_alone(name):
 def drawn_kernels(name, values):
     """Of speedrun those filters that do not hand an input on, and the head."""
     kernels = {k: v for k, v in values.items() if k.endswith("/kernel")}
-    if name.startswith(("vit", "deit")):  # whose head begins with zeros
+    if name.startswith(("vit", "deit", "dinov")):  # whose head begins with zeros
         del kernels["logits/kernel"]
     if name not in SPEEDRUNS:
         return kernels
@@ -593,6 +596,23 @@ SMALL = {
         **{"name": "deit", "channels": 8, "heads": 2, "depth": 2},
         has_class_token=True,
     ),
+    "dinov2_registers": case(
+        described.vit(2, 2, "first_token", registers=3, has_scales=True, **DROP),
+        *(vit.create_model, (9, 12, 3)),
+        **{"name": "dinov2", "channels": 8, "heads": 2, "depth": 2} | DROP,
+        **{"num_registers": 3, "initial_scale": 0.5, "patch_size": 4},
+        has_class_token=True,
+    ),
+    "dinov3": case(
+        described.vit(1, 2, patch=16, registers=4, has_scales=True, grid=(2, 3)),
+        *(dinov3.create_model, (35, 48, 1)),
+        **{"name": "dinov3", "channels": 16, "heads": 2, "depth": 1},
+    ),
+    "bit": case(
+        described.bit((1, 2), groups=(2, 2, 8, 4, 16), rate=0.5),
+        *(bit.create_model, (33, 30, 3), 3 / 32),
+        **{"depths": (1, 2), "stochastic_depth": 0.5},
+    ),
 }
 
 
@@ -696,6 +716,9 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
         slow("convnext", 2),
         slow("resnet14", 2),
         slow("deit_token", 2),
+        slow("dinov2_registers", 2),
+        slow("dinov3", 2),
+        slow("bit", 2),
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):

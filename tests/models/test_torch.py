@@ -67,6 +67,11 @@ NETWORKS = [
     ("convnext_tiny", "convnext_tiny", 96),
     ("convnext_atto", "convnext_atto", 64),
     ("convnextv2_nano", "convnextv2_nano", 96),
+    ("dinov2_small", "vit_small_patch14_dinov2", 518),
+    ("dinov2_base_reg", "vit_base_patch14_reg4_dinov2", 518),
+    ("dinov3_small", "vit_small_patch16_dinov3", 256),
+    ("dinov3_base", "vit_base_patch16_dinov3", 256),
+    ("bit_resnet50x1", "resnetv2_50x1_bit", 97),
 ]
 
 
@@ -201,11 +206,14 @@ def test_images_are_read_as_by_timm(name):
         np.testing.assert_allclose(row.std, standardize.std, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1])
 @pytest.mark.parametrize("grid", [(10, 10), (24, 24), (9, 16)])
-def test_positions_are_resampled_as_by_timm(grid):
-    positions = torch.randn(1, 197, 8, generator=torch.Generator().manual_seed(0))
-    [expected] = resample_abs_pos_embed(positions, list(grid)).numpy()
-    result = resample_positions(positions[0].numpy(), grid)
+def test_positions_are_resampled_as_by_timm(grid, num_tokens):
+    rng = torch.Generator().manual_seed(0)
+    positions = torch.randn(1, 196 + num_tokens, 8, generator=rng)
+    options = {"num_prefix_tokens": num_tokens}
+    [expected] = resample_abs_pos_embed(positions, list(grid), **options).numpy()
+    result = resample_positions(positions[0].numpy(), grid, num_tokens)
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 

@@ -394,3 +394,34 @@ def test_a_vit_of_transformers_is_read_whole_or_refused(
     else:
         assert len(expected) == 200
         assert_equal(start(network, tmp_path / "a.pth", "deit_tiny"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", ["dinov2_small", "dinov2_small_reg", "dinov3_small", "bit_resnet50x1"]
+)
+def test_a_file_without_a_head_gives_all_but_the_head(model, tmp_path):
+    """As DINO is published; for images of another size, with constant positions."""
+    sides, width = (64, 80), 0.17
+    theirs, ours = (
+        create_model(model, image_shape=(x, x, 3), num_classes=2, width=width, seed=x)
+        for x in sides
+    )
+    for variable in theirs.variables:
+        if variable.path == "tokens/positions":
+            variable.assign(np.full(variable.shape, 0.25))
+    state = torch_names.state_dict(theirs, torch_names.tables(model)[0])
+    head = {"head.weight", "head.bias", "head.fc.weight", "head.fc.bias"}
+    tensors = {k: Tensor(v) for k, v in state.items() if k not in head}
+    torch_files.save(tensors, tmp_path / "a.pth")
+    values = start(ours, tmp_path / "a.pth", model)
+    assert len(tensors) == len(state) - 2
+    drawn = {x.path: x.numpy() for x in ours.variables}
+    for variable in theirs.variables:
+        expected = variable.numpy()
+        if variable.path == "tokens/positions":
+            expected = np.full(drawn[variable.path].shape, 0.25)
+        if variable.path.startswith("logits"):
+            expected = drawn[variable.path]
+        actual = values[f"params/{variable.path}"]
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg=variable.path)

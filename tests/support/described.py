@@ -488,32 +488,44 @@ def vit(
     pool: str = "global_average_pool",
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
+    patch: int = 4,
+    registers: int = 0,
+    has_scales: bool = False,
+    grid: tuple[int, int] | None = None,
 ) -> list:
+    """Return a ViT; with a `grid` of patches it is DINOv3's."""
+    epsilon = 1e-5 if grid else 1e-6
+
     def dropped(name):
         return [layer("dropout", name, rate=dropout)] if dropout else []
 
     def branch_ends(name, place, rate):
         found = dropped(f"{name}_dropout{place}")
+        if has_scales:
+            found.append(layer("layer_scale", f"{name}_scale{place}"))
         if rate:
             found.append(layer("stochastic_depth", f"{name}_depth{place}", rate=rate))
         return found
 
-    found = [layer("conv", "patches", stride=4, padding="valid")]
-    found += [layer("tokens", "tokens"), *dropped("tokens_dropout")]
+    found = [layer("conv", "patches", stride=patch, padding="valid")]
+    found.append(layer("tokens", "tokens", has_positions=not grid))
+    if registers:
+        found += [layer("prefix", "registers"), layer("prefix", "class")]
+    found += dropped("tokens_dropout")
     for block in range(1, depth + 1):
         name, last = f"block{block}", found[-1].name
         rate = stochastic_depth * block / depth
         parts = tuple(f"{name}_{part}" for part in ("query", "key", "value"))
         found += [
-            layer("layer_norm", f"{name}_norm1", epsilon=1e-6),
+            layer("layer_norm", f"{name}_norm1", epsilon=epsilon),
             *(layer("dense", part, (f"{name}_norm1",)) for part in parts),
-            layer("attention", f"{name}_attention", parts, heads=heads),
+            layer("attention", f"{name}_attention", parts, heads=heads, grid=grid),
             layer("dense", f"{name}_out"),
             *branch_ends(name, 1, rate),
         ]
         found.append(layer("add", f"{name}_add1", (last, found[-1].name)))
         found += [
-            layer("layer_norm", f"{name}_norm2", epsilon=1e-6),
+            layer("layer_norm", f"{name}_norm2", epsilon=epsilon),
             layer("dense", f"{name}_hidden"),
             layer("gelu", f"{name}_gelu"),
             *dropped(f"{name}_hidden_dropout"),
@@ -521,5 +533,55 @@ def vit(
             *branch_ends(name, 2, rate),
         ]
         found.append(layer("add", f"{name}_add2", (f"{name}_add1", found[-1].name)))
-    found.append(layer("layer_norm", "last_norm", epsilon=1e-6))
+    found.append(layer("layer_norm", "last_norm", epsilon=epsilon))
+    if grid:
+        found.append(layer("last_tokens", "last_patches", first=1 + registers))
     return [*found, layer(pool, "pool"), layer("dense", "logits")]
+
+
+def bit(depths: tuple[int, ...], groups: tuple[int, ...], rate: float) -> list:
+    """Return BiT with groups of the stem, and inner and outer ones of each stage."""
+
+    def conv(name, size, stride=1, inputs=()):
+        if stride == 1:
+            return [layer("standardized_conv", name, inputs)]
+        edge, strided = (size // 2, size // 2), {"stride": stride, "padding": "valid"}
+        return [
+            layer("pad", f"{name}_pad", inputs, rows=edge, columns=edge),
+            layer("standardized_conv", name, **strided),
+        ]
+
+    def active(name, count, inputs=()):
+        norm = layer("group_norm", name, inputs, groups=count, epsilon=1e-5)
+        return [norm, layer("relu", name.replace("norm", "relu"))]
+
+    found = [
+        *conv("stem_conv", 7, 2, (INPUT,)),
+        layer("pad", "stem_pool_pad", rows=(1, 1), columns=(1, 1)),
+        layer("max_pool", "stem_pool", size=3, stride=2, padding="valid"),
+    ]
+    last, index = groups[0], 0
+    for stage, depth in enumerate(depths, start=1):
+        inner, outer = groups[2 * stage - 1 : 2 * stage + 1]
+        for block in range(1, depth + 1):
+            name, shortcut, index = (
+                f"stage{stage}_block{block}",
+                found[-1].name,
+                index + 1,
+            )
+            stride = 2 if stage > 1 and block == 1 else 1
+            found += active(f"{name}_norm1", last)
+            if block == 1:
+                found += conv(f"{name}_shortcut", 1, stride)
+                shortcut, last = found[-1].name, outer
+            found += [
+                *conv(f"{name}_conv1", 1, inputs=(f"{name}_relu1",)),
+                *active(f"{name}_norm2", inner),
+                *conv(f"{name}_conv2", 3, stride),
+                *active(f"{name}_norm3", inner),
+                *conv(f"{name}_conv3", 1),
+            ]
+            depth_rate = rate * index / sum(depths)
+            found.append(layer("stochastic_depth", f"{name}_depth", rate=depth_rate))
+            found.append(layer("add", f"{name}_add", (shortcut, f"{name}_depth")))
+    return [*found, *active("last_norm", last), *_last()]

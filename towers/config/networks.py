@@ -100,6 +100,24 @@ def _convnext(name, num_params, width, depths, tag, crop=0.875):
     return _network(help, "convnext", num_params, weights, **options)
 
 
+def _dino(name, heads, num_params):
+    """Return a ViT of DINOv2, with registers if its name ends in _reg, or of DINOv3."""
+    version, size, *registers = name.split("_")
+    options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
+    help = f"ViT of {version.replace('dino', 'DINO')}, {heads} heads"
+    if version == "dinov3":
+        timm, pixels = f"vit_{size}_patch16_dinov3.lvd1689m", 256
+    else:
+        form = "14_reg4" if registers else "14"
+        timm, pixels = f"vit_{size}_patch{form}_dinov2.lvd142m", 518
+        options |= {"patch_size": 14, "initial_scale": 1e-5, "has_class_token": True}
+    if registers:
+        options["num_registers"], help = 4, f"{help}, 4 registers"
+    weights = Preprocessing(size=pixels, crop=1.0, timm=timm)
+    module = "dinov3" if version == "dinov3" else "vit"
+    return _network(help, module, num_params, weights, **options)
+
+
 def _vit(name, heads, num_params):
     """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
@@ -161,6 +179,17 @@ MODELS = {
         14_724_042,
         stages=((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)),
     ),
+    "bit_resnet50x1": _network(
+        "BiT, group normalization, for large images",
+        "bit",
+        23_520_842,
+        Preprocessing(
+            *((0.5,) * 3, (0.5,) * 3),
+            interpolation="bilinear",
+            timm="resnetv2_50x1_bit.goog_in21k",
+        ),
+        depths=(3, 4, 6, 3),
+    ),
     "densenet_bc_100_12": _network(
         "DenseNet-BC of 100 layers for small images",
         "densenet",
@@ -221,6 +250,12 @@ MODELS = {
     "deit_tiny": _vit("deit_tiny", 3, 5_362_762),
     "deit_small": _vit("deit_small", 6, 21_342_346),
     "deit_base": _vit("deit_base", 12, 85_152_010),
+    "dinov2_small": _dino("dinov2_small", 6, 21_535_882),
+    "dinov2_base": _dino("dinov2_base", 12, 85_539_082),
+    "dinov2_small_reg": _dino("dinov2_small_reg", 6, 21_537_034),
+    "dinov2_base_reg": _dino("dinov2_base_reg", 12, 85_541_386),
+    "dinov3_small": _dino("dinov3_small", 6, 21_590_794),
+    "dinov3_base": _dino("dinov3_base", 12, 85_648_906),
     "speedrun": _network(
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         "speedrun",

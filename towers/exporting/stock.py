@@ -18,7 +18,15 @@ from towers.keras_internals import layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES
 from towers.models.keras.noise import WithNoise
-from towers.models.layers.attention import Attention, Tokens, WindowAttention, attention
+from towers.models.layers import core
+from towers.models.layers.attention import (
+    Attention,
+    Prefix,
+    Tokens,
+    WindowAttention,
+    attention,
+    rotated,
+)
 from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands
 from towers.models.layers.normalization import (
@@ -65,9 +73,14 @@ def _package(layer_class):
     return layer_class.__module__.partition(".")[0]
 
 
-def _of_keras(layer):
+def _of_keras(layer, values=None):
     stock, settings = _class_and_settings(layer)
-    return _with_values(stock.from_config(settings), layer.get_weights())
+    return _with_values(stock.from_config(settings), values or layer.get_weights())
+
+
+def _standardized(layer):
+    kernel, *bias = layer.get_weights()
+    return _of_keras(layer, [core.standardized(kernel).numpy(), *bias])
 
 
 def _class_and_settings(layer):
@@ -140,22 +153,26 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Return a dense layer with positions as biases and the class token as kernel."""
-    table, has_token = np.array(layer.table), layer.has_class_token
-    channels, is_trained = table.shape[-1], layer.trainable and has_token
-    settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
+    """Return an embedding, or a dense layer whose kernel is the class token."""
+    settings = {"name": f"{layer.name}_reshape"}
+    reshape = layers.Reshape([-1, layer.output.shape[-1]], **settings)
+    if layer.positions == "none":
+        return reshape
+    table = np.array(layer.table)
+    if not layer.has_class_token:
+        is_trained = layer.trainable and layer.positions == "learned"
+        rows = _rows(layer, table, trainable=is_trained)
+        return lambda x: ops.add(y := reshape(x), rows(y))
+    settings = {"name": layer.name, "trainable": layer.trainable, "bias_axes": "tc"}
     dense = layers.EinsumDense("nti,ic->ntc", table.shape, **settings)
-    values = layer.get_weights() if has_token else [np.zeros((1, channels)), table]
-    positions = _with_values(dense, values)
-    reshape = layers.Reshape([-1, channels], name=f"{layer.name}_reshape")
-    before = [[0, 0], [1, 0], [0, 0]]
+    positions, before = (
+        _with_values(dense, layer.get_weights()),
+        [[0, 0], [1, 0], [0, 0]],
+    )
 
     def call(x):
-        x = reshape(x)
-        is_token = ops.zeros_like(x[..., :1])
-        if has_token:
-            x = ops.pad(x, before)
-            is_token = ops.pad(is_token, before, constant_values=1)
+        x = ops.pad(reshape(x), before)
+        is_token = ops.pad(ops.zeros_like(x[:, 1:, :1]), before, constant_values=1)
         return x + positions(is_token)
 
     return call
@@ -178,12 +195,41 @@ def _window_attention(layer):
     return call
 
 
+def _rows(layer, table, **settings):
+    """Return a function of [n, tokens, channels] to an embedding [n, *table.shape]."""
+    settings = {"name": layer.name, "trainable": layer.trainable} | settings
+    embedding = _with_values(layers.Embedding(*table.shape, **settings), [table])
+    places = np.arange(len(table), dtype="int32")
+    return lambda x: embedding(ops.cast(ops.zeros_like(x[:, :1, 0]), "int32") + places)
+
+
+def _prefix(layer):
+    rows = _rows(layer, *layer.get_weights())
+    return lambda x: ops.concatenate([rows(x), x], 1)
+
+
+def _attention(layer):
+    rows = None
+    if layer.grid:
+        rows = _rows(layer, layer.angles(layer.input), trainable=False)
+
+    def call(inputs):
+        if rows:
+            inputs = rotated(inputs, rows(inputs[0]), layer.heads)
+        return attention(*inputs, heads=layer.heads)
+
+    return call
+
+
 def _layer_scale(layer):
     """Return a depthwise 1x1 convolution that scales each channel."""
     [gamma] = layer.get_weights()
     settings = {"name": layer.name, "trainable": layer.trainable, "use_bias": False}
     values = [gamma.reshape(1, 1, -1, 1)]
-    return _with_values(layers.DepthwiseConv2D(1, **settings), values)
+    scale = _with_values(layers.DepthwiseConv2D(1, **settings), values)
+    if len(layer.input.shape) == 4:
+        return scale
+    return lambda x: ops.squeeze(scale(ops.expand_dims(x, 1)), 1)
 
 
 def _response(layer):
@@ -196,7 +242,7 @@ def _response(layer):
 
 
 _REPLACEMENTS = {
-    Attention: lambda layer: lambda x: attention(*x, heads=layer.heads),
+    Attention: _attention,
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GlobalResponseNormalization: _response,
@@ -205,7 +251,10 @@ _REPLACEMENTS = {
     PadChannels: lambda layer: (
         lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
     ),
+    Prefix: _prefix,
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
+    core.StandardizedConv2D: _standardized,
+    core.StandardizedSameConv2D: _standardized,
     Tokens: _tokens,
     Whitening: _whitening,
     WindowAttention: _window_attention,

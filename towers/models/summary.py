@@ -5,7 +5,7 @@ import math
 import keras
 from keras import layers
 
-from towers.models.layers.attention import Attention, Tokens, WindowAttention
+from towers.models.layers.attention import Attention, Prefix, Tokens, WindowAttention
 from towers.models.layers.core import LayerScale, SameConv2D
 from towers.models.layers.normalization import GlobalResponseNormalization
 from towers.models.zoo.speedrun import Whitening
@@ -13,7 +13,7 @@ from towers.models.zoo.speedrun import Whitening
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (
     *(layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens),
-    GlobalResponseNormalization,
+    *(layers.GroupNormalization, GlobalResponseNormalization, Prefix),
 )
 
 CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)

@@ -12,8 +12,9 @@ layer or of a variable that is not in KINDS, to the name of their module or para
         },
     )
 
-`\1` is a group, `{\1-1}` a number counted from 0, and `[1/3]` the second third of
-their tensor along its first axis. A network in FILE.py may have `TORCH_NAMES`, too.
+`\1` is a group, `{\1-1}` a number counted from 0, `[1/3]` the second third of their
+tensor along its first axis, and `[1x1]` a convolution there that is a dense layer here.
+A network in FILE.py may have `TORCH_NAMES`, too.
 """
 
 import collections
@@ -50,9 +51,11 @@ class Place(NamedTuple):
     name: str
     part: int = 0
     parts: int = 1
+    is_pixel: bool = False  # a kernel of shape [outputs, inputs, 1, 1]
 
     def part_of(self, values: np.ndarray) -> np.ndarray:
-        """Return the part of a tensor."""
+        """Return the part of a tensor, of a 1x1 convolution as a matrix."""
+        values = values.reshape(values.shape[:2]) if self.is_pixel else values
         return np.split(values, self.parts)[self.part] if self.parts > 1 else values
 
 
@@ -79,6 +82,8 @@ def place(variable: str, table: Table) -> Place | None:
             match.expand(template),
         )
         name, _, share = name.removesuffix("]").partition("[")
+        if share == "1x1":
+            return Place(name + suffix, is_pixel=own_name == "kernel")
         part, _, parts = share.partition("/")
         return Place(name + suffix, int(part or 0), int(parts or 1))
     return None
@@ -157,6 +162,8 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
                 raise KeyError(variable.path)
             if variable.path.endswith(TRANSPOSED):
                 values = values.transpose((-1, -2, *range(values.ndim - 2)))
+                if where.is_pixel:
+                    values = values[..., None, None]
             elif values.ndim == 2:  # tokens, for all images of a batch
                 values = values[None]
             parts.setdefault(where.name, {})[where.part] = values
@@ -168,16 +175,25 @@ def state_dict(model: keras.Model, table: Table) -> dict[str, np.ndarray]:
     }
 
 
-def is_resampled(shape: Sequence[int], ours: Sequence[int]) -> bool:
-    """Return whether positions of a class token and a square of patches fit ours."""
-    if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1] or shape[1] < 2:
+def is_resampled(
+    shape: Sequence[int], ours: Sequence[int], grid: tuple[int, int]
+) -> bool:
+    """Return whether positions of a square of patches fit ours of another grid.
+
+    Both may begin with the position of a class token.
+    """
+    if len(shape) != 3 or shape[0] != 1 or shape[2] != ours[1]:
         return False
-    return math.isqrt(shape[1] - 1) ** 2 == shape[1] - 1
+    num_patches = shape[1] - (ours[0] - math.prod(grid))
+    return num_patches > 0 and math.isqrt(num_patches) ** 2 == num_patches
 
 
-def resample_positions(positions: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Resample positions of a class token and a square of patches, as timm does."""
-    size = math.isqrt(len(positions) - 1)
-    patches = np.asarray(positions[1:], np.float32).reshape(size, size, -1)
+def resample_positions(
+    positions: np.ndarray, grid: tuple[int, int], num_tokens: int = 1
+) -> np.ndarray:
+    """Resample positions of class tokens and a square of patches, as timm does."""
+    size = math.isqrt(len(positions) - num_tokens)
+    patches = np.asarray(positions[num_tokens:], np.float32).reshape(size, size, -1)
     patches = tf.image.resize(patches, grid, "bicubic", antialias=True).numpy()
-    return np.concatenate([positions[:1], patches.reshape(math.prod(grid), -1)])
+    patches = patches.reshape(math.prod(grid), -1)
+    return np.concatenate([positions[:num_tokens], patches])

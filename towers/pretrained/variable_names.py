@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -51,12 +52,12 @@ def with_torch_names(
         if name in own:
             raise CheckpointError(
                 f"init_from={weights.path}: model={model} has no variable for its "
-                f"{name}; deit_tiny, deit_small and deit_base have one"
+                f"{name}; deit_* and dinov2_* have one"
             )
     grids = {
         layer.table.path: tuple(layer.input.shape[1:3])
         for layer in layers_of(network)
-        if isinstance(layer, Tokens) and layer.has_class_token
+        if isinstance(layer, Tokens) and layer.positions == "learned"
     }
     used = {place.name for place in places.values()}
     named = {name: x for name, x in own.items() if name not in used}
@@ -72,16 +73,17 @@ def with_torch_names(
 
 
 def _in_our_layout(stored, place, variable, shape, grid):
-    theirs = stored.shape
+    theirs = stored.shape[:2] if place.is_pixel else stored.shape
     if place.parts > 1:
         theirs = (theirs[0] // place.parts, *theirs[1:])
     theirs = torch_names.shape_of_ours(theirs, variable, shape)
-    is_resampled = grid and torch_names.is_resampled(theirs, shape)
+    is_resampled = grid and torch_names.is_resampled(theirs, shape, grid)
 
     def read():
         values = torch_names.to_ours(place.part_of(stored.read()), variable)
         if is_resampled:
-            return torch_names.resample_positions(values[0], grid)
+            num_tokens = shape[0] - math.prod(grid)
+            return torch_names.resample_positions(values[0], grid, num_tokens)
         return values
 
     return Stored(stored.name, shape if is_resampled else theirs, read)

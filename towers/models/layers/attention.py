@@ -1,5 +1,7 @@
 """Layers of Vision Transformers: tokens and attention."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -12,37 +14,41 @@ from towers.models.layers.device import OnDevice
 class Tokens(keras.layers.Layer):
     """Pixels as tokens with positions (arXiv:2010.11929, equation 1).
 
-    Images [n, height, width, channels] become [n, tokens, channels]. With a class
-    token, initially zero, which comes first, positions are learned; otherwise they are
-    from `sincos2d`. A slice of channels begins at `first` of all `channels`.
+    Images [n, height, width, channels] become [n, tokens, channels]. Positions are
+    "fixed", from `sincos2d`, "learned" or "none"; with a class token, initially zero,
+    which comes first, they are learned. A slice of channels begins at `first` of all
+    `channels`.
     """
 
     def __init__(
         self,
         has_class_token: bool = False,
+        positions: str = "fixed",
         first: int = 0,
         channels: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.has_class_token = has_class_token
+        self.positions = "learned" if has_class_token else positions
         self.first, self.channels = first, channels
 
     def build(self, input_shape):
         _, height, width, count = input_shape
         whole = self.channels or count
-        if not self.has_class_token:
+        if self.positions == "fixed":
             table = sincos2d(height, width, whole)
             self.table = table[:, self.first : self.first + count]
-            return
-        self.token = self.add_weight(
-            shape=(1, count), initializer="zeros", name="class_token"
-        )
-        self.table = self.add_weight(
-            shape=(1 + height * width, count),
-            initializer=keras.initializers.RandomNormal(stddev=whole**-0.5),
-            name="positions",
-        )
+        if self.has_class_token:
+            self.token = self.add_weight(
+                shape=(1, count), initializer="zeros", name="class_token"
+            )
+        if self.positions == "learned":
+            self.table = self.add_weight(
+                shape=(height * width + self.has_class_token, count),
+                initializer=keras.initializers.RandomNormal(stddev=whole**-0.5),
+                name="positions",
+            )
 
     def call(self, inputs):
         _, height, width, channels = inputs.shape
@@ -51,7 +57,29 @@ class Tokens(keras.layers.Layer):
             token = tf.convert_to_tensor(self.token)
             token = tf.tile(token[None], [tf.shape(x)[0], 1, 1])
             x = tf.concat([token, x], 1)
+        if self.positions == "none":
+            return x
         return x + tf.convert_to_tensor(self.table, x.dtype)
+
+
+class Prefix(keras.layers.Layer):
+    """Learned tokens before the others, such as registers (arXiv:2309.16588)."""
+
+    def __init__(self, count: int, **kwargs):
+        super().__init__(**kwargs)
+        self.count = count
+
+    def build(self, input_shape):
+        self.token = self.add_weight(
+            shape=(self.count, input_shape[-1]),
+            initializer=keras.initializers.RandomNormal(0.0, 0.02),
+            name="token",
+        )
+
+    def call(self, inputs):
+        tokens = tf.convert_to_tensor(self.token)
+        tokens = tf.tile(tokens[None], [tf.shape(inputs)[0], 1, 1])
+        return tf.concat([tokens, inputs], 1)
 
 
 def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
@@ -63,18 +91,57 @@ def sincos2d(height: int, width: int, channels: int) -> np.ndarray:
 
 
 class Attention(OnDevice):
-    """Multi-head attention of queries, keys and values, without its dense layers."""
+    """Multi-head attention of queries, keys and values, without its dense layers.
 
-    def __init__(self, heads: int, **kwargs):
+    With a `grid`, the height and width of the patches, which are the last tokens,
+    queries and keys are rotated by their positions.
+    """
+
+    def __init__(self, heads: int, grid: Sequence[int] | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.heads = heads
+        self.heads, self.grid = heads, grid
+
+    def angles(self, inputs) -> np.ndarray:
+        """Return the angles [tokens, channels of a head / 2] of `rotated`."""
+        _, tokens, channels = inputs[0].shape
+        height, width = self.grid or (0, 0)
+        angles = rotary2d(height, width, channels // self.heads)
+        return np.pad(angles, [(tokens - len(angles), 0), (0, 0)])
 
     def call(self, inputs):
         compute = head_by_head if self.device_kind == "CPU" else attention
+        if self.grid:
+            inputs = rotated(inputs, self.angles(inputs), self.heads)
         return compute(*inputs, heads=self.heads)
 
     def get_config(self):
-        return super().get_config() | {"heads": self.heads}
+        return super().get_config() | {"heads": self.heads, "grid": self.grid}
+
+
+def rotary2d(height: int, width: int, size: int) -> np.ndarray:
+    """Return angles [height * width, size / 2] of DINOv3 (arXiv:2508.10104)."""
+    rates = 2 * np.pi * 100.0 ** -np.linspace(0, 1, size // 4, endpoint=False)
+    centers = [(2 * np.arange(n) + 1) / n - 1 for n in (height, width)]
+    y, x = np.meshgrid(*centers, indexing="ij")
+    return np.concatenate([np.outer(y, rates), np.outer(x, rates)], 1)
+
+
+def rotated(inputs: Sequence, angles, heads: int) -> list:
+    """Rotate the halves of each head of queries and keys (arXiv:2104.09864)."""
+    queries, keys, values = inputs
+    _, tokens, channels = queries.shape
+    wide = keras.backend.result_type(queries.dtype, "float32")
+    angles = ops.cast(angles, wide)[..., None, :]  # of all heads
+    cos, sin = ops.cos(angles), ops.sin(angles)
+
+    def rotate(x):
+        shape = -1, tokens, heads, 2, channels // heads // 2
+        x = ops.cast(ops.reshape(x, shape), wide)
+        a, b = x[..., 0, :], x[..., 1, :]
+        x = ops.stack([a * cos - b * sin, b * cos + a * sin], -2)
+        return ops.cast(ops.reshape(x, [-1, tokens, channels]), values.dtype)
+
+    return [rotate(queries), rotate(keys), values]
 
 
 class WindowAttention(Attention):

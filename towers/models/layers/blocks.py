@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from towers.errors import ConfigError
+from towers.models.layers import core
 from towers.models.layers.core import Conv2D, Dense, Dropout, SameConv2D
 from towers.models.layers.normalization import BatchNormalization
 
@@ -38,9 +39,18 @@ def check_image_size(model: str, image_shape: Shape, at_least: int) -> None:
 
 
 def conv(
-    x: Tensor, filters: int, size: int, stride: int, name: str, regularizer: Regularizer
+    x: Tensor,
+    filters: int,
+    size: int,
+    stride: int,
+    name: str,
+    regularizer: Regularizer,
+    is_standardized: bool = False,
 ) -> Tensor:
     """Add a convolution without biases, centered on the pixels of a shortcut."""
+    same, other = SameConv2D, Conv2D
+    if is_standardized:
+        same, other = core.StandardizedSameConv2D, core.StandardizedConv2D
     settings: dict = {
         "use_bias": False,
         "kernel_initializer": "he_normal",
@@ -48,10 +58,10 @@ def conv(
         "name": name,
     }
     if size == 3 and stride == 1:
-        return SameConv2D(filters, **settings)(x)
+        return same(filters, **settings)(x)
     if size > 1:
         x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-    return Conv2D(filters, size, strides=stride, **settings)(x)
+    return other(filters, size, strides=stride, **settings)(x)
 
 
 def normalization(

@@ -10,7 +10,13 @@ from towers.models.layers.cpu_convolutions import (
     strided_pixels,
     winograd_conv2d,
 )
-from towers.models.layers.cpu_kernels import FUSED_ACTIVATIONS, add_bias, dense, gelu
+from towers.models.layers.cpu_kernels import (
+    FUSED_ACTIVATIONS,
+    add_bias,
+    dense,
+    gelu,
+    widened,
+)
 from towers.models.layers.device import OnDevice
 
 # Limits within which Winograd's convolution is faster. With fewer channels, or filters
@@ -100,15 +106,18 @@ class Conv2D(OnDevice, keras.layers.Conv2D):
     """
 
     def call(self, inputs):
-        if self.device_kind == "GPU" or self.data_format != "channels_last":
-            return super().call(inputs)
-        if self.kernel_size == (1, 1) and max(self.strides) > 1 and self.groups == 1:
-            pixels, kernel = strided_pixels(inputs, self.strides), self.kernel
-            outputs = tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
-            return _finished(self, outputs)
-        if self.compute_dtype != "bfloat16":
-            return super().call(inputs)
-        return _finished(self, self.convolution_op(inputs, self.kernel))
+        is_for_cpu = self.device_kind == "CPU" and self.data_format == "channels_last"
+        if is_for_cpu and self.compute_dtype == "bfloat16":
+            return _finished(self, self.convolution_op(inputs, self.kernel))
+        return super().call(inputs)
+
+    def convolution_op(self, inputs, kernel):
+        is_strided_pixel = self.kernel_size == (1, 1) and max(self.strides) > 1
+        is_for_cpu = self.device_kind == "CPU" and self.data_format == "channels_last"
+        if is_for_cpu and is_strided_pixel and self.groups == 1:
+            pixels = strided_pixels(inputs, self.strides)
+            return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
+        return super().convolution_op(inputs, kernel)
 
 
 class GroupedConv2D(Conv2D):
@@ -216,6 +225,28 @@ class SameConv2D(Conv2D):
         config = super().get_config()
         del config["padding"]
         return config | {"before_pool": self.before_pool}
+
+
+class StandardizedConv2D(Conv2D):
+    """A convolution with standardized kernels (arXiv:1903.10520)."""
+
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, standardized(kernel))
+
+
+class StandardizedSameConv2D(SameConv2D):
+    """A `SameConv2D` with standardized kernels."""
+
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, standardized(kernel))
+
+
+def standardized(kernel: tf.Tensor) -> tf.Tensor:
+    """Return a kernel whose filters have mean 0 and variance 1."""
+    wide = widened(tf.convert_to_tensor(kernel))
+    mean, variance = tf.nn.moments(wide, [0, 1, 2], keepdims=True)
+    # BiT's epsilon: a filter of zeros stays zero.
+    return tf.cast((wide - mean) * tf.math.rsqrt(variance + 1e-8), kernel.dtype)
 
 
 class FusedActivation(OnDevice, keras.layers.Activation):

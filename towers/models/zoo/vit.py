@@ -4,9 +4,9 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.attention import Attention, Prefix, Tokens
 from towers.models.layers.blocks import Regularizer, Shape
-from towers.models.layers.core import Conv2D, Dense, Gelu
+from towers.models.layers.core import Conv2D, Dense, Gelu, LayerScale
 from towers.models.layers.normalization import FusedLayerNormalization
 
 # Minimum side of an image for the paper's patches, 16x16; else 4x4.
@@ -76,8 +76,10 @@ _IN_MEMORY = {
 TORCH_NAMES = (
     {
         r"patches": "patch_embed.proj",
-        r"tokens/class_token": "cls_token",
+        r"tokens/class_token|class/token": "cls_token",
+        r"(registers)/token": "reg_token",
         r"tokens/positions": "pos_embed",
+        r"block(\d+)_scale(\d)/gamma": r"blocks.{\1-1}.ls\2.gamma",
         r"block(\d+)_(norm\d)": r"blocks.{\1-1}.\2",
         r"block(\d+)_query": r"blocks.{\1-1}.attn.qkv[0/3]",
         r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
@@ -111,32 +113,40 @@ def create_model(
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     has_class_token: bool = False,
+    patch_size: int = 0,
+    initial_scale: float = 0.0,
+    num_registers: int = 0,
+    is_rotary: bool = False,
 ) -> keras.Model:
     """Build a Vision Transformer with pre-normalization.
 
     With `has_class_token` it is DeiT (arXiv:2012.12877) without distillation; else the
-    head reads the mean of the tokens, and positions are fixed. Pixels beyond the last
-    whole patch are not seen.
+    head reads the mean of the patches, and positions are fixed. Pixels beyond the last
+    whole patch are not seen. With `initial_scale` layer scales end the branches, as in
+    DINOv2 (arXiv:2304.07193). Registers (arXiv:2309.16588) follow a class token; like
+    it they have no position. If `is_rotary`, see `dinov3`.
     """
-    patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
+    patch_size = patch_size or (16 if min(image_shape[:2]) >= LARGE else 4)
     blocks.check_image_size(name, image_shape, at_least=2 * patch_size)
     num_heads = max(1, int(heads * width))
     units, hidden = (
-        blocks.scaled(channels, width, num_heads),
+        blocks.scaled(channels, width, num_heads * (4 if is_rotary else 1)),
         blocks.scaled(4 * channels, width),
     )
     inputs = [keras.Input(image_shape, name="images")]
 
-    def dense(x, units, name):
-        return Dense(units, kernel_regularizer=regularizer, name=name)(x)
+    def dense(x, units, name, use_bias=True):
+        settings = {"kernel_regularizer": regularizer, "use_bias": use_bias}
+        return Dense(units, name=name, **settings)(x)
 
     def norm(x, name):
-        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
+        epsilon = 1e-5 if is_rotary else 1e-6
+        return FusedLayerNormalization(epsilon=epsilon, name=name)(x)
 
     def attention(x, name):
         kinds = ("query", "key", "value")
-        parts = [dense(x, units, f"{name}_{kind}") for kind in kinds]
-        x = Attention(num_heads, name=f"{name}_attention")(parts)
+        parts = [dense(x, units, f"{name}_{kind}", not is_rotary) for kind in kinds]
+        x = Attention(num_heads, grid, name=f"{name}_attention")(parts)
         return dense(x, units, f"{name}_out")
 
     def perceptron(x, name):
@@ -152,13 +162,21 @@ def create_model(
         kernel_regularizer=regularizer,
         name="patches",
     )(inputs[0])
-    x = Tokens(has_class_token, name="tokens")(x)
+    grid, positions = None, "learned" if num_registers else "fixed"
+    if is_rotary:
+        grid, positions = x.shape[1:3], "none"
+    x = Tokens(has_class_token and not num_registers, positions, name="tokens")(x)
+    if num_registers:
+        x = Prefix(num_registers, name="registers")(x)
+        x = Prefix(1, name="class")(x)
     x = blocks.dropout(x, dropout, "tokens_dropout", inputs)
     for block in range(1, depth + 1):
         scope, rate = f"block{block}", stochastic_depth * block / depth
         for place, branch in enumerate((attention, perceptron), 1):
             y = branch(norm(x, f"{scope}_norm{place}"), scope)
             y = blocks.dropout(y, dropout, f"{scope}_dropout{place}", inputs)
+            if initial_scale:
+                y = LayerScale(initial_scale, name=f"{scope}_scale{place}")(y)
             depth_name = f"{scope}_depth{place}"
             y = blocks.dropout(y, rate, depth_name, inputs, per_image=True)
             x = layers.Add(name=f"{scope}_add{place}")([x, y])
@@ -167,6 +185,8 @@ def create_model(
         x = layers.Cropping1D((0, x.shape[1] - 1), name="class_token")(x)
         x = layers.Flatten(name="flatten")(x)
     else:
+        if num_registers:
+            x = layers.Cropping1D((1 + num_registers, 0), name="last_patches")(x)
         x = layers.GlobalAveragePooling1D(name="pool")(x)
     logits = Dense(
         num_classes,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
-from towers.models.layers.attention import Attention, Tokens
+from towers.models.layers.attention import Attention, Prefix, Tokens
 from towers.models.layers.core import (
     Conv2D,
     Dense,
@@ -20,6 +20,8 @@ from towers.models.layers.core import (
     LayerScale,
     PadChannels,
     SameConv2D,
+    StandardizedConv2D,
+    StandardizedSameConv2D,
 )
 from towers.models.layers.normalization import (
     FusedLayerNormalization,
@@ -32,6 +34,8 @@ SPLIT = {
     layers.Conv2D: "filters",
     Conv2D: "filters",
     SameConv2D: "filters",
+    StandardizedConv2D: "filters",
+    StandardizedSameConv2D: "filters",
     GroupedConv2D: "filters",
     layers.Dense: "units",
     Dense: "units",
@@ -138,8 +142,12 @@ class Shards:
         if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
             check_channel_axis(layer, f"group_size={self.num_shards}")
             return self._split_variables(layer)
-        if isinstance(layer, LayerScale | Tokens):
+        if isinstance(layer, LayerScale | Prefix | Tokens):
             return self._split_variables(layer)
+        if type(layer) is layers.GroupNormalization:
+            check_channel_axis(layer, f"group_size={self.num_shards}")
+            _check_columns(layer, layer.groups, self.num_shards)
+            return self._split_variables(layer, groups=layer.groups // self.num_shards)
         if isinstance(layer, Attention):
             heads, rest = divmod(layer.heads, self.num_shards)
             if rest:
@@ -193,10 +201,10 @@ class Shards:
             shards.append(_built(layer, shape, **changes))
         return shards
 
-    def _split_variables(self, layer):
+    def _split_variables(self, layer, **changes):
         """Split variables that have an entry for each channel."""
         *outer, channels = layer.input.shape
-        sizes, shards, changes = shares(channels, self.num_shards), [], {}
+        sizes, shards = shares(channels, self.num_shards), []
         for shard, size in enumerate(sizes):
             if isinstance(layer, Tokens):
                 changes = {"first": sum(sizes[:shard]), "channels": channels}
