@@ -87,10 +87,20 @@ STILL = {"learning_rate": 1e-9, "weight_decay": 0.0, "max_steps": 1}
 SHARDED = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 
 
-@pytest.mark.parametrize("strategy", [{}, slow(SHARDED)], ids=["towers", "sharded"])
+@pytest.mark.parametrize(
+    "options,max_images,num_views",
+    [
+        ({}, 10_000, 1),
+        ({"augment": "pad_crop_flip"}, 10_000, 2),
+        slow({"augment": "pad_crop_flip"}, NUM_TRAIN, 1),
+        slow(SHARDED, 10_000, 1),
+    ],
+)
 def test_a_new_head_starts_as_the_probe_of_the_trained_network(
-    tmp_path, monkeypatch, strategy
+    tmp_path, monkeypatch, options, max_images, num_views
 ):
+    """Of the images and, if the augmentation mirrors and they are few, of mirrored ones."""
+    monkeypatch.setattr(linear_probe, "MAX_IMAGES", max_images)
     use(monkeypatch, create_network)
     train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))
     data_set = fewer_classes()
@@ -100,7 +110,7 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         linear_probe=True,
         batch_norm="frozen",
         **STILL,
-        **strategy,
+        **options,
     )
     result = train(tmp_path / "second", config)
     state = result.state
@@ -116,8 +126,10 @@ def test_a_new_head_starts_as_the_probe_of_the_trained_network(
         + [state[f"state/norm/moving_{n}"] for n in ("mean", "variance")]
         + [np.zeros((6, 3)), np.zeros(3)]
     )
+    inputs = np.concatenate([inputs, np.flip(inputs, 2)][:num_views])
+    labels = np.tile(labels.numpy(), num_views)
     features = keras.Model(network.inputs, network.layers[-1].input)([inputs])
-    expected = linear_probe.logistic_regression(features.numpy(), labels.numpy(), 3)
+    expected = linear_probe.logistic_regression(features.numpy(), labels, 3)
     for kind in ("params", "averages"):
         kernel, bias = (state[f"{kind}/logits/{n}"] for n in ("kernel", "bias"))
         np.testing.assert_allclose(kernel, expected[0], rtol=1e-3, atol=1e-4)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers import console
 from towers.build import builder
+from towers.config import Config
 from towers.data.batches import EvalBatches
 from towers.data.sources import Subset
 from towers.errors import ConfigError
@@ -26,9 +27,9 @@ from towers.pretrained.initial import set_initial
 
 # Maximum number of images whose features are computed, taken at equal distances.
 MAX_IMAGES = 10_000
-# Penalty added to the sum of losses over the images, for features whose mean squared
-# norm is 1: about the best of EfficientNet-Lite0 for 10 and for 100 images per class.
-L2_PENALTY = 0.1
+# Penalty added to the sum of losses over images and mirror images, for features whose
+# mean squared norm is 1: about the best of EfficientNet-Lite0 for 10 images per class.
+L2_PENALTY = 0.6
 # A fit ends when the norm of its gradient is below the tolerance: an error of at most
 # TOLERANCE / L2_PENALTY in the logits of a typical image.
 TOLERANCE = 2e-3
@@ -38,7 +39,7 @@ MAX_STEPS = 1000
 def fit_head(
     trainer: Trainer,
     parts: builder.Parts,
-    batch_size: int,
+    config: Config,
     new: set[str],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
@@ -54,7 +55,7 @@ def fit_head(
     state, features, labels = trainer.state(), [], []
     num_classes = state[names[1]].size
     with activity("fitting the head") as heartbeat:
-        for batch in _features(parts, state, batch_size):
+        for batch in _features(parts, state, config):
             features.append(batch[0])
             labels.append(batch[1])
             heartbeat()
@@ -74,8 +75,15 @@ def is_fitted(model: keras.Model, new: set[str]) -> bool:
 
 
 def num_images(parts: builder.Parts) -> int:
-    """Return the number of images whose features are computed."""
+    """Return the number of images whose features are computed, besides mirror images."""
     return min(parts.num_examples, MAX_IMAGES)
+
+
+def num_views(parts: builder.Parts, config: Config) -> int:
+    """Return 2 if features of mirror images are computed too, otherwise 1."""
+    # Every augmentation mirrors images. Many images do not need it.
+    mirrors = config.augment != "none" and 2 * parts.num_examples <= MAX_IMAGES
+    return 2 if mirrors else 1
 
 
 def _head_names(model):
@@ -87,7 +95,7 @@ def _head_names(model):
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 
-def _features(parts, state, batch_size):
+def _features(parts, state, config):
     """Yield features, float32 [n, f], as in an evaluation, and labels, int64."""
     source = parts.train_batches.source
     taken = np.linspace(0, source.num_examples - 1, num_images(parts)).astype(np.int64)
@@ -108,11 +116,13 @@ def _features(parts, state, batch_size):
         features = network.stateless_call(*values, inputs, training=False)[0]
         return tf.cast(features, tf.float32)
 
-    images = Subset(source, taken)
-    for batch in EvalBatches(images, parts.augment, batch_size):
+    views = (1, -1)[: num_views(parts, config)]  # steps from left to right
+    for batch in EvalBatches(Subset(source, taken), parts.augment, config.batch_size):
         counts = batch["mask"].numpy() > 0
-        features = features_of({"images": batch["images"]}).numpy()
-        yield features[counts], batch["labels"].numpy()[counts].astype(np.int64)
+        labels = batch["labels"].numpy()[counts].astype(np.int64)
+        for step in views:
+            images = batch["images"][:, :, ::step]
+            yield features_of({"images": images}).numpy()[counts], labels
 
 
 def logistic_regression(

@@ -256,7 +256,7 @@ def restore(
         console.line("weights: " + ", ".join(f"{k} {v}" for k, v in facts.items()))
         run.progress.weights = facts
     if config.linear_probe:
-        options = config.batch_size, new, run.watchdog.activity
+        options = config, new, run.watchdog.activity
         run.watchdog.call(fit_head, run.trainer, run.parts, *options)
     if overwrite:  # only now that everything else is known to be in order
         run.outputs.lock.assert_same_folder()

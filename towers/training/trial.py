@@ -105,7 +105,7 @@ def lr_range_test(
     )
     parts, trainer = trial.parts, trial.trainer
     if config.linear_probe:
-        linear_probe.fit_head(trainer, parts, config.batch_size, trial.new)
+        linear_probe.fit_head(trainer, parts, config, trial.new)
     count = lr_range.num_steps(images, parts.num_examples)
     per_step = images / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)
@@ -303,9 +303,11 @@ def time_run(
         secs_of["compiling"] += compile_secs
         secs_of["evaluations"] = num_evaluations * once
         if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
-            # An inference on each of its images.
+            # An inference on each of its images, and on their mirror images.
             count = parts.eval_split[1].num_examples * len(evaluated_weights(config))
-            secs_of["linear probe"] = once * linear_probe.num_images(parts) / count
+            images = linear_probe.num_images(parts)
+            images *= linear_probe.num_views(parts, config)
+            secs_of["linear probe"] = once * images / count
     started = time.monotonic()
     trainer.state()
     secs_of["checkpoints"] = (time.monotonic() - started) * max(
