@@ -99,7 +99,7 @@ SHARDED = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 def test_a_new_head_starts_as_the_probe_of_the_trained_network(
     tmp_path, monkeypatch, options, max_images, num_views
 ):
-    """Of the images and, if the augmentation mirrors and they are few, of mirrored ones."""
+    """Mirror images count too if the augmentation mirrors and images are few."""
     monkeypatch.setattr(linear_probe, "MAX_IMAGES", max_images)
     use(monkeypatch, create_network)
     train(tmp_path / "first", small_config(ema_decay=0.0, max_steps=5))

@@ -75,7 +75,7 @@ def is_fitted(model: keras.Model, new: set[str]) -> bool:
 
 
 def num_images(parts: builder.Parts) -> int:
-    """Return the number of images whose features are computed, besides mirror images."""
+    """Return the number of images, without mirror images, that a head is fitted to."""
     return min(parts.num_examples, MAX_IMAGES)
 
 
