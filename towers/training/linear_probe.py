@@ -55,7 +55,7 @@ def fit_head(
     state, features, labels = trainer.state(), [], []
     num_classes = state[names[1]].size
     with activity("fitting the head") as heartbeat:
-        for batch in _features(parts, state, config):
+        for batch in features_of_images(parts, state, config):
             features.append(batch[0])
             labels.append(batch[1])
             heartbeat()
@@ -95,7 +95,7 @@ def _head_names(model):
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 
-def _features(parts, state, config):
+def features_of_images(parts, state, config):
     """Yield features, float32 [n, f], as in an evaluation, and labels, int64."""
     source = parts.train_batches.source
     taken = np.linspace(0, source.num_examples - 1, num_images(parts)).astype(np.int64)

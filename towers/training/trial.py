@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import time
@@ -303,11 +304,7 @@ def time_run(
         secs_of["compiling"] += compile_secs
         secs_of["evaluations"] = num_evaluations * once
         if config.linear_probe and linear_probe.is_fitted(parts.model, trial.new):
-            # An inference on each of its images, and on their mirror images.
-            count = parts.eval_split[1].num_examples * len(evaluated_weights(config))
-            images = linear_probe.num_images(parts)
-            images *= linear_probe.num_views(parts, config)
-            secs_of["linear probe"] = once * images / count
+            secs_of["linear probe"] = _time_features(trial, heartbeat)
     started = time.monotonic()
     trainer.state()
     secs_of["checkpoints"] = (time.monotonic() - started) * max(
@@ -349,6 +346,20 @@ def time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> tuple[float,
     trainer.evaluate(feed, count, weights, heartbeat)
     secs = (time.perf_counter() - started) * len(batches) / count
     return started - begun, secs
+
+
+def _time_features(trial: Trial, heartbeat: Callable[[], None]) -> float:
+    """Return the seconds of the features for the linear probe."""
+    config, parts = trial.config, trial.parts
+    state, count = trial.trainer.state(), 0
+    batches = linear_probe.features_of_images(parts, state, config)
+    next(batches)  # compiles
+    started = time.perf_counter()
+    for features, _ in itertools.islice(batches, TIMED_BATCHES):
+        count += len(features)
+        heartbeat()
+    images = linear_probe.num_images(parts) * linear_probe.num_views(parts, config)
+    return (time.perf_counter() - started) * images / max(1, count)
 
 
 def _ways_out(config: Config, trainer: Trainer, parts: Parts) -> dict[str, str]:
