@@ -165,10 +165,8 @@ def _tokens(layer):
         return lambda x: ops.add(y := reshape(x), rows(y))
     settings = {"name": layer.name, "trainable": layer.trainable, "bias_axes": "tc"}
     dense = layers.EinsumDense("nti,ic->ntc", table.shape, **settings)
-    positions, before = (
-        _with_values(dense, layer.get_weights()),
-        [[0, 0], [1, 0], [0, 0]],
-    )
+    positions = _with_values(dense, layer.get_weights())
+    before = [[0, 0], [1, 0], [0, 0]]
 
     def call(x):
         x = ops.pad(reshape(x), before)
@@ -221,23 +219,22 @@ def _attention(layer):
     return call
 
 
+def _channel_scale(layer, gamma, *beta):
+    """Return a depthwise 1x1 convolution that scales and shifts each channel."""
+    settings = {"trainable": layer.trainable, "use_bias": bool(beta)}
+    convolution = layers.DepthwiseConv2D(1, name=layer.name, **settings)
+    return _with_values(convolution, [gamma.reshape(1, 1, -1, 1), *beta])
+
+
 def _layer_scale(layer):
-    """Return a depthwise 1x1 convolution that scales each channel."""
-    [gamma] = layer.get_weights()
-    settings = {"name": layer.name, "trainable": layer.trainable, "use_bias": False}
-    values = [gamma.reshape(1, 1, -1, 1)]
-    scale = _with_values(layers.DepthwiseConv2D(1, **settings), values)
+    scale = _channel_scale(layer, *layer.get_weights())
     if len(layer.input.shape) == 4:
         return scale
     return lambda x: ops.squeeze(scale(ops.expand_dims(x, 1)), 1)
 
 
 def _response(layer):
-    """Return a normalization whose factors are a depthwise 1x1 convolution."""
-    gamma, beta = layer.get_weights()
-    settings = {"name": layer.name, "trainable": layer.trainable}
-    values = [gamma.reshape(1, 1, -1, 1), beta]
-    scale = _with_values(layers.DepthwiseConv2D(1, **settings), values)
+    scale = _channel_scale(layer, *layer.get_weights())
     return lambda x: ops.add(x, scale(response(x)))
 
 

@@ -12,8 +12,13 @@ from towers.models.zoo.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (
-    *(layers.BatchNormalization, layers.LayerNormalization, LayerScale, Tokens),
-    *(layers.GroupNormalization, GlobalResponseNormalization, Prefix),
+    layers.BatchNormalization,
+    layers.GroupNormalization,
+    layers.LayerNormalization,
+    GlobalResponseNormalization,
+    LayerScale,
+    Prefix,
+    Tokens,
 )
 
 CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)

@@ -149,8 +149,8 @@ def fetch(init_from: str) -> tuple[str, dict[str, str]]:
     named = look_up(init_from)
     path = named.fetch()
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        stat = os.stat(path)
+        digest = _sha256(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise DataError(f"init_from={init_from}: {path}: {reason(error)}") from None
     # A link of the cache of Hugging Face leads to a file that is called by its SHA-256.
@@ -165,6 +165,13 @@ def fetch(init_from: str) -> tuple[str, dict[str, str]]:
         )
     facts = {"revision": named.revision, "sha256": digest}
     return path, {name: value for name, value in facts.items() if value}
+
+
+@functools.cache
+def _sha256(path, size, time):
+    """Return the hash of a file, read once while its size and time stay."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _of_torchvision(init_from):

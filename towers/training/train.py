@@ -120,8 +120,11 @@ def train(
             minutes,
             largest_batch,
             overwrite=overwrite,
-            **{"model": model, "data": data, "class_names": class_names},
-            **{"cluster": cluster, "allow_public_address": allow_public_address},
+            model=model,
+            data=data,
+            class_names=class_names,
+            cluster=cluster,
+            allow_public_address=allow_public_address,
         )
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)

@@ -105,16 +105,18 @@ class Conv2D(OnDevice, keras.layers.Conv2D):
     memory (docs/networks.md).
     """
 
+    @property
+    def _is_for_cpu(self):
+        return self.device_kind == "CPU" and self.data_format == "channels_last"
+
     def call(self, inputs):
-        is_for_cpu = self.device_kind == "CPU" and self.data_format == "channels_last"
-        if is_for_cpu and self.compute_dtype == "bfloat16":
+        if self._is_for_cpu and self.compute_dtype == "bfloat16":
             return _finished(self, self.convolution_op(inputs, self.kernel))
         return super().call(inputs)
 
     def convolution_op(self, inputs, kernel):
         is_strided_pixel = self.kernel_size == (1, 1) and max(self.strides) > 1
-        is_for_cpu = self.device_kind == "CPU" and self.data_format == "channels_last"
-        if is_for_cpu and is_strided_pixel and self.groups == 1:
+        if self._is_for_cpu and is_strided_pixel and self.groups == 1:
             pixels = strided_pixels(inputs, self.strides)
             return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
         return super().convolution_op(inputs, kernel)
