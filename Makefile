@@ -1,5 +1,5 @@
 # make train | lint | test | test-all | test-keras | test-onnx | test-ray |
-# test-torch | test-track | docs | notebook | dist | lock | clean   (GNU make 3.81 or later)
+# test-torch | test-track | test-types | docs | notebook | dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -54,7 +54,7 @@ FAILED := { echo "make: the installation failed; the next make starts it anew" >
     exit 1; }
 
 .PHONY: help setup setup-dev train lint test test-all test-keras test-onnx test-ray \
-    test-torch test-track docs notebook dist lock clean
+    test-torch test-track test-types docs notebook dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -66,7 +66,8 @@ help:
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-torch the tests against timm, torchvision and transformers"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
-	@echo "make docs       build the pages of the API, in build/api/"
+	@echo "make docs       build the guides and the API as a site, in build/docs/"
+	@echo "make test-types mypy alone, which make lint runs too"
 	@echo "make dist       build the wheel and the source distribution, in dist/"
 	@echo "make notebook   runs docs/photos.ipynb again, in .venv-notebook"
 	@echo "make lock       renew the files requirements*.lock"
@@ -83,6 +84,9 @@ lint: setup-dev
 	$(PY) -m mypy
 	.venv/bin/deptry towers
 	.venv/bin/codespell
+
+test-types: setup-dev
+	$(PY) -m mypy
 
 test: lint
 	$(PYTEST)
@@ -158,8 +162,8 @@ dist: setup
 
 docs: .venv-docs/bin/python
 	$< $(PIP) install -e '.[docs]'
-	$< -W error::UserWarning -m pdoc --docformat google --output-directory build/api \
-	    towers towers.callbacks towers.build.restored towers.training.result
+	TF_CPP_MIN_LOG_LEVEL=3 $< -m sphinx -qW --keep-going -c docs . build/docs
+	@echo "build/docs/docs/index.html"
 
 # In a new folder, whose path is taken out of what was printed. GitHub shows the outputs.
 notebook: .venv-notebook/bin/python

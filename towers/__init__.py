@@ -1,5 +1,7 @@
 """towers: train image classifiers on every GPU of a machine, one tower per GPU.
 
+::
+
     from towers import Config, evaluate, load_run, train
 
     result = train("runs/mine", Config(dataset="shapes", num_epochs=2.0))

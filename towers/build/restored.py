@@ -81,7 +81,7 @@ class RestoredRun:
     def model(self) -> keras.Model:
         """The network with the raw parameters, built when it is first used.
 
-        It maps preprocessed images [n, *input_shape] to logits [n, classes].
+        It maps preprocessed images `[n, *input_shape]` to logits `[n, classes]`.
 
         Raises:
             ConfigError: the network is in a file that is missing.
@@ -116,10 +116,10 @@ class RestoredRun:
         return model
 
     def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
-        """Return the inputs of the network, float32 [n, *input_shape].
+        """Return the inputs of the network, float32 `[n, *input_shape]`.
 
         Args:
-            images: uint8 [n, *image_shape]; also in a graph of TensorFlow.
+            images: uint8 `[n, *image_shape]`; also in a graph of TensorFlow.
         """
         images, shape = tf.convert_to_tensor(images), self.image_shape
         if images.dtype != tf.uint8:

@@ -146,7 +146,9 @@ def write_predictions(
 ) -> None:
     """Write the predictions for images, batch by batch.
 
-    Arguments besides those of `predict`:
+    The arguments of `predict`, and:
+
+    Args:
         top: classes of each image; 0 for all, in the order of the classes, which are
             then the columns of "csv".
         form: "table", "csv" or "json", a line for each image.
