@@ -146,15 +146,14 @@ def write_predictions(
 ) -> None:
     """Write the predictions for images, batch by batch.
 
-    The arguments of `predict`, and:
+    It takes the arguments of `predict`, and these:
 
-    Args:
-        top: classes of each image; 0 for all, in the order of the classes, which are
-            then the columns of "csv".
-        form: "table", "csv" or "json", a line for each image.
-        features: layer whose activations are written instead, to an `.npz` file with
-            "features", "names" and "labels".
-        output: path of a file; by default standard output, or `features.npz`.
+    - `top`: classes of each image; 0 for all, in the order of the classes, which are
+      then the columns of "csv".
+    - `form`: "table", "csv" or "json", a line for each image.
+    - `features`: layer whose activations are written instead, to an `.npz` file with
+      "features", "names" and "labels".
+    - `output`: path of a file; by default standard output, or `features.npz`.
 
     Raises:
         TowersError: such as a DataError if some files cannot be read: they are named
