@@ -15,7 +15,12 @@ import tensorflow as tf
 from pictures import chunk, file_of, gif, png, random_pixels, tiff
 from PIL import Image, ImageOps
 
-from towers.data.files.image import greatest_of_16_bits, read_image, upright_size
+from towers.data.files.image import (
+    greatest_of_16_bits,
+    read_image,
+    source_box,
+    upright_size,
+)
 
 RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
 DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])
@@ -311,6 +316,37 @@ def test_row_23_a_photo_is_turned_as_pillow_turns_it(kind, orientation):
         fitted = ImageOps.fit(expected, shape[1::-1], Image.Resampling.BILINEAR)
         found = read_image(content, shape)
         assert np.abs(found.astype(int) - fitted).max() <= 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fit": "crop"},
+        {"fit": "crop", "center_crop": 0.8},
+        {"fit": "pad"},
+        {"fit": "stretch"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+@pytest.mark.parametrize("size", [(101, 160), (160, 101), (24, 20), (13, 90)])
+def test_pixels_of_a_resized_photo_are_found_in_the_photo(size, options):
+    """`source_box` says where an image came from: its pixels are found again there."""
+    columns, rows = np.meshgrid(*(np.arange(x) + 0.5 for x in size[::-1]))
+    places = np.stack([rows / size[0], columns / size[1], 0 * rows], -1) * 255
+    for orientation in (1, 6):
+        turned = Image.fromarray(np.rint(places).astype(np.uint8))
+        if orientation == 6:
+            turned = turned.transpose(Image.Transpose.ROTATE_90)
+        content = photo(turned, "PNG", orientation)
+        image = read_image(content, (24, 36, 3), **options).astype(float)
+        top, left, height, width = source_box(size, (24, 36), **options)
+        expected_rows = (top + (np.arange(24) + 0.5) / 24 * height) / size[0] * 255
+        expected_columns = (left + (np.arange(36) + 0.5) / 36 * width) / size[1] * 255
+        is_inside = image.any(-1)[1:-1, 1:-1]
+        error = np.abs(image[..., 0] - expected_rows[:, None])[1:-1, 1:-1] * is_inside
+        assert error.max() <= max(2, 255 / size[0])
+        error = np.abs(image[..., 1] - expected_columns)[1:-1, 1:-1] * is_inside
+        assert error.max() <= max(2, 255 / size[1])
 
 
 # Sizes.

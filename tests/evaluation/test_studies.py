@@ -1,4 +1,4 @@
-"""Calibration, suspected label errors, ensembles and means of runs, and Grad-CAM."""
+"""Calibration, suspected label errors, ensembles and means of runs."""
 
 import csv
 import dataclasses
@@ -6,12 +6,10 @@ import json
 import shutil
 import types
 
-import keras
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from keras import layers
 from sklearn import metrics
 
 import towers
@@ -29,7 +27,6 @@ from towers.evaluation.studies import (
 )
 from towers.metrics.metrics import fit_temperature
 from towers.parallel.copies import Weights
-from towers.report.run_report import activation_maps, overlay
 
 CONFIG = Config(
     model="cnn",
@@ -319,29 +316,3 @@ def test_folds_that_cannot_be_are_refused(data, tmp_path):
     for fold in ("5/5", "1", "0/1", "a/b"):
         with pytest.raises(ConfigError, match="FOLD/FOLDS"):
             dataclasses.replace(config, validation_fold=fold)
-
-
-# Grad-CAM.
-
-
-def test_activation_maps_equal_the_formula():
-    # With mean pooling and one layer the weights are its kernel's.
-    keras.utils.set_random_seed(0)  # maps of zeros have no maximum
-    inputs = keras.Input((8, 6, 3))
-    x = layers.Conv2D(5, 3, padding="same", activation="relu", name="last")(inputs)
-    logits = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
-    model = keras.Model(inputs, logits)
-    images = np.random.default_rng(0).standard_normal((3, 8, 6, 3)).astype(np.float32)
-    classes = np.array([2, 0, 3])
-    maps = activation_maps(model, tf.constant(images), classes)
-    features = keras.Model(inputs, x)(images).numpy()
-    kernel = model.layers[-1].kernel.numpy()
-    expected = np.maximum(np.einsum("nhwc,cn->nhw", features, kernel[:, classes]), 0)
-    expected /= expected.max((1, 2), keepdims=True)
-    np.testing.assert_allclose(maps, expected, atol=1e-5)
-    flat = keras.Sequential([keras.Input((8, 6, 3)), layers.Flatten(), layers.Dense(4)])
-    assert activation_maps(flat, tf.constant(images), classes) is None
-    picture = overlay(np.full((8, 6, 1), 100, np.uint8), maps[0])
-    assert picture.shape == (8, 6, 3)
-    hottest = np.unravel_index(maps[0].argmax(), (8, 6))
-    assert picture[hottest][0] == picture[..., 0].max() == int(100 * 0.4 + 0.6 * 255)

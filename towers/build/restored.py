@@ -77,6 +77,13 @@ class RestoredRun:
         """Height, width, channels of the input of the network."""
         return self._augment.image_shape
 
+    @property
+    def input_box(self) -> tuple[int, ...]:
+        """Top, left, height, width of `image_shape` that the network's input shows."""
+        size = self.input_shape[:2]
+        begins = [(x - y) // 2 for x, y in zip(self.image_shape, size, strict=False)]
+        return *begins, *size
+
     @functools.cached_property
     def model(self) -> keras.Model:
         """The network with the raw parameters, built when it is first used.

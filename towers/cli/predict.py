@@ -27,6 +27,8 @@ def define_flags() -> None:
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
     flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_string("features", "", "Layer whose activations are written.")
+    about = "New folder for pictures of where each class is found (Grad-CAM)."
+    flags.DEFINE_string("heatmaps", "", about)
     about = "Output file; default: standard output, or features.npz."
     flags.DEFINE_string("output", "", about)
     config_flags.define_config_flags(
@@ -42,7 +44,7 @@ def main(argv):
     """Write the predictions for the images of the command line."""
     values = flags.FLAGS
     if values.features:
-        config_flags.refuse_with("features", ["top", "calibrated"])
+        config_flags.refuse_with("features", ["top", "calibrated", "heatmaps"])
     paths, folder = check_paths(argv[1:]), RunFolder(values.workdir)
     towers.write_predictions(
         folder.path,
@@ -55,4 +57,5 @@ def main(argv):
         form="json" if values.json else "csv" if values.csv else "table",
         features=values.features,
         output=values.output,
+        heatmaps=values.heatmaps,
     )

@@ -29,6 +29,7 @@ from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
 from towers.data.sources import checksum, location_of
 from towers.errors import ConfigError, DataError
+from towers.evaluation.heatmaps import Pictures, Take, give_heatmaps
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.messages import shown
 from towers.metrics.predictions import top_class
@@ -51,6 +52,9 @@ class Predicted:
         failed: path -> why an image cannot be read.
         thresholds: float64 [classes], the probabilities from which classes of label
             sets are predicted; None with one label an image.
+        heatmaps: float32 [height, width] of each image in its own size, turned upright:
+            Grad-CAM of the predicted classes, from 0 to 1, and 0 where a crop cuts the
+            image off; empty if `predict` was not asked for them.
     """
 
     paths: list[str]
@@ -59,6 +63,7 @@ class Predicted:
     class_names: Sequence[str] = dataclasses.field(repr=False)
     failed: dict[str, str]
     thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    heatmaps: Sequence[np.ndarray] = dataclasses.field(default=(), repr=False)
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
         """Return names and probabilities of the k most likely classes, per image."""
@@ -86,6 +91,7 @@ def predict(
     step: int | str = "best",
     use_ema: bool | None = None,
     calibrated: bool = False,
+    heatmaps: bool = False,
 ) -> Predicted:
     """Predict images, in their order.
 
@@ -104,17 +110,22 @@ def predict(
         use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
             weights, if the run keeps them.
         calibrated: use the temperature of `calibrate`.
+        heatmaps: also return where the network finds the predicted classes: Grad-CAM
+            (Selvaraju et al. 2017), in float32 and the size of each image.
 
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float64
         [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
         `top(k)`, the names and probabilities of the best classes of each image;
-        `present()`, the names of the predicted classes.
+        `present()`, the names of the predicted classes; `heatmaps`, see `Predicted`.
 
     Raises:
         TowersError: such as a DataError if no file can be read.
     """
+    maps: list[np.ndarray] = []
     prediction = _Prediction(workdir, images, config, step, use_ema, calibrated)
+    if heatmaps:
+        prediction.take_heatmap = lambda path, pixels, heat: maps.append(heat)
     batches = list(prediction.batches())
     prediction.report(may_fail=bool(batches))
     paths, labels, logits = (
@@ -128,6 +139,7 @@ def predict(
         names,
         prediction.failed,
         run.thresholds,
+        maps,
     )
 
 
@@ -143,6 +155,7 @@ def write_predictions(
     form: str = "table",
     features: str = "",
     output: str | os.PathLike = "",
+    heatmaps: str | os.PathLike = "",
 ) -> None:
     """Write the predictions for images, batch by batch.
 
@@ -154,6 +167,8 @@ def write_predictions(
     - `features`: layer whose activations are written instead, to an `.npz` file with
       "features", "names" and "labels".
     - `output`: path of a file; by default standard output, or `features.npz`.
+    - `heatmaps`: new folder for a picture of each image, in gray, with its heat map in
+      red, see `predict`.
 
     Raises:
         TowersError: such as a DataError if some files cannot be read: they are named
@@ -165,6 +180,8 @@ def write_predictions(
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
     if features and form != "table":
         raise ConfigError(f"features={features} with form={form}: one of the two")
+    if features and heatmaps:
+        raise ConfigError(f"features={features} with heatmaps={heatmaps}: drop one")
     check_path("output", output)
     path = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(path):
@@ -176,6 +193,8 @@ def write_predictions(
         workdir, images, config, step, use_ema, calibrated, features
     )
     run = prediction.run
+    if heatmaps:
+        prediction.take_heatmap = Pictures(heatmaps, prediction.paths)
     if features:
         results = create_features_file(path)
     else:
@@ -192,7 +211,8 @@ class _Prediction:
     """The network of a run, the images that it predicts, and the files that failed."""
 
     def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
-        self._paths, self._images = paths_or_images(images)
+        self.paths, self._images = paths_or_images(images)
+        self.take_heatmap: Take | None = None
         folder = RunFolder(workdir)
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
@@ -204,7 +224,7 @@ class _Prediction:
             use_ema=use_ema,
             log=console.remark,
         )
-        model = without_noise(self.run.network(weights), features)
+        self._model = model = without_noise(self.run.network(weights), features)
         tta = "none" if features else config.tta
         if tta != config.tta:
             console.remark(f"tta={config.tta} is not used for features")
@@ -219,7 +239,7 @@ class _Prediction:
 
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
         """Yield paths, labels (-1 if unknown) and outputs of each batch."""
-        paths, counts = self._paths, self._counts
+        paths, counts = self.paths, self._counts
         label_of = Labels(self.run.class_names, paths)
         is_training_image = _training_images(self.run)
         files, size = self._readable_files(), 0
@@ -234,13 +254,17 @@ class _Prediction:
                 known = np.array(labels) >= 0
                 counts["labeled"] += int(known.sum())
                 counts["correct"] += int(np.sum(known & (top_class(outputs) == labels)))
+            if self.take_heatmap is not None:
+                limit = self._config.max_image_pixels
+                options = batch, outputs, limit, self.take_heatmap
+                give_heatmaps(self.run, self._model, *options)
             yield names, labels, outputs
 
     def _readable_files(self):
         trained, config = self.run.config, self._config
         files = enumerate(self._images)
-        if self._paths:
-            files = image_paths.walk(self._paths, self._fail)
+        if self.paths:
+            files = image_paths.walk(self.paths, self._fail)
         for file in read_files(
             files,
             self.run.image_shape,
@@ -285,7 +309,7 @@ class _Prediction:
             files = f"{len(self.failed)} of {counts['read'] + len(self.failed)} files"
             raise DataError(f"{files} cannot be read; each is named above")
         if not counts["read"]:
-            paths = shown(", ".join(self._paths)) or "images"
+            paths = shown(", ".join(self.paths)) or "images"
             way = f"of a folder the {image_paths.FORMATS_TEXT} files are taken"
             raise DataError(f"{paths}: no image; {way}")
 

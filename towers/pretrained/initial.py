@@ -58,14 +58,15 @@ class Match(NamedTuple):
 
 def start_from(
     trainer: Trainer, init_from: str, model: str, class_names: Sequence[str] = ()
-) -> set[str]:
+) -> dict[str, Sequence[int]]:
     """Load parameters and model state by name and shape, and list the others.
 
     The outputs of the head follow the class names if the source has them. Moving
     averages start at the parameters.
 
     Returns:
-        The variables of `Trainer.state` that have no value in the source.
+        The variables of `Trainer.state` that have no value in the source -> outputs
+        that have values, if they are of a head with some new classes.
 
     Raises:
         CheckpointError: The source cannot be read, or is of another network.
@@ -95,13 +96,16 @@ def start_from(
         applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(match.taken)} variables of {weights.path}")
-    new, drawn = {*match.missing, *match.drawn}, match.drawn
+    new: dict[str, Sequence[int]] = dict.fromkeys([*match.missing, *match.drawn], ())
+    drawn = match.drawn
     new_classes = [x for x in ours if theirs and x not in theirs]
     if new_classes or of_head & match.taken.keys():
         if about := _head_message(theirs, ours, new_classes):
             console.line(f"{head.partition('/')[2]}: {about}")
         if new_classes:
-            new |= of_head
+            known = [i for i, x in enumerate(ours) if x in theirs]
+            is_taken = of_head <= match.taken.keys()
+            new |= dict.fromkeys(of_head, known if is_taken else ())
         drawn = {name: x for name, x in drawn.items() if name not in of_head}
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     stems = sorted({split_number(name)[0] for name in unknown})

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
 from towers import console, store
 from towers.build.restored import RestoredRun
@@ -22,6 +20,7 @@ from towers.metrics.metrics import Figures, figures
 from towers.metrics.predictions import LabelSets, Predictions
 from towers.metrics.results import image_rows, result_of, to_json
 from towers.models.create import without_noise
+from towers.models.grad_cam import enlarged, grad_cam, overlay
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
@@ -148,55 +147,22 @@ def _pixels(source, values):
 def _activation_maps(run, evaluation, indices, pixels):
     """Return index -> image with its activation map, of the predicted class."""
     predictions = evaluation.reported
-    classes = np.maximum(predictions.classes[indices], 0)  # see `top_class`
+    classes = predictions.classes[indices]  # -1 of NaN, see `top_class`
     if isinstance(predictions, LabelSets):
         distance = np.abs(predictions.probabilities - predictions.labels)
         classes = distance[indices].argmax(1)
+    chosen = classes[:, None] == np.arange(len(run.class_names))
     with tf.device("CPU:0"):
         model = without_noise(run.network(evaluation.reported_weights))
         inputs = run.preprocess(np.stack([pixels[index] for index in indices]))
-        maps = activation_maps(model, inputs, classes)
+        maps = grad_cam(model, inputs, chosen)
     if maps is None:
         return {}
-    return {i: overlay(pixels[i], heat) for i, heat in zip(indices, maps, strict=True)}
-
-
-def activation_maps(
-    model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
-) -> np.ndarray | None:
-    """Return Grad-CAM of the logits `classes` [n] (Selvaraju et al. 2017).
-
-    It is float32 [n, h, w] from 0 to 1; None if no layer has a height and a width.
-    """
-    outputs = [layer.output for layer in model.layers if _is_spatial(layer)]
-    if not outputs:
-        return None
-    network = keras.Model(model.inputs, [outputs[-1], model.outputs[0]])
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        activations, logits = network(inputs, training=False)
-        chosen = tf.gather(logits, classes, batch_dims=1)
-    gradients = tf.cast(tape.gradient(chosen, activations), tf.float32)
-    weights = tf.reduce_mean(gradients, [1, 2], keepdims=True)
-    maps = tf.nn.relu(tf.reduce_sum(weights * tf.cast(activations, tf.float32), -1))
-    most = tf.reduce_max(maps, [1, 2], keepdims=True)
-    return tf.math.divide_no_nan(maps, most).numpy()
-
-
-def _is_spatial(layer):
-    shape = getattr(getattr(layer, "output", None), "shape", ())  # a list has none
-    is_input = isinstance(layer, keras.layers.InputLayer)
-    return not is_input and len(shape) == 4 and max(shape[1:3]) > 1
-
-
-def overlay(pixels: np.ndarray, activation_map: np.ndarray) -> np.ndarray:
-    """Return an image in gray with a map in red, uint8 [height, width, 3]."""
-    height, width, _ = pixels.shape
-    size = width, height
-    heat = Image.fromarray(activation_map).resize(size, Image.Resampling.BILINEAR)
-    heat = np.clip(np.asarray(heat), 0, 1)[..., None]
-    gray = pixels.mean(-1, keepdims=True).repeat(3, -1)
-    return (gray * (1 - 0.6 * heat) + 0.6 * heat * [255, 40, 0]).astype(np.uint8)
+    size, box = run.image_shape[:2], run.input_box
+    return {
+        i: overlay(pixels[i], enlarged(heat, size, box))
+        for i, heat in zip(indices, maps, strict=True)
+    }
 
 
 def result_of_records(

@@ -6,7 +6,7 @@ first pull the features towards its own directions.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -40,12 +40,14 @@ def fit_head(
     trainer: Trainer,
     parts: builder.Parts,
     config: Config,
-    new: set[str],
+    new: Mapping[str, Sequence[int]],
     activity: Callable = lambda name: contextlib.nullcontext(lambda: None),
 ) -> None:
-    """Set a head without trained values (`new`) to the linear probe of other layers.
+    """Set a head without trained values to the linear probe of other layers.
 
-    `activity` is a `Watchdog`'s. ConfigError if the last layer is not a Dense layer.
+    `new` is the result of `start_from`: outputs with trained values keep them, and the
+    others are fitted next to them. `activity` is a `Watchdog`'s. ConfigError if the
+    last layer is not a Dense layer.
     """
     if not is_fitted(parts.model, new):
         if new:
@@ -53,24 +55,31 @@ def fit_head(
         return
     names = _head_names(parts.model)
     state, features, labels = trainer.state(), [], []
-    num_classes = state[names[1]].size
+    kernel, bias = (state[name] for name in names)
+    known = list(new[names[0]])
     with activity("fitting the head") as heartbeat:
         for batch in features_of_images(parts, state, config):
             features.append(batch[0])
             labels.append(batch[1])
             heartbeat()
+        images, is_known = np.concatenate(features), np.isin(range(bias.size), known)
+        offsets = (images @ kernel + bias) * is_known
         *values, correct = logistic_regression(
-            np.concatenate(features), np.concatenate(labels), num_classes, heartbeat
+            images, np.concatenate(labels), bias.size, heartbeat, known, offsets
         )
     for name, array in zip(names, values, strict=True):
+        array[..., known] = state[name][..., known]
         set_initial(state, name, array)
     trainer.load(state)
     kind = "labels" if parts.data.multi_label else "images"
-    console.line(f"linear probe: the head fits {correct:.1%} of the {kind}")
+    fitted = (
+        f"{bias.size - len(known)} of {bias.size} outputs fitted; " if known else ""
+    )
+    console.line(f"linear probe: {fitted}the head fits {correct:.1%} of the {kind}")
 
 
-def is_fitted(model: keras.Model, new: set[str]) -> bool:
-    """Return whether the head of a network has no trained values yet."""
+def is_fitted(model: keras.Model, new: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether the head of a network has outputs without trained values."""
     return bool(new) and _head_names(model)[0] in new
 
 
@@ -130,17 +139,21 @@ def logistic_regression(
     labels: np.ndarray,
     num_classes: int,
     heartbeat: Callable[[], None] = lambda: None,
+    known: Sequence[int] = (),
+    offsets: np.ndarray | float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Fit a logistic regression with an L2 penalty on the kernel.
 
     By Nesterov's accelerated gradient with restarts (O'Donoghue and Candes 2015,
     arXiv:1204.3982), its steps scaled by an upper bound of the curvature (Boehning
     1992). Features are float32 [n, f]; labels classes [n] or sets [n, num_classes].
-    Returns kernel, bias and accuracy.
+    `offsets` [n, num_classes] are added to the logits; the kernel and bias of `known`
+    classes stay 0. Returns kernel, bias and accuracy.
     """
     if features.shape[1] > len(features):  # the kernel is a sum of features
         basis, rotated = np.linalg.qr(features.T)
-        fitted = logistic_regression(rotated.T, labels, num_classes, heartbeat)
+        options = num_classes, heartbeat, known, offsets
+        fitted = logistic_regression(rotated.T, labels, *options)
         return basis @ fitted[0], *fitted[1:]
     mean = features.mean(0)
     scale = np.sqrt(np.square(features - mean).sum(1).mean()) or 1.0
@@ -152,13 +165,15 @@ def logistic_regression(
     targets = labels if is_set else np.eye(num_classes, dtype=np.float32)[labels]
 
     def gradient(kernel):
-        logits = x @ kernel
+        logits = x @ kernel + offsets
         if is_set:
             probabilities = 0.5 + 0.5 * np.tanh(0.5 * logits)  # the sigmoid
         else:
             exp = np.exp(logits - logits.max(1, keepdims=True))
             probabilities = exp / exp.sum(1, keepdims=True)
-        return x.T @ (probabilities - targets) + penalty * kernel
+        slope = x.T @ (probabilities - targets) + penalty * kernel
+        slope[:, known] = 0
+        return slope
 
     wide = x.astype(np.float64)
     bound = (0.25 if is_set else 0.5) * wide.T @ wide + np.diag(penalty[:, 0])
@@ -174,7 +189,7 @@ def logistic_regression(
         heartbeat()
         if np.linalg.norm(slope) < TOLERANCE:
             break
-    logits = x @ kernel
+    logits = x @ kernel + offsets
     correct = np.mean((logits >= 0 if is_set else logits.argmax(1)) == labels)
     kernel, bias = kernel[:-1] / scale, kernel[-1]
     return kernel.astype(np.float32), bias - mean @ kernel, float(correct)

@@ -88,14 +88,14 @@ def load_trainer(
     config: Config,
     checkpoint: Checkpoint | None,
     class_names: Sequence[str] = (),
-) -> set[str]:
-    """Load a checkpoint or initial parameters; return variables without values."""
+) -> dict[str, Sequence[int]]:
+    """Load a checkpoint or initial parameters; return `new` as `start_from`."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
         apply_plateau_decay(trainer, config, checkpoint.run_state["num_plateaus"])
     elif config.init_from:
         return start_from(trainer, config.init_from, config.model, class_names)
-    return set()
+    return {}
 
 
 def apply_plateau_decay(trainer: Trainer, config: Config, num_plateaus: int) -> None:

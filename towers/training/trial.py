@@ -143,7 +143,7 @@ class Trial(NamedTuple):
     parts: Parts
     trainer: Trainer
     checkpoint: Checkpoint | None  # from which the run would go on
-    new: set[str]  # the variables of the trainer without trained values
+    new: Mapping[str, Sequence[int]]  # see `start_from`
 
     def watched(
         self,

@@ -5,6 +5,7 @@ import io
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -142,6 +143,26 @@ def _plain_jpeg_size(content):
             return None
         offset += 2 + int.from_bytes(content[offset + 2 : offset + 4])
     return None
+
+
+def source_box(
+    full_size: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    center_crop: float = 0.0,
+    fit: str = "auto",
+    **_: Any,
+) -> list[float]:
+    """Return the area of an upright image that `read_image` resizes to a size.
+
+    Sizes are (height, width). The area is top, left, height and width in pixels; with
+    "pad" it exceeds the image by the borders.
+    """
+    part = _part(full_size, size, fit, None, center_crop or 1)
+    box, inside, borders = _inside(part, full_size, size)
+    scales = [x / y for x, y in zip(box[2:], inside, strict=True)]
+    begins = [x - b[0] * s for x, b, s in zip(box[:2], borders, scales, strict=True)]
+    return begins + [x * s for x, s in zip(size, scales, strict=True)]
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from towers.data import streams
 from towers.data.files.class_folders import depth_of, is_split
-from towers.data.files.image import read_image
+from towers.data.files.image import read_image, upright_size
 from towers.data.files.paths import Paths, check_paths, class_name, reason
 from towers.data.files.reading import read_image_file
 from towers.errors import ConfigError, DataError, UnavailableDataError, cause
@@ -29,11 +29,15 @@ AHEAD = 4
 
 
 class ImageFile(NamedTuple):
-    """An image, uint8 [height, width, channels]; None with a fault if unusable."""
+    """An image, uint8 [height, width, channels]; None with a fault if unusable.
+
+    It is resized from `source`, a path, array or Pillow image.
+    """
 
     path: str
     image: np.ndarray | None
     fault: str = ""
+    source: Any = None
 
 
 def read_files(
@@ -51,23 +55,16 @@ def read_files(
     is_whole = resize_options.get("center_crop", 0) in (0, 1)
 
     def read(file):
-        path, image = (file, None) if isinstance(file, str) else file
+        path, source = (file, file) if isinstance(file, str) else file
         try:
-            if image is None:
-                content = read_image_file(path, max_pixels)
-            elif is_whole and getattr(image, "shape", None) == image_shape:
-                return ImageFile(str(path), image)
-            else:
-                content = _encoded(image, image_shape[-1])
-            image = read_image(
-                content,
-                image_shape,
-                max_pixels=max_pixels,
-                **resize_options,
-            )
+            if is_whole and getattr(source, "shape", None) == image_shape:
+                return ImageFile(str(path), source, source=source)
+            content = _content(source, max_pixels, image_shape[-1])
+            options = {"max_pixels": max_pixels, **resize_options}
+            image = read_image(content, image_shape, **options)
         except (OSError, ValueError, MemoryError, UnavailableDataError) as error:
             return ImageFile(str(path), None, reason(error))
-        return ImageFile(str(path), image)
+        return ImageFile(str(path), image, source=source)
 
     pool = ThreadPoolExecutor(streams.NUM_READERS)
     pending: collections.deque = collections.deque()
@@ -87,6 +84,15 @@ def read_files(
         pool.shutdown(cancel_futures=True)
 
 
+def read_upright(source: Any, channels: int, max_pixels: int) -> np.ndarray:
+    """Return the `source` of an `ImageFile` in its size, uint8, turned upright."""
+    if getattr(source, "shape", (0,))[-1] == channels:
+        return source
+    content = _content(source, max_pixels, channels)
+    shape = *upright_size(content, max_pixels), channels
+    return read_image(content, shape, max_pixels=max_pixels)
+
+
 def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
     """Yield uint8 images resized as by `read_files`; DataError if one is unusable."""
     for file in read_files(enumerate(images), **options):
@@ -95,7 +101,10 @@ def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
         yield file.image
 
 
-def _encoded(image, channels):
+def _content(image, max_pixels, channels):
+    """Return the content of the file of an image, or of an image in memory."""
+    if isinstance(image, str):
+        return read_image_file(image, max_pixels)
     if isinstance(image, np.ndarray):
         if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4):
             raise DataError(
