@@ -392,7 +392,7 @@ def test_a_run_is_evaluated_predicted_and_exported(run, tmp_path):
     result = towers.evaluate(run.path, report=True)
     content = json.loads((run.path / "report" / "report.json").read_text())
     page = (run.path / "report" / "index.html").read_text()
-    assert "Grad-CAM" in page and "precision-recall curves" in page
+    assert "Heat maps" in page and "precision-recall curves" in page
     assert f"{result['test_map']:.4f} <small>test mAP" in page
     worst = min(result["test_classes"], key=lambda row: row["average_precision"])
     curve = content["precision_recall"][0]

@@ -1,4 +1,4 @@
-"""Grad-CAM of convolutional networks and Vision Transformers."""
+"""Heat maps of convolutional networks and Vision Transformers."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from towers.models.create import create_model, without_noise
-from towers.models.grad_cam import enlarged, grad_cam, overlay
+from towers.models.grad_cam import class_maps, enlarged, overlay
 from towers.models.zoo import vit
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 16, 12, 3)).astype(np.float32)
@@ -19,7 +19,7 @@ def by_formula(activations, gradients):
     activations, gradients = activations.astype(np.float64), np.array(gradients)
     weights = gradients.astype(np.float64).mean((1, 2))
     maps = np.maximum(np.einsum("nhwc,nc->nhw", activations, weights), 0)
-    return maps / maps.max((1, 2), keepdims=True)
+    return maps / np.maximum(maps.max((1, 2), keepdims=True), 1e-9)
 
 
 def test_maps_equal_the_formula_in_numpy():
@@ -30,50 +30,98 @@ def test_maps_equal_the_formula_in_numpy():
     hidden = layers.Dense(7, activation="tanh", use_bias=False)
     head = layers.Dense(4)
     model = keras.Model(inputs, head(hidden(layers.Flatten()(x))))
-    maps = grad_cam(model, tf.constant(IMAGES), CLASSES)
+    maps = class_maps(model, tf.constant(IMAGES), CLASSES)
     values = features(IMAGES).numpy()
     units = np.tanh(values.reshape(3, -1) @ hidden.kernel.numpy())
     slopes = (1 - units**2) * (CLASSES @ head.kernel.numpy().T)
     gradients = (slopes @ hidden.kernel.numpy().T).reshape(values.shape)
     np.testing.assert_allclose(maps, by_formula(values, gradients), atol=1e-5)
-    flat = keras.Sequential([keras.Input((16, 12, 3)), layers.Flatten(), head])
-    assert grad_cam(flat, tf.constant(IMAGES), CLASSES) is None
+    assert maps.max() == 1
+    flat = keras.Sequential([keras.Input((16, 12, 3)), layers.Flatten(), layers.Dense(4)])
+    assert class_maps(flat, tf.constant(IMAGES), CLASSES) is None
 
 
-TRANSFORMERS = {
-    "deit": {"has_class_token": True},
-    "mean": {},
-    "dinov2": {"has_class_token": True, "num_registers": 2, "initial_scale": 1.0},
-    "dinov3": {"num_registers": 4, "is_rotary": True, "initial_scale": 1.0},
+OPTIONS = {
+    **{"name": "vit", "channels": 16, "depth": 2, "heads": 2, "width": 1.0},
+    **{"image_shape": IMAGES.shape[1:], "num_classes": 4, "regularizer": None},
+    "patch_size": 4,
 }
 
 
-@pytest.mark.parametrize("kind", TRANSFORMERS)
-def test_maps_of_a_vision_transformer_are_of_its_patches(kind):
+def with_random_head(**options):
     keras.utils.set_random_seed(0)
-    model = vit.create_model(
-        name=kind,
-        **{"channels": 16, "depth": 2, "heads": 2, "width": 1.0, "patch_size": 4},
-        **{"image_shape": IMAGES.shape[1:], "num_classes": 4, "regularizer": None},
-        **TRANSFORMERS[kind],
-    )
+    model = vit.create_model(**OPTIONS, **options)
     kernel = model.layers[-1].kernel
     kernel.assign(np.random.default_rng(1).standard_normal(kernel.shape))
-    maps = grad_cam(model, tf.constant(IMAGES), CLASSES)
-    tokens = keras.Model(model.inputs, model.get_layer("block2_norm1").output)(IMAGES)
-    before = keras.Model(model.inputs, model.get_layer("block1_add2").output)(IMAGES)
-    # The gradient of the rest of the network, from the tokens that enter it.
-    rest = keras.Model(
-        [model.get_layer(f"block{x}").output for x in ("2_norm1", "1_add2")],
-        model.outputs[0],
-    )
+    return model
+
+
+def attention_and_gradients(model, images, classes):
+    """A Vision Transformer of two blocks in float64, written out."""
+    values = {x.path: tf.cast(x.value, tf.float64) for x in model.variables}
+    patches = images.astype(np.float64).reshape(-1, 4, 4, 3, 4, 3)
+    x = tf.einsum("nipjqc,pqcd->nijd", patches, values["patches/kernel"])
+    x = tf.reshape(x, [len(images), 12, 16]) + values["patches/bias"]
+    if "tokens/class_token" in values:
+        token = tf.repeat(values["tokens/class_token"][None], len(images), 0)
+        x = tf.concat([token, x], 1)
+    x += tf.cast(tf.convert_to_tensor(model.get_layer("tokens").table), tf.float64)
+
+    def norm(x, name):
+        mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+        x = (x - mean) / tf.sqrt(variance + 1e-6)
+        return x * values[f"{name}/gamma"] + values[f"{name}/beta"]
+
+    def dense(x, name):
+        return x @ values[f"{name}/kernel"] + values[f"{name}/bias"]
+
+    def heads(x):
+        return tf.transpose(tf.reshape(x, [len(images), -1, 2, 8]), [0, 2, 1, 3])
+
+    weights = []
     with tf.GradientTape() as tape:
-        tape.watch(tokens)
-        chosen = tf.reduce_sum(rest([tokens, before]) * CLASSES)
-    gradients = tape.gradient(chosen, tokens)
-    cells = (x.numpy()[:, -12:].reshape(3, 4, 3, -1) for x in (tokens, gradients))
-    np.testing.assert_allclose(maps, by_formula(*cells), atol=1e-4)
-    assert maps.max((1, 2)).tolist() == [1, 1, 1]
+        for block in ("block1", "block2"):
+            y = norm(x, f"{block}_norm1")
+            q, k, v = (
+                heads(dense(y, f"{block}_{z}")) for z in ("query", "key", "value")
+            )
+            weights.append(tf.nn.softmax(q @ tf.linalg.matrix_transpose(k) / 8**0.5))
+            tape.watch(weights[-1])
+            y = tf.reshape(tf.transpose(weights[-1] @ v, [0, 2, 1, 3]), x.shape)
+            x += dense(y, f"{block}_out")
+            y = dense(norm(x, f"{block}_norm2"), f"{block}_hidden")
+            x += dense(tf.nn.gelu(y), f"{block}_mlp")
+        x = norm(x, "last_norm")
+        x = x[:, 0] if x.shape[1] == 13 else tf.reduce_mean(x, 1)
+        chosen = tf.reduce_sum(tf.where(classes, dense(x, "logits"), 0))
+    return weights, tape.gradient(chosen, weights)
+
+
+@pytest.mark.parametrize("has_class_token", [True, False])
+def test_maps_of_a_vision_transformer_equal_the_formula(has_class_token):
+    """Chefer et al. 2021, equations 5 and 6."""
+    model = with_random_head(has_class_token=has_class_token)
+    found = class_maps(model, tf.constant(IMAGES), CLASSES)
+    for image, heat in enumerate(found):
+        relevance = np.eye(12 + has_class_token)
+        for pair in zip(*attention_and_gradients(model, IMAGES, CLASSES), strict=True):
+            attention, gradient = (x[image].numpy() for x in pair)
+            step = (attention * gradient).clip(min=0).mean(0)
+            relevance += step @ relevance
+        if has_class_token:
+            expected = relevance[0, 1:]
+        else:
+            expected = relevance.sum(0) - 1
+        expected = expected.reshape(4, 3) / expected.max()
+        np.testing.assert_allclose(heat, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_rotary", [True, False])
+def test_maps_leave_registers_out(is_rotary):
+    options = {"num_registers": 2, "initial_scale": 1.0, "is_rotary": is_rotary}
+    model = with_random_head(has_class_token=not is_rotary, **options)
+    maps = class_maps(model, tf.constant(IMAGES), CLASSES)
+    assert maps.shape == (3, 4, 3) and maps.max((1, 2)).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["tiny_vit_5m", "resnet20"])
@@ -81,7 +129,7 @@ def test_networks_with_noise_have_maps_of_their_last_cells(name):
     options = {"image_shape": (32, 64, 3), "num_classes": 4, "width": 0.25}
     model = without_noise(create_model(name, **options, stochastic_depth=0.5))
     images = np.random.default_rng(0).standard_normal((2, 32, 64, 3))
-    maps = grad_cam(model, tf.constant(images, tf.float32), CLASSES[:2])
+    maps = class_maps(model, tf.constant(images, tf.float32), CLASSES[:2])
     assert maps.shape == {"tiny_vit_5m": (2, 1, 2), "resnet20": (2, 8, 16)}[name]
     assert maps.min() >= 0 and maps.max() <= 1
 

@@ -17,7 +17,7 @@ from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import ImageFile, read_upright
 from towers.errors import ConfigError
 from towers.metrics.predictions import top_class
-from towers.models.grad_cam import enlarged, grad_cam, overlay
+from towers.models.grad_cam import class_maps, enlarged, overlay
 
 # Takes the path of an image, the image upright, uint8 [height, width, channels], and
 # its heat map, float32 [height, width].
@@ -44,7 +44,7 @@ def give_heatmaps(
         is_present = run.to_probabilities(logits) >= run.thresholds
         classes = np.where(is_present.any(1, keepdims=True), is_present, classes)
     inputs = run.preprocess(np.stack([file.image for file in files]))
-    maps = grad_cam(model, inputs, classes)
+    maps = class_maps(model, inputs, classes)
     if maps is None:
         raise ConfigError(
             "heatmaps: no layer of the network has a height and a width; drop heatmaps"

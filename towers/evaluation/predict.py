@@ -53,8 +53,8 @@ class Predicted:
         thresholds: float64 [classes], the probabilities from which classes of label
             sets are predicted; None with one label an image.
         heatmaps: float32 [height, width] of each image in its own size, turned upright:
-            Grad-CAM of the predicted classes, from 0 to 1, and 0 where a crop cuts the
-            image off; empty if `predict` was not asked for them.
+            where the network finds the predicted classes, from 0 to 1, and 0 where a
+            crop cuts the image off; empty if `predict` was not asked for them.
     """
 
     paths: list[str]
@@ -110,8 +110,8 @@ def predict(
         use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
             weights, if the run keeps them.
         calibrated: use the temperature of `calibrate`.
-        heatmaps: also return where the network finds the predicted classes: Grad-CAM
-            (Selvaraju et al. 2017), in float32 and the size of each image.
+        heatmaps: also return where the network finds the predicted classes, see
+            `Predicted`.
 
     Returns:
         `paths` (of images in memory their numbers), `labels`, `probabilities`, float64

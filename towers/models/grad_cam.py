@@ -1,4 +1,4 @@
-"""Grad-CAM: maps of where a network finds a class (Selvaraju et al. 2017)."""
+"""Heat maps of where a network finds a class."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from towers.keras_internals import calls_of, last_operation, run_through_graph
 from towers.models.layers.attention import Attention
 
 
-def grad_cam(
+def class_maps(
     model: keras.Model, inputs: tf.Tensor, classes: np.ndarray
 ) -> np.ndarray | None:
     """Return heat maps of classes, float32 [n, rows, columns] from 0 to 1.
 
-    The activations are those of the last layer with a height and a width
-    (arXiv:1610.02391). In a Vision Transformer they are the patches that enter the last
-    attention: after it a class token no longer reads them.
+    They are Grad-CAM (Selvaraju et al. 2017, arXiv:1610.02391) of the last layer with a
+    height and a width, and of a Vision Transformer attention rollout weighted by
+    gradients (Chefer et al. 2021, arXiv:2103.15679).
 
     Args:
         model: from images to logits [n, num_classes], without inputs of noise.
@@ -29,50 +29,75 @@ def grad_cam(
     Returns:
         The maps, divided by their maxima; None if no layer has a height and a width.
     """
-    if (cells := _cells(model)) is None:
-        return None
-    layer, grid = last_operation(cells[0]), cells[1]
-
-    def watched(operation):
-        def call(*args, **kwargs):
-            outputs.append(operation(*args, **kwargs))
-            tape.watch(outputs[-1])
-            return outputs[-1]
-
-        return call if operation is layer else operation
-
-    outputs: list[tf.Tensor] = []
-    # Layers before the activations are not recorded.
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        logits = run_through_graph(model, inputs, watched)
-        chosen = tf.reduce_sum(tf.where(classes, logits, tf.zeros_like(logits)), 1)
-    shape = len(inputs), -1, outputs[0].shape[-1]
-    activations, gradients = (
-        tf.reshape(tf.cast(x, tf.float32), shape)[:, -math.prod(grid) :]
-        for x in (outputs[0], tape.gradient(chosen, outputs[0]))
-    )
-    weights = tf.reduce_mean(gradients, 1, keepdims=True)
-    maps = tf.nn.relu(tf.reduce_sum(weights * activations, -1))
-    maps = tf.math.divide_no_nan(maps, tf.reduce_max(maps, 1, keepdims=True))
-    return np.nan_to_num(maps.numpy()).reshape(-1, *grid)
-
-
-def _cells(model):
-    """Return a symbolic tensor and the rows and columns of its last cells."""
-    cells, sources = None, {}
+    attentions, last = [], None
     for call in calls_of(model):
-        output, source = call.outputs[0], call.input_tensors[0]
-        sources[id(output)] = source
-        if len(output.shape) == 4 and max(output.shape[1:3]) > 1:
-            cells = output, output.shape[1:3]
-        elif cells and isinstance(call.operation, Attention):
-            cells = sources[id(source)], cells[1]  # before the dense layer of queries
-        elif cells and isinstance(call.operation, keras.layers.MultiHeadAttention):
-            cells = source, cells[1]
-    return cells
+        shape = call.outputs[0].shape
+        if len(shape) == 4 and max(shape[1:3]) > 1:
+            last, attentions = call.outputs[0], []
+        elif last is not None and isinstance(call.operation, Attention):
+            attentions.append(call.operation)
+    if last is None:
+        return None
+    if attentions:  # one image at a time, as the weights of all layers are kept
+        compute, size, watched = _rollout, 1, attentions
+    else:
+        compute, size, watched = _grad_cam, len(inputs), [last_operation(last)]
+    maps = [
+        compute(*_gradients(model, inputs[i : i + size], classes[i : i + size], watched))
+        for i in range(0, len(inputs), size)
+    ]
+    flat = np.nan_to_num(np.concatenate(maps))[:, -math.prod(last.shape[1:3]) :]
+    most = flat.max(1, keepdims=True)
+    flat = np.divide(flat, most, out=np.zeros_like(flat), where=most > 0)
+    return flat.reshape(-1, *last.shape[1:3])
 
 
-def enlarged(heat: np.ndarray, size: Sequence[int], box: Sequence[float]) -> np.ndarray:
+def _gradients(model, inputs, classes, watched):
+    """Return watched activations, or attention weights, and their gradients."""
+    values: list[tf.Tensor] = []
+
+    def watch(value):
+        tape.watch(value)
+        values.append(value)
+
+    def replace(operation):
+        def call(*args, **kwargs):
+            if isinstance(operation, Attention):
+                return operation.call(*args, watch=watch)
+            output = operation(*args, **kwargs)
+            watch(output)
+            return output
+
+        return call if operation in watched else operation
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        logits = run_through_graph(model, inputs, replace)
+        chosen = tf.reduce_sum(tf.where(classes, logits, tf.zeros_like(logits)))
+    gradients = tape.gradient(chosen, values)
+    return [[tf.cast(x, tf.float32).numpy() for x in y] for y in (values, gradients)]
+
+
+def _grad_cam(activations, gradients):
+    """Return maps [n, cells] of activations [n, rows, columns, channels]."""
+    weights = gradients[0].mean((1, 2))
+    maps = np.maximum(np.einsum("nhwc,nc->nhw", activations[0], weights), 0)
+    return maps.reshape(len(maps), -1)
+
+
+def _rollout(attentions, gradients):
+    """Return maps [1, tokens] of attention weights [1, heads, tokens, tokens]."""
+    relevance = identity = np.eye(attentions[0].shape[-1], dtype=np.float32)
+    for attention, gradient in zip(attentions, gradients, strict=True):
+        weights = np.maximum(attention * gradient, 0).mean((0, 1))
+        relevance = relevance + weights @ relevance
+    is_read = weights.any(1)  # the class token alone, or all patches
+    rows = (relevance - identity)[is_read]
+    return rows.mean(0, keepdims=True) if len(rows) else relevance[:1] * 0
+
+
+def enlarged(
+    heat: np.ndarray, size: Sequence[int], box: Sequence[float]
+) -> np.ndarray:
     """Return a map at the pixels of an image, float32 of the size (height, width).
 
     The map covers a box (top, left, height, width) of the image; it is 0 elsewhere.
@@ -96,4 +121,5 @@ def overlay(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """
     heat = heat[..., None]
     gray = pixels.mean(-1, keepdims=True)
-    return (gray * (1 - 0.6 * heat) + 0.6 * heat * [255, 40, 0]).astype(np.uint8)
+    mixed = gray * (1 - 0.6 * heat) + 0.6 * heat * [255, 40, 0]
+    return np.rint(mixed).astype(np.uint8)

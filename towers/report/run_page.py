@@ -335,7 +335,7 @@ FIGURES = (
         "most_confident",
         _most_confident,
     ),
-    Figure("Grad-CAM", _activation_maps),
+    Figure("Heat maps", _activation_maps),
     Figure("Run", _run),
     Figure("Run", _speed),
 )

@@ -20,7 +20,7 @@ from towers.metrics.metrics import Figures, figures
 from towers.metrics.predictions import LabelSets, Predictions
 from towers.metrics.results import image_rows, result_of, to_json
 from towers.models.create import without_noise
-from towers.models.grad_cam import enlarged, grad_cam, overlay
+from towers.models.grad_cam import class_maps, enlarged, overlay
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
 from towers.run.folder import RunFolder
@@ -155,7 +155,7 @@ def _activation_maps(run, evaluation, indices, pixels):
     with tf.device("CPU:0"):
         model = without_noise(run.network(evaluation.reported_weights))
         inputs = run.preprocess(np.stack([pixels[index] for index in indices]))
-        maps = grad_cam(model, inputs, chosen)
+        maps = class_maps(model, inputs, chosen)
     if maps is None:
         return {}
     size, box = run.image_shape[:2], run.input_box

@@ -108,11 +108,13 @@ class Attention(OnDevice):
         angles = rotary2d(height, width, channels // self.heads)
         return np.pad(angles, [(tokens - len(angles), 0), (0, 0)])
 
-    def call(self, inputs):
-        compute = head_by_head if self.device_kind == "CPU" else attention
+    def call(self, inputs, watch=None):
+        is_on_cpu = self.device_kind == "CPU"
+        compute = head_by_head if is_on_cpu and not watch else attention
         if self.grid:
             inputs = rotated(inputs, self.angles(inputs), self.heads)
-        return compute(*inputs, heads=self.heads)
+        options = {"watch": watch} if watch else {}
+        return compute(*inputs, heads=self.heads, **options)
 
     def get_config(self):
         return super().get_config() | {"heads": self.heads, "grid": self.grid}
@@ -194,12 +196,15 @@ def pair_biases(biases: tf.Tensor, size: int) -> tf.Tensor:
     return tf.reshape(pairs, [-1, size**2, size**2])
 
 
-def attention(queries, keys, values, biases=None, *, heads: int):
+def attention(
+    queries, keys, values, biases=None, *, heads: int, watch=lambda weights: None
+):
     """Return softmax(queries keys^T / sqrt(channels of a head)) values, per head.
 
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2. In 16-bit types the softmax is
     computed in float32. Takes symbolic tensors too, of shape [n, tokens, channels].
-    `biases` [heads, tokens, tokens] are added to the scores.
+    `biases` [heads, tokens, tokens] are added to the scores; `watch` is called with the
+    softmax [n, heads, tokens, tokens].
     """
     _, tokens, channels = queries.shape
     size = channels // heads
@@ -216,6 +221,7 @@ def attention(queries, keys, values, biases=None, *, heads: int):
         scores = scores + biases
     wide = keras.backend.result_type(scores.dtype, "float32")
     weights = ops.cast(ops.softmax(ops.cast(scores, wide)), values.dtype)
+    watch(weights)
     outputs = ops.transpose(ops.matmul(weights, values), [0, 2, 1, 3])
     return ops.reshape(outputs, [-1, tokens, channels])
 
