@@ -37,10 +37,10 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from benchmarks import measure, trainers
+from benchmarks.operations import flops_per_image
 from towers.build import builder
 from towers.config import Config
 from towers.errors import ConfigError, TowersError
-from towers.models.summary import flops_per_image
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
-from towers.models.summary import flops_per_image
+from benchmarks.operations import flops_per_image
 
 
 def test_a_layer_that_cannot_be_counted_is_refused_by_name():

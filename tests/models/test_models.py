@@ -20,11 +20,11 @@ from keras.src.backend.common import global_state
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
+from benchmarks.operations import flops_per_image
 from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, noise_shapes
-from towers.models.summary import flops_per_image
 from towers.models.variables import keras_settings
 from towers.models.zoo import (
     alexnet,

@@ -110,14 +110,10 @@ def predict(
         use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
             weights, if the run keeps them.
         calibrated: use the temperature of `calibrate`.
-        heatmaps: also return where the network finds the predicted classes, see
-            `Predicted`.
+        heatmaps: also return where the network finds the predicted classes.
 
     Returns:
-        `paths` (of images in memory their numbers), `labels`, `probabilities`, float64
-        [n, classes], and `class_names`; `failed`, path -> why it cannot be read;
-        `top(k)`, the names and probabilities of the best classes of each image;
-        `present()`, the names of the predicted classes; `heatmaps`, see `Predicted`.
+        The predictions, see `Predicted`; images in memory have numbers as `paths`.
 
     Raises:
         TowersError: such as a DataError if no file can be read.
@@ -167,8 +163,7 @@ def write_predictions(
     - `features`: layer whose activations are written instead, to an `.npz` file with
       "features", "names" and "labels".
     - `output`: path of a file; by default standard output, or `features.npz`.
-    - `heatmaps`: new folder for a picture of each image, in gray, with its heat map in
-      red, see `predict`.
+    - `heatmaps`: new folder for pictures of the images in gray, heat maps in red.
 
     Raises:
         TowersError: such as a DataError if some files cannot be read: they are named
@@ -255,9 +250,8 @@ class _Prediction:
                 counts["labeled"] += int(known.sum())
                 counts["correct"] += int(np.sum(known & (top_class(outputs) == labels)))
             if self.take_heatmap is not None:
-                limit = self._config.max_image_pixels
-                options = batch, outputs, limit, self.take_heatmap
-                give_heatmaps(self.run, self._model, *options)
+                options = self._config.max_image_pixels, self.take_heatmap
+                give_heatmaps(self.run, self._model, batch, outputs, *options)
             yield names, labels, outputs
 
     def _readable_files(self):

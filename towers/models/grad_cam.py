@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +30,8 @@ def class_maps(
     Returns:
         The maps, divided by their maxima; None if no layer has a height and a width.
     """
-    attentions, last = [], None
+    attentions: list[Attention] = []
+    last: Any = None
     for call in calls_of(model):
         shape = call.outputs[0].shape
         if len(shape) == 4 and max(shape[1:3]) > 1:
@@ -104,14 +106,9 @@ def enlarged(
     """
     top, left, height, width = box
     x, y = heat.shape[1] / width, heat.shape[0] / height
-    return np.asarray(
-        Image.fromarray(heat).transform(
-            (size[1], size[0]),
-            Image.Transform.AFFINE,
-            (x, 0, -left * x, 0, y, -top * y),
-            Image.Resampling.BILINEAR,
-        )
-    )
+    places = (x, 0, -left * x, 0, y, -top * y)
+    options = Image.Transform.AFFINE, places, Image.Resampling.BILINEAR
+    return np.asarray(Image.fromarray(heat).transform((size[1], size[0]), *options))
 
 
 def overlay(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:

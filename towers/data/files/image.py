@@ -146,23 +146,22 @@ def _plain_jpeg_size(content):
 
 
 def source_box(
-    full_size: tuple[int, int],
-    size: tuple[int, int],
+    full_size: Sequence[int],
+    size: Sequence[int],
     *,
     center_crop: float = 0.0,
     fit: str = "auto",
     **_: Any,
 ) -> list[float]:
-    """Return the area of an upright image that `read_image` resizes to a size.
+    """Return top, left, height and width of what `read_image` resizes to a size.
 
-    Sizes are (height, width). The area is top, left, height and width in pixels; with
-    "pad" it exceeds the image by the borders.
+    Sizes are (height, width), of an upright image; with "pad" borders count.
     """
-    part = _part(full_size, size, fit, None, center_crop or 1)
-    box, inside, borders = _inside(part, full_size, size)
-    scales = [x / y for x, y in zip(box[2:], inside, strict=True)]
-    begins = [x - b[0] * s for x, b, s in zip(box[:2], borders, scales, strict=True)]
-    return begins + [x * s for x, s in zip(size, scales, strict=True)]
+    box = _part(full_size, size, fit, None, center_crop or 1)
+    (*begins, height, width), inside, borders = _inside(box, full_size, size)
+    scales = height / inside[0], width / inside[1]
+    begins = [x - y[0] * z for x, y, z in zip(begins, borders, scales, strict=True)]
+    return [*begins, size[0] * scales[0], size[1] * scales[1]]
 
 
 def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:

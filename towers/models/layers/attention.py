@@ -109,12 +109,11 @@ class Attention(OnDevice):
         return np.pad(angles, [(tokens - len(angles), 0), (0, 0)])
 
     def call(self, inputs, watch=None):
-        is_on_cpu = self.device_kind == "CPU"
-        compute = head_by_head if is_on_cpu and not watch else attention
         if self.grid:
             inputs = rotated(inputs, self.angles(inputs), self.heads)
-        options = {"watch": watch} if watch else {}
-        return compute(*inputs, heads=self.heads, **options)
+        if self.device_kind == "CPU" and not watch:
+            return head_by_head(*inputs, heads=self.heads)
+        return attention(*inputs, heads=self.heads, watch=watch)
 
     def get_config(self):
         return super().get_config() | {"heads": self.heads, "grid": self.grid}
@@ -196,9 +195,7 @@ def pair_biases(biases: tf.Tensor, size: int) -> tf.Tensor:
     return tf.reshape(pairs, [-1, size**2, size**2])
 
 
-def attention(
-    queries, keys, values, biases=None, *, heads: int, watch=lambda weights: None
-):
+def attention(queries, keys, values, biases=None, *, heads: int, watch=None):
     """Return softmax(queries keys^T / sqrt(channels of a head)) values, per head.
 
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2. In 16-bit types the softmax is
@@ -221,7 +218,8 @@ def attention(
         scores = scores + biases
     wide = keras.backend.result_type(scores.dtype, "float32")
     weights = ops.cast(ops.softmax(ops.cast(scores, wide)), values.dtype)
-    watch(weights)
+    if watch:
+        watch(weights)
     outputs = ops.transpose(ops.matmul(weights, values), [0, 2, 1, 3])
     return ops.reshape(outputs, [-1, tokens, channels])
 
