@@ -37,7 +37,7 @@ def test_maps_equal_the_formula_in_numpy():
     gradients = (slopes @ hidden.kernel.numpy().T).reshape(values.shape)
     np.testing.assert_allclose(maps, by_formula(values, gradients), atol=1e-5)
     assert maps.max() == 1
-    flat = keras.Sequential([keras.Input((16, 12, 3)), layers.Flatten(), layers.Dense(4)])
+    flat = keras.Model(inputs, layers.Dense(4)(layers.Flatten()(inputs)))
     assert class_maps(flat, tf.constant(IMAGES), CLASSES) is None
 
 

@@ -81,8 +81,8 @@ def _gradients(model, inputs, classes, watched):
 
 def _grad_cam(activations, gradients):
     """Return maps [n, cells] of activations [n, rows, columns, channels]."""
-    weights = gradients[0].mean((1, 2))
-    maps = np.maximum(np.einsum("nhwc,nc->nhw", activations[0], weights), 0)
+    weights = gradients[-1].mean((1, 2))
+    maps = np.maximum(np.einsum("nhwc,nc->nhw", activations[-1], weights), 0)
     return maps.reshape(len(maps), -1)
 
 
