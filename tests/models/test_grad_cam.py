@@ -108,10 +108,7 @@ def test_maps_of_a_vision_transformer_equal_the_formula(has_class_token):
             attention, gradient = (x[image].numpy() for x in pair)
             step = (attention * gradient).clip(min=0).mean(0)
             relevance += step @ relevance
-        if has_class_token:
-            expected = relevance[0, 1:]
-        else:
-            expected = relevance.sum(0) - 1
+        expected = relevance[0, 1:] if has_class_token else relevance.sum(0) - 1
         expected = expected.reshape(4, 3) / expected.max()
         np.testing.assert_allclose(heat, expected, atol=1e-4)
 

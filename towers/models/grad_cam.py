@@ -45,7 +45,9 @@ def class_maps(
     else:
         compute, size, watched = _grad_cam, len(inputs), [last_operation(last)]
     maps = [
-        compute(*_gradients(model, inputs[i : i + size], classes[i : i + size], watched))
+        compute(
+            *_gradients(model, inputs[i : i + size], classes[i : i + size], watched)
+        )
         for i in range(0, len(inputs), size)
     ]
     flat = np.nan_to_num(np.concatenate(maps))[:, -math.prod(last.shape[1:3]) :]
@@ -97,9 +99,7 @@ def _rollout(attentions, gradients):
     return rows.mean(0, keepdims=True) if len(rows) else relevance[:1] * 0
 
 
-def enlarged(
-    heat: np.ndarray, size: Sequence[int], box: Sequence[float]
-) -> np.ndarray:
+def enlarged(heat: np.ndarray, size: Sequence[int], box: Sequence[float]) -> np.ndarray:
     """Return a map at the pixels of an image, float32 of the size (height, width).
 
     The map covers a box (top, left, height, width) of the image; it is 0 elsewhere.
