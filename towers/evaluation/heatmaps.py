@@ -50,10 +50,11 @@ def give_heatmaps(
         why = "no layer of the network has a height and a width"
         raise ConfigError(f"heatmaps: {why}; drop heatmaps")
     options, (*size, channels) = run.config.resize_options, run.image_shape
-    for file, cells in zip(files, maps, strict=True):
+    if run.input_shape != run.image_shape:  # the augmentation crops
+        maps = np.array([enlarged(heat, size, run.input_box) for heat in maps])
+    for file, heat in zip(files, maps, strict=True):
         pixels = read_upright(file.source, channels, max_pixels)
         box = source_box(pixels.shape[:2], size, **options)
-        heat = enlarged(cells, size, run.input_box)
         take(file.path, pixels, enlarged(heat, pixels.shape, box))
 
 
