@@ -78,6 +78,7 @@ class Pictures:
         self._top = os.path.commonpath(tops) if tops else os.getcwd()
 
     def __call__(self, path: str, pixels: np.ndarray, heat: np.ndarray) -> None:
+        """Write a picture; ConfigError if the folder cannot be written."""
         name = os.path.relpath(_absolute(path), self._top)
         stem, suffix = os.path.splitext(name)
         if suffix.lower() not in FORMATS:
