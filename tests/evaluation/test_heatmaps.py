@@ -89,14 +89,17 @@ def test_the_hottest_part_of_a_photo_is_its_object(run, tmp_path):
     places = files_of_scenes(tmp_path / "photos")
     predicted = towers.predict(run, tmp_path / "photos", heatmaps=True)
     assert predicted.paths == sorted(places)
+    hits, inside, outside = 0, [], []
     for path, heat in zip(predicted.paths, predicted.heatmaps, strict=True):
         _, (top, left) = places[path]
         assert heat.shape == (48, 64) and heat.dtype == np.float32
         assert heat.max() > 0.9 and not heat[:, :8].any() and not heat[:, 56:].any()
-        hottest = np.unravel_index(heat.argmax(), heat.shape)
+        row, column = np.unravel_index(heat.argmax(), heat.shape)
         # Cells have 8 pixels.
-        assert -8 <= hottest[0] - top < 20 and -8 <= hottest[1] - left < 20
-        assert heat[top : top + 12, left : left + 12].max() > 0.5
+        hits += -8 <= row - top < 20 and -8 <= column - left < 20
+        inside.append(heat[top : top + 12, left : left + 12].mean())
+        outside.append(heat[:, 8:56].mean())
+    assert hits >= 5 and np.mean(inside) > 2 * np.mean(outside)
     # In memory the same, but for the rounding of turned pixels.
     image = Image.open(predicted.paths[0])
     [same] = towers.predict(run, image, heatmaps=True).heatmaps
@@ -118,7 +121,7 @@ def test_pictures_have_the_names_of_their_images(run, tmp_path, capfd):
         assert picture.shape == (48, 64, 3)
         redness = picture[..., 0] - picture[..., 2]
         assert redness[top : top + 12, left : left + 12].mean() > redness.mean()
-    # Of several paths, below the folder that they have in common; of arrays by number.
+    # Several paths keep the folders below their common one; arrays have numbers.
     files = [photos / "a" / "x.png", photos / "b" / "x.png"]
     towers.write_predictions(run, files, heatmaps=tmp_path / "two")
     assert (tmp_path / "two" / "a" / "x.png").exists()

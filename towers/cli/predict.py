@@ -27,8 +27,7 @@ def define_flags() -> None:
     flags.mark_bool_flags_as_mutual_exclusive(["json", "csv"])
     flags.DEFINE_bool("calibrated", False, "Use the calibration of run_eval.py.")
     flags.DEFINE_string("features", "", "Layer whose activations are written.")
-    about = "New folder for pictures of where the predicted class is found."
-    flags.DEFINE_string("heatmaps", "", about)
+    flags.DEFINE_string("heatmaps", "", "New folder for pictures with heat maps.")
     about = "Output file; default: standard output, or features.npz."
     flags.DEFINE_string("output", "", about)
     config_flags.define_config_flags(
