@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import threading
 
 import pytest
@@ -19,6 +20,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from small_disk import small_disk  # noqa: E402, F401
 
 import towers  # noqa: E402, F401  (settles Keras' backend before TensorFlow)
+from towers.cli.imports import Finder  # noqa: E402
 
 NUM_DEVICES = 8
 
@@ -27,7 +29,16 @@ def pytest_configure(config):
     is_controller = getattr(config.option, "numprocesses", None)
     if is_controller and not hasattr(config, "workerinput"):
         return  # of pytest-xdist, which runs no test
+    is_fast = config.option.markexpr == "not slow"
+    if is_fast:
+        # Compiling for XLA takes longer than what small tests compute with it.
+        os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    sys.meta_path.insert(0, Finder)
     import tensorflow as tf
+
+    if is_fast:
+        # Workers of pytest-xdist share the cores; idle threads of TensorFlow spin.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
@@ -64,11 +75,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_reports():
-    """Draw no report, which takes a second; tests/report/test_run_report.py does."""
+def quick_runs():
+    """Draw no report, which takes a second; tests/report/test_run_report.py does. Do
+    not wait for the disk, which matters only in a power cut."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("towers.training.train.report_run", lambda *_: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -96,12 +109,6 @@ def half_way(small, tmp_path):
     import small_runs
 
     return small_runs.half_way(tmp_path / "half_way")
-
-
-@pytest.fixture
-def no_fsync(monkeypatch):
-    """It takes most of the time on a busy disk, and matters only in a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

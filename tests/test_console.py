@@ -66,7 +66,7 @@ def test_row_12_the_end_of_a_process_waits_for_those_who_read(end, lines):
     with subprocess.Popen(command, cwd=ROOT, **streams) as process:
         os.close(writer)
         assert process.stdout.readline() == b"kept\n"
-        time.sleep(0.5)  # until no line is printed before the end
+        time.sleep(0.3)  # until no line is printed before the end
         with open(reader, "rb") as file:
             assert file.read()[num_bytes:].startswith(lines)
 

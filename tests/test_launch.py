@@ -41,9 +41,10 @@ def meet(name="met"):
 # The launcher, with another program than run_train.py.
 LAUNCHER = """
 import json, sys
-from towers.launch import launch
+from towers import launch
 command, num_workers, options = json.loads(sys.argv[1])
-sys.exit(launch(command, num_workers, **options))
+launch.LATE_SECS = options.pop("late_secs", launch.LATE_SECS)
+sys.exit(launch.launch(command, num_workers, **options))
 """
 
 
@@ -158,7 +159,7 @@ meet(f"met{attempt}")
 if attempt == 1: sys.exit(6)
 time.sleep(1000)
 """
-    ends, options = os.pipe(), {"max_restarts": 1, "grace_secs": 0.1}
+    ends, options = os.pipe(), {"max_restarts": 1, "grace_secs": 0.1, "late_secs": 0.2}
     launcher = start(source, 2, popen={"stdout": ends[1]}, **options)
     launcher.wait_until(lambda: len(list(tmp_path.glob("met2-*"))) == 2)
     launcher.process.terminate()

@@ -35,7 +35,7 @@ from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.restore import validate_architecture
 
-pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
+pytestmark = pytest.mark.usefixtures("no_pause")
 
 
 def restore(folder, step="last"):

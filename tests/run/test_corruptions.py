@@ -51,9 +51,6 @@ def expected(run):
     return {step: checkpointer.read(step).tensors for step in STEPS}
 
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
-
 @contextlib.contextmanager
 def copied(run, tmp_path):
     """A copy of the run, removed at the end."""

@@ -165,9 +165,8 @@ def recorded(tmp_path_factory):
 
 
 @pytest.fixture
-def scratch(tmp_path, monkeypatch):
+def scratch(tmp_path):
     """An empty folder, in memory where that can be; the recovery there is not cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
     with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         yield pathlib.Path(folder)

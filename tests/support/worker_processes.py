@@ -120,6 +120,9 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
+    from towers.cli.imports import Finder
+
+    sys.meta_path.insert(0, Finder)
     from towers.cluster.agreement import connect
     from towers.data.share import Share, shares
     from towers.optim import vector
