@@ -164,8 +164,9 @@ def test_a_run_that_ends_in_mid_epoch_continues_to_the_state_of_the_folder(
     indirect=["written"],
 )
 def test_remote_files_give_the_same_batches(
-    written, scheme, expected_batches, tmp_path
+    written, scheme, expected_batches, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(reading, "PAUSES", (0.0, 0.0))
     name, place = written
     root = tmp_path / "container"
     with serving(root) as server:

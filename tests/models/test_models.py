@@ -95,6 +95,8 @@ DEEPER = [
     *"efficientnet_lite0 tf_efficientnet_b0 tf_mobilenet_v3_small".split(),
     *"mobilenet_v3_large tf_mobilenet_v3_large mobilenet_v4_conv_medium".split(),
     *"tiny_vit_11m tiny_vit_21m".split(),
+    *(f"convnext_{size}" for size in "femto pico nano tiny small".split()),
+    *(f"convnextv2_{size}" for size in "femto pico nano tiny".split()),
 ]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 

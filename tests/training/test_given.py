@@ -242,7 +242,7 @@ def test_a_step_is_that_of_keras(create, tmp_path):
         if isinstance(layer, layers.BatchNormalization):
             layer.momentum = (1 + 0) / (10 + 0)  # the ramp in step 0
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05), loss)
+    model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=True)
     model.train_on_batch(standardized(TRAIN[0]), TRAIN[1])
     ours = {variable.path: variable.numpy() for variable in result.model.weights}
     theirs = [v for v in model.weights if "/normalization/" not in f"/{v.path}"]
@@ -288,7 +288,7 @@ def test_a_step_with_sample_weights_is_that_of_keras(options, tmp_path):
     data = {"data": (dataset, TEST), "report": False, "progress": "off"}
     result = train(tmp_path, config, model=model, **data)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05), loss)
+    model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=True)
     both = WEIGHTS * np.where(TRAIN[1] == 1, 3, 1)
     mean = model.train_on_batch(standardized(TRAIN[0]), TRAIN[1], sample_weight=both)
     assert records(tmp_path)[0]["loss"] == pytest.approx(mean, rel=1e-5)
@@ -298,16 +298,15 @@ def test_a_step_with_sample_weights_is_that_of_keras(options, tmp_path):
 
 def test_a_run_with_sample_weights_continues_with_these_alone(tmp_path):
     """A tenth is held out."""
-    config = dataclasses.replace(CONFIG, model="cnn", width=0.05, num_towers=2)
-    whole = train(tmp_path / "whole", config, data=(*TRAIN, WEIGHTS), report=False)
-    half = dataclasses.replace(config, max_steps=1)
-    train(tmp_path / "half", half, data=(*TRAIN, WEIGHTS), report=False)
-    with pytest.raises(ConfigError, match=r"another run: data has other .*weights"):
-        train(tmp_path / "half", config, data=(*TRAIN, WEIGHTS + 1))
-    with pytest.raises(ConfigError, match=r"another run: data has other .*weights"):
-        train(tmp_path / "half", config, data=TRAIN)
-    column = WEIGHTS[:, None].tolist()
-    result = train(tmp_path / "half", config, data=[*TRAIN, column], report=False)
+    model, weighted = ending_in(layers.Flatten()), (*TRAIN, WEIGHTS)
+    whole = train(tmp_path / "whole", CONFIG, model=model, data=weighted)
+    half = dataclasses.replace(CONFIG, max_steps=1)
+    train(tmp_path / "half", half, model=model, data=weighted)
+    for other in (*TRAIN, WEIGHTS + 1), TRAIN:
+        with pytest.raises(ConfigError, match=r"another run: data has other .*weights"):
+            train(tmp_path / "half", CONFIG, model=model, data=other)
+    column = [*TRAIN, WEIGHTS[:, None].tolist()]
+    result = train(tmp_path / "half", CONFIG, model=model, data=column)
     assert_equal_states(result.state, whole.state)
     assert records(tmp_path / "half") == records(tmp_path / "whole")
 
@@ -559,17 +558,16 @@ def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, request):
         load_run(run).model.count_params()
         return run
 
-    use("first", (TRAIN, TEST))
-    before = alive()
-    images = [weakref.ref(TRAIN[0].copy())]
-    for seed in (1, 2):
-        data = arrays(50, seed)
+    images, counts = [], []
+    for name in ("first", "second"):
+        data = arrays(50, len(images))
         images.append(weakref.ref(data[0]))
-        use(f"{seed}", (data, TEST))
+        use(name, (data, TEST))
+        counts.append(alive())
     del data
-    compare([tmp_path / "1", tmp_path / "2"])
-    assert alive() == before
-    assert [x() is None for x in images] == [True, True, False]  # the last one
+    compare([tmp_path / "first", tmp_path / "second"])
+    assert alive() == counts[0] == counts[1]
+    assert [x() is None for x in images] == [True, False]
 
 
 def test_a_stored_network_executes_nothing(tmp_path):
