@@ -29,16 +29,11 @@ def pytest_configure(config):
     is_controller = getattr(config.option, "numprocesses", None)
     if is_controller and not hasattr(config, "workerinput"):
         return  # of pytest-xdist, which runs no test
-    is_fast = config.option.markexpr == "not slow"
-    if is_fast:
+    if config.option.markexpr == "not slow":
         # Compiling for XLA takes longer than what small tests compute with it.
         os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     sys.meta_path.insert(0, Finder)
     import tensorflow as tf
-
-    if is_fast:
-        # Workers of pytest-xdist share the cores; idle threads of TensorFlow spin.
-        tf.config.threading.set_intra_op_parallelism_threads(1)
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
