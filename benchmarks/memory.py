@@ -76,7 +76,8 @@ def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
         process = train = FitProcess(fields, options.steps)
         before = process.answer()
     else:
-        words = [fields[x] for x in ("model", "image_size", "batch_size")]
+        words = [fields[x] for x in ("image_size", "batch_size")]
+        words = [peers.torch_name(fields["model"]), *words]
         words += [options.steps, "float32", *["--checkpoint"] * ("," in name)]
         process = train = peers.ProgramSteps("with_torch", options.torch, *words)
         print(f"{process.num_params:,} parameters in {name}", file=sys.stderr)

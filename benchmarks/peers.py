@@ -1,6 +1,6 @@
 """The same training step by Keras, MirroredStrategy, PyTorch and tf_cnn_benchmarks.
 
-    python -m benchmarks.peers --models=cnn,resnet20
+    python -m benchmarks.peers --models=cnn,resnet20 --work=train,predict
 
 In turn in one process, on a batch that lies ready, SGD with momentum:
 - `towers`: the compiled step of strategy `towers`, with one tower; on a CPU also with
@@ -10,13 +10,16 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
   convolutions, normalizations and activations of Keras and TensorFlow.
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
-- `torch`, `torch, compiled`: the network written plainly in PyTorch, or as timm has it
-  (`tf_efficientnet_lite0`, `mobilenet_v3_small`, `convnext_tiny`), channels last, by a
-  Python that has them (`--torch=PYTHON`), in a process of its own, on its first GPU
-  where it sees one.
+- `torch`, `torch, compiled`: the network written plainly in PyTorch, or as timm has it,
+  channels last, by a Python that has them (`--torch=PYTHON`), in a process of its own,
+  on its first GPU where it sees one.
 - `tf_cnn_benchmarks`: TensorFlow's former benchmark program on the CPU, from a clone of
   github.com/tensorflow/benchmarks (`--tf_cnn_benchmarks=CLONE`): `cnn`, `resnet20` to
   `resnet110` for CIFAR-10 and `resnet50`, which there is for `--image_size=224`.
+
+With `--work=predict` they predict the batch instead, Keras by `keras.Model.predict`.
+`--by="towers;torch"` takes only these. The peak is the most memory that a process had
+(VmHWM), its libraries included, of those with a process of their own.
 
 `fit` takes the steps of a round in one call (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
@@ -26,6 +29,7 @@ than its default of one; a round of it begins with a new iterator, as an epoch d
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -39,8 +43,9 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers.build import builder
 from towers.config import Config
+from towers.config.choices import MODELS
 from towers.launch import Share
-from towers.models.create import POLICIES
+from towers.models.create import POLICIES, without_noise
 from towers.models.layers.core import (
     Conv2D,
     Dense,
@@ -56,7 +61,6 @@ from towers.models.layers.normalization import (
     LocalResponseNormalization,
 )
 from towers.models.variables import keras_settings
-from towers.optim import phases
 from towers.parallel import devices
 from towers.threads import num_cores
 
@@ -133,6 +137,14 @@ def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
     return clone
 
 
+def predict(model: keras.Model, batch: dict, num_steps: int, compiler: str):
+    """Returns a function that predicts the batch so many times by a Keras model."""
+    model = without_noise(model)
+    model.compile(jit_compile="auto" if compiler == "auto" else compiler == "xla")
+    dataset = tf.data.Dataset.from_tensors(batch["images"]).repeat(num_steps)
+    return lambda: model.predict(dataset, verbose=0)
+
+
 def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy=None):
     """Compiles a Keras model; returns a function that trains it for so many steps."""
     inputs = {k: v for k, v in batch.items() if k != "labels"}
@@ -195,45 +207,66 @@ class ProgramSteps(trainers.ChildProcess):
     finish = trainers.ChildProcess.answer
 
 
-def tower_per_core(config: Config, options, stack: contextlib.ExitStack) -> dict:
-    """Our training of the whole CPU, whose devices are another process's."""
-    fields = dataclasses.asdict(config) | {"num_towers": num_cores()}
-    process = trainers.TrainerProcess(fields, "cpu", steps=1)
-    stack.enter_context(contextlib.closing(process))
-    process.wait()
-    train = functools.partial(process.train, options.steps)
-    return {"towers, one for each core": train}
+def torch_name(model: str) -> str:
+    """The name of our network in with_torch/step.py, that of timm if timm has it."""
+    weights = MODELS[model].pretrained
+    return f"timm/{weights.timm.partition('.')[0]}" if weights else model
 
 
-def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict:
-    """The things in other programs, with as many trained parameters as ours."""
-    if not (options.torch or options.tf_cnn_benchmarks):
-        return {}
+def start_program(config: Config, name: str, command: Sequence) -> ProgramSteps:
+    """Starts a network in another program, with as many trained parameters as ours."""
     model = builder.build(config).model
     num_params = sum(math.prod(x.shape) for x in model.trainable_variables)
-    side, _ = phases.image_size(model)
-    words = config.model, side, config.batch_size, options.steps
+    process = ProgramSteps(*command)
+    if process.num_params != num_params:
+        raise SystemExit(
+            f"{config.model} has {num_params:,} parameters here, and in {name} "
+            f"{process.num_params:,}"
+        )
+    return process
+
+
+def other_programs(config: Config, options, predicts: bool) -> dict:
+    """Name -> a call that starts its process."""
+    words = config.image_size, config.batch_size, options.steps
     commands = {}
     if options.torch:
-        command = "with_torch", options.torch, *words, config.precision
-        commands["torch"] = command
-        commands["torch, compiled"] = *command, "--compile"
-    if clone := options.tf_cnn_benchmarks:
-        command = "with_tf_cnn_benchmarks", sys.executable, *words, clone
-        commands["tf_cnn_benchmarks"] = command
-    things = {}
-    for name, command in commands.items():
-        things[name] = stack.enter_context(contextlib.closing(ProgramSteps(*command)))
-        if things[name].num_params != num_params:
-            raise SystemExit(
-                f"{config.model} has {num_params:,} parameters here, and in {name} "
-                f"{things[name].num_params:,}"
-            )
-    return things
+        command = "with_torch", options.torch, torch_name(config.model), *words
+        command = *command, config.precision, *["--predict"] * predicts
+        commands |= {"torch": command, "torch, compiled": (*command, "--compile")}
+    if options.tf_cnn_benchmarks and not predicts:
+        command = sys.executable, config.model, *words, options.tf_cnn_benchmarks
+        commands["tf_cnn_benchmarks"] = "with_tf_cnn_benchmarks", *command
+    return {
+        name: functools.partial(start_program, config, name, command)
+        for name, command in commands.items()
+    }
 
 
-def create_things(config: Config, options, chosen) -> dict:
-    """Name -> a call that trains for a round."""
+def tower_process(config: Config, predicts: bool) -> trainers.TrainerProcess:
+    """Our steps by a tower for each core, which are the devices of another process."""
+    fields = dataclasses.asdict(config) | {"num_towers": num_cores()}
+    process = trainers.TrainerProcess(fields, "cpu", steps=1, predicts=predicts)
+    process.wait()
+    return process
+
+
+def start(made: dict, options, stack: contextlib.ExitStack) -> tuple[dict, dict]:
+    """Name -> a call that takes the steps of a round, and of processes also the id, of
+    all things or those of --by."""
+    things, pids = {}, {}
+    for name in [name for name in made if name in (options.by or made)]:
+        things[name] = thing = made[name]()
+        if isinstance(thing, trainers.ChildProcess):
+            stack.callback(thing.close)
+            pids[name] = thing.pid
+        if isinstance(thing, trainers.TrainerProcess):
+            things[name] = functools.partial(thing.train, options.steps)
+    return things, pids
+
+
+def create_things(config: Config, options, chosen, predicts: bool) -> dict:
+    """Name -> a call that returns a process, or a call that takes a round's steps."""
     parts = builder.build(config, device_kind=chosen.kind)
     batch = trainers.first_batch(parts)
     with tf.device(chosen.towers[0]):
@@ -244,27 +277,39 @@ def create_things(config: Config, options, chosen) -> dict:
         with tf.device(chosen.towers[0]):
             return copied(built, keras.models.clone_model(built))
 
-    def train(**fields):
-        replaced = dataclasses.replace(config, **fields)
-        trainer = trainers.create_on_constant_batch(replaced, parts, chosen)
-        return functools.partial(trainer.train, options.steps)
-
-    things = {
-        "towers": train(num_towers=1),
-        "fit": fit(model(), batch, options.steps, options.compile),
-    }
-    if any(type(layer) in STOCK for layer in parts.model.layers):
+    def stock_model():
         policy = keras_settings(POLICIES[options.precision])
         with policy, tf.device(chosen.towers[0]):
-            stock = with_stock_layers(model())
-        things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
-    if len(chosen.towers) > 1:
-        things["replicated"] = train(
-            strategy="replicated", num_towers=len(chosen.towers)
+            return with_stock_layers(model())
+
+    def train(**fields):
+        replaced = dataclasses.replace(config, **fields)
+        if predicts:
+            take = trainers.predictions(parts, chosen)
+        else:
+            take = trainers.create_on_constant_batch(replaced, parts, chosen).train
+        return functools.partial(take, options.steps)
+
+    def by_keras(create, *strategy):
+        take = predict if predicts else fit
+        return take(create(), batch, options.steps, options.compile, *strategy)
+
+    num_towers = len(chosen.towers)
+    things = {
+        "towers": lambda: train(num_towers=1),
+        "fit": lambda: by_keras(model),
+    }
+    if any(type(layer) in STOCK for layer in parts.model.layers):
+        things["fit, stock layers"] = lambda: by_keras(stock_model)
+    if num_towers > 1 and not predicts:
+        strategy = {"strategy": "replicated", "num_towers": num_towers}
+        things["replicated"] = lambda: train(**strategy)
+        things["mirrored"] = lambda: by_keras(
+            model, tf.distribute.MirroredStrategy(list(chosen.towers))
         )
-        mirrored = tf.distribute.MirroredStrategy(list(chosen.towers))
-        things["mirrored"] = fit(
-            model(), batch, options.steps, options.compile, mirrored
+    elif chosen.kind == "CPU":
+        things["towers, one for each core"] = functools.partial(
+            tower_process, config, predicts
         )
     return things
 
@@ -272,6 +317,8 @@ def create_things(config: Config, options, chosen) -> dict:
 def main() -> None:
     parser = measure.create_parser(__doc__)
     parser.add_argument("--models", type=measure.names, default="cnn,resnet20")
+    parser.add_argument("--work", type=measure.names, default="train")
+    parser.add_argument("--by", type=lambda text: text.split(";"))
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--num_towers", type=int, default=1)
@@ -301,35 +348,39 @@ def main() -> None:
     fields |= {"momentum": MOMENTUM, "schedule": "constant", "num_epochs": 1e4}
     fields |= {"batch_size": options.batch_size, "precision": options.precision}
     fields |= {"compile": options.compile, "image_size": options.image_size}
-    configs = {name: Config(**fields, model=name) for name in options.models}
+    configs = [Config(**fields, model=name) for name in options.models]
 
     # What runs on one of several devices has all cores too.
     chosen = devices.configure(options.device, options.num_towers, core_per_tower=False)
     dtype = tf.as_dtype(options.precision)
     rates = [measure.matrix_rate(dtype, chosen.towers)]
-    print(measure.report_head("The same training step by other programs"))
+    print(measure.report_head("The same step by other programs"))
     print(
         f"{options.precision}, compiler {options.compile}, batch {options.batch_size} "
         f"of {options.image_size}x{options.image_size} images, {options.num_towers} "
         f"device(s); {options.rounds} rounds of {options.steps} steps, one more to "
         "warm up\n\n"
         + measure.table_head(
-            "network | trained by | images/s, median | time / towers (min, median, max)"
+            "network | by | work | images/s, median | time / first (min, median, max) "
+            "| MB at the peak"
         )
     )
-    for name, config in configs.items():
+    for config, work in itertools.product(configs, options.work):
+        predicts = work == "predict"
         with contextlib.ExitStack() as stack:
-            things = create_things(config, options, chosen)
-            if chosen.kind == "CPU" and options.num_towers == 1:
-                things |= tower_per_core(config, options, stack)
-            things |= other_programs(options, config, stack)
+            made = create_things(config, options, chosen, predicts)
+            made |= other_programs(config, options, predicts)
+            things, pids = start(made, options, stack)
             wall, _ = measure.in_turn(things, options.rounds)
+            peaks = {k: measure.process_bytes("VmHWM", x) for k, x in pids.items()}
         rates.append(measure.matrix_rate(dtype, chosen.towers))
-        for thing in things:
-            secs = statistics.median(wall[thing]) / options.steps
-            spread = measure.ratios_text(wall, thing, "towers")
-            speed = f"{options.batch_size / secs:.1f}"
-            print(measure.table_row(name, thing, speed, spread), flush=True)
+        first = next(iter(things))
+        for name in things:
+            secs = statistics.median(wall[name]) / options.steps
+            spread = measure.ratios_text(wall, name, first)
+            peak = f"{peaks[name] / 1e6:.0f}" if name in peaks else ""
+            cells = f"{options.batch_size / secs:.1f}", spread, peak
+            print(measure.table_row(config.model, name, work, *cells), flush=True)
     print(f"\nBefore and after each network: {measure.rates_text(rates)}.")
 
 

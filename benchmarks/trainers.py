@@ -29,8 +29,10 @@ from towers.data.resident import Resident
 from towers.data.share import shares
 from towers.errors import TowersError
 from towers.launch import Share
+from towers.models.create import without_noise
 from towers.parallel import devices
 from towers.parallel.devices import HOST
+from towers.parallel.evaluator import create_predictor
 from towers.parallel.trainer import Trainer
 from towers.parallel.workers import SINGLE_WORKER
 
@@ -184,7 +186,8 @@ class TrainerProcess(ChildProcess):
         checkout: the folder with its `towers` and `benchmarks`.
         share: its GPUs and cores.
         prefix: a command that starts it.
-        cluster: "addresses" of all workers and the "index" of this one.
+        options: "addresses" of all workers and the "index" of this one; "predicts", if
+            a step is the prediction of a batch.
 
     Attributes:
         first_step_secs: time of the first step, with tracing it; None before `wait`.
@@ -199,7 +202,7 @@ class TrainerProcess(ChildProcess):
         checkout: pathlib.Path = ROOT,
         share: Share = Share(),  # noqa: B008
         prefix: Sequence[str] = (),
-        **cluster,
+        **options,
     ):
         self.first_step_secs, self.processor = None, []
         environ = os.environ | {"PYTHONPATH": str(checkout)}
@@ -207,7 +210,7 @@ class TrainerProcess(ChildProcess):
         super().__init__(command, environ, share, cwd=checkout)
         # Older commits ask whether the batch lies ready.
         first = {"fields": fields, "device": device, "steps": steps, "ready": True}
-        self.say(json.dumps(first | cluster))
+        self.say(json.dumps(first | options))
 
     def wait(self) -> None:
         """Waits for the steps that warm up."""
@@ -228,6 +231,14 @@ def take_steps(processes: Sequence[ChildProcess], num_steps: int) -> None:
         process.say(num_steps)
     for process in processes:
         process.finish()
+
+
+def predictions(parts: builder.Parts, chosen: devices.Devices):
+    """The function that predicts the first batch so many times."""
+    predictor = create_predictor(without_noise(parts.model), chosen.towers, ())
+    images = first_batch(parts)["images"]
+    batch = {"images": images, "mask": tf.ones(images.shape[0])}
+    return lambda count: list(predictor.predictions([batch] * count))
 
 
 def serve() -> None:
@@ -257,14 +268,17 @@ def serve() -> None:
         )
     share = assembly.share_of(config, chosen, workers)
     parts = builder.build(config, device_kind=chosen.kind, share=share)
-    trainer = create_on_constant_batch(config, parts, chosen, workers=workers)
+    if first.get("predicts"):
+        take = predictions(parts, chosen)
+    else:
+        take = create_on_constant_batch(config, parts, chosen, workers=workers).train
     if first.get("tells_memory"):
         print(measure.process_bytes("VmRSS"), file=answers, flush=True)
     started = time.perf_counter()
-    trainer.train(1)
+    take(1)
     secs = time.perf_counter() - started
     if first["steps"] > 1:
-        trainer.train(first["steps"] - 1)
+        take(first["steps"] - 1)
     print(secs, file=answers, flush=True)
     for line in sys.stdin:
         num_steps, *folders = line.split()
@@ -272,7 +286,7 @@ def serve() -> None:
             for folder in folders:
                 stack.enter_context(tf.profiler.experimental.Profile(folder))
             used = time.process_time()
-            trainer.train(int(num_steps))
+            take(int(num_steps))
             used = time.process_time() - used
         print(used, file=answers, flush=True)
 

@@ -2,13 +2,14 @@
 them, for `benchmarks.peers`.
 
     PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
-        [--float16_gradients] [--checkpoint]
+        [--float16_gradients] [--checkpoint] [--predict]
 
-It imports no TensorFlow and no towers, and runs in a Python of its own. It prints the
-number of trained parameters, then takes STEPS, or as many as the line says, for each
-line of standard input and prints their seconds of processor time. Images lie ready,
-channels last; SGD with momentum, as the other peers. Where the environment names a
-WORLD_SIZE it is one of several workers with BATCH_SIZE images each, in
+NETWORK is one of this file, or timm/NAME. It imports no TensorFlow and no towers, and
+runs in a Python of its own. It prints the number of trained parameters, then takes
+STEPS, or as many as the line says, for each line of standard input and prints their
+seconds of processor time; with --predict they are predictions of the batch. Images lie
+ready, channels last; SGD with momentum, as the other peers. Where the environment names
+a WORLD_SIZE it is one of several workers with BATCH_SIZE images each, in
 DistributedDataParallel over gloo.
 """
 
@@ -159,10 +160,6 @@ def vit_tiny(side=SIDE):
 
 
 NETWORKS = {x.__name__: x for x in (cnn, resnet18, resnet20, speedrun, vit_tiny)}
-TIMM_NAMES = {
-    "deit_small": "vit_small_patch16_224",
-    "mobilenet_v3_small": "mobilenetv3_small_100",
-}
 
 
 def import_timm():
@@ -187,10 +184,13 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
     if name in NETWORKS:
         model = NETWORKS[name](side)
     else:
-        timm = import_timm()
-        model = timm.create_model(TIMM_NAMES.get(name, name), num_classes=CLASSES)
+        options = {"num_classes": CLASSES, "drop_path_rate": 0.0}
+        if name.startswith(("timm/vit", "timm/deit")):
+            options["img_size"] = side
+        model = import_timm().create_model(name.removeprefix("timm/"), **options)
         model.set_grad_checkpointing("--checkpoint" in flags)
-    model = model.to(device, memory_format=torch.channels_last)
+    predicts = "--predict" in flags
+    model = model.train(not predicts).to(device, memory_format=torch.channels_last)
     trained = [x for x in model.parameters() if x.requires_grad]
     print(sum(x.numel() for x in trained), flush=True)
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
@@ -207,6 +207,10 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
     for line in sys.stdin:
         used = time.process_time()
         for _ in range(int(line.strip() or steps)):
+            if predicts:
+                with casts, torch.inference_mode():
+                    network(images)
+                continue
             optimizer.zero_grad(set_to_none=True)
             with casts:
                 logits = network(images)
