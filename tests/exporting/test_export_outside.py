@@ -89,8 +89,8 @@ PACKAGES = {"mediapipe": ["mediapipe"], "safetensors": ["timm"]}
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory):
-    """A folder with a run and odd photos, and its predictions for them."""
+def predicted(request, tmp_path_factory):
+    """A folder with a run and odd photos, and its predictions for them, by a `fit`."""
     folder = tmp_path_factory.mktemp("run")
     for name in ("cat", "dog", "eel"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -101,7 +101,8 @@ def predicted(tmp_path_factory):
         data_dir=str(folder / "photos"),
         model="resnet18_imagenet",
         image_size=64,
-        center_crop=0.8,
+        center_crop=0.8 if request.param == "crop" else 1.0,
+        fit=request.param,
         interpolation="bicubic",
         learning_rate=0.02,
         warmup_epochs=0.0,
@@ -111,7 +112,12 @@ def predicted(tmp_path_factory):
     return folder, predict(folder / "run", folder / "photos" / "cat")
 
 
-@pytest.mark.parametrize("name", PREDICT)
+@pytest.mark.parametrize(
+    "name,predicted",
+    [(name, "crop") for name in PREDICT]
+    + [(name, fit) for fit in ("pad", "stretch") for name in ("onnx", "safetensors")],
+    indirect=["predicted"],
+)
 def test_the_programs_of_the_page_predict_as_towers_does(predicted, tmp_path, name):
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
@@ -146,6 +152,7 @@ def test_the_programs_of_the_page_predict_as_towers_does(predicted, tmp_path, na
         assert len([line for line in lines if "loss: " in line]) == 2
 
 
+@pytest.mark.parametrize("predicted", ["crop"], indirect=True)
 def test_several_formats_are_written_with_flags_of_either_form(predicted):
     run = predicted[0] / "run"
     formats = ["--format=keras,saved_model", "--format=tflite"]
