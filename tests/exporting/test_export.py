@@ -444,6 +444,13 @@ def test_fewer_bits_are_judged_by_classes_and_accuracy(multi_label):
     assert all(comparison.exceeded(figures, x, 40) for x in ("float32", "int8"))
 
 
+@pytest.mark.parametrize("difference,is_doubtful", [(4e-6, False), (4e-4, True)])
+def test_rounding_of_small_logits_is_not_doubtful(difference, is_doubtful):
+    run, expected = types.SimpleNamespace(thresholds=None), np.float32([[0.003, 0.001]])
+    figures = comparison.figures_of(run, expected + difference, expected, None)
+    assert bool(comparison.exceeded(figures, "float32", 1)) == is_doubtful
+
+
 @pytest.mark.row(63)
 def test_a_single_image_never_decides():
     figures = {"largest_difference": 0.3, "changed": 0.2, "accuracy_lost": 0.2}
