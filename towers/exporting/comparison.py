@@ -31,7 +31,7 @@ from towers.pretrained.initial import read_variables
 
 NUM_COMPARED, NUM_JUDGED, NUM_CALIBRATION = 64, 512, 256
 BATCH_SIZE = 32
-# Below it differences count as they are: 1e-4 changes the odds of two classes by 0.01 %.
+# Smaller logits are compared as they are: 1e-4 changes the odds of classes by 0.01 %.
 SMALLEST_SCALE = 1.0
 PROGRAM = pathlib.Path(__file__).with_name("load_in_new_process.py")
 
