@@ -63,7 +63,8 @@ def tables(model: str) -> Sequence[Table]:
     """Return the tables of a network, a value of --model; empty if it has none."""
     target = factories.resolve("model", model)
     module = inspect.getmodule(getattr(target, "func", target))
-    return getattr(module, "TORCH_NAMES", ())
+    choice = getattr(module, "TORCH_NAMES", ())
+    return choice(getattr(target, "keywords", {})) if callable(choice) else choice
 
 
 def place(variable: str, table: Table) -> Place | None:

@@ -11,23 +11,29 @@ from towers.models.layers.normalization import (
     GlobalResponseNormalization,
 )
 
-# Parameter names in timm checkpoints.
-TORCH_NAMES = (
-    {
-        r"stem": "stem.0",
-        r"stem_norm": "stem.1",
-        r"stage(\d+)_reduce_norm": r"stages.{\1-1}.downsample.0",
-        r"stage(\d+)_reduce": r"stages.{\1-1}.downsample.1",
-        r"stage(\d+)_block(\d+)_depthwise": r"stages.{\1-1}.blocks.{\2-1}.conv_dw",
-        r"stage(\d+)_block(\d+)_norm": r"stages.{\1-1}.blocks.{\2-1}.norm",
-        r"stage(\d+)_block(\d+)_hidden": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc1",
-        r"stage(\d+)_block(\d+)_response": r"stages.{\1-1}.blocks.{\2-1}.mlp.grn",
-        r"stage(\d+)_block(\d+)_out": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc2",
-        r"stage(\d+)_block(\d+)_scale/gamma": r"stages.{\1-1}.blocks.{\2-1}.gamma",
-        r"last_norm": "head.norm",
-        r"logits": "head.fc",
-    },
-)
+_NAMES = {
+    r"stem": "stem.0",
+    r"stem_norm": "stem.1",
+    r"stage(\d+)_reduce_norm": r"stages.{\1-1}.downsample.0",
+    r"stage(\d+)_reduce": r"stages.{\1-1}.downsample.1",
+    r"stage(\d+)_block(\d+)_depthwise": r"stages.{\1-1}.blocks.{\2-1}.conv_dw",
+    r"stage(\d+)_block(\d+)_norm": r"stages.{\1-1}.blocks.{\2-1}.norm",
+    r"stage(\d+)_block(\d+)_hidden": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc1",
+    r"stage(\d+)_block(\d+)_response": r"stages.{\1-1}.blocks.{\2-1}.mlp.grn",
+    r"stage(\d+)_block(\d+)_out": r"stages.{\1-1}.blocks.{\2-1}.mlp.fc2",
+    r"stage(\d+)_block(\d+)_scale/gamma": r"stages.{\1-1}.blocks.{\2-1}.gamma",
+    r"last_norm": "head.norm",
+    r"logits": "head.fc",
+}
+
+
+def torch_names(options: dict) -> tuple[dict[str, str], ...]:
+    """Return parameter names in timm checkpoints; small networks have 1x1 kernels."""
+    suffix = "[1x1]" if options["channels"][0] < 96 else ""
+    return ({k: x + suffix * (".mlp.fc" in x) for k, x in _NAMES.items()},)
+
+
+TORCH_NAMES = torch_names
 
 
 def create_model(
