@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from towers import console
 from towers.build import builder
@@ -20,8 +19,8 @@ from towers.data.sources import Subset
 from towers.errors import ConfigError
 from towers.keras_internals import last_operation
 from towers.models.variables import variable_names
-from towers.parallel.devices import HOST
-from towers.parallel.towers import model_inputs
+from towers.parallel.copies import Weights
+from towers.parallel.evaluator import create_predictor
 from towers.parallel.trainer import Trainer
 from towers.pretrained.initial import set_initial
 
@@ -58,7 +57,7 @@ def fit_head(
     kernel, bias = (state[name] for name in names)
     known = list(new[names[0]])
     with activity("fitting the head") as heartbeat:
-        for batch in features_of_images(parts, state, config):
+        for batch in features_of_images(trainer, parts, config):
             features.append(batch[0])
             labels.append(batch[1])
             heartbeat()
@@ -104,34 +103,27 @@ def _head_names(model):
     return [f"params/{name}" for name in variable_names([head.kernel, head.bias])]
 
 
-def features_of_images(parts, state, config):
-    """Yield features, float32 [n, f], as in an evaluation, and labels, int64."""
-    source = parts.train_batches.source
+def features_of_images(trainer, parts, config):
+    """Yield features, float32 [n, f], as in an evaluation, and labels, int64.
+
+    All towers compute them, and read ahead.
+    """
+    source, state = parts.train_batches.source, trainer.state()
     taken = np.linspace(0, source.num_examples - 1, num_images(parts)).astype(np.int64)
-    head = last_operation(parts.model.outputs[0])
-    network = keras.Model(parts.model.inputs, head.input)
-    with tf.device(HOST):
-        values = [
-            [tf.constant(state[f"{kind}/{name}"]) for name in variable_names(variables)]
-            for kind, variables in (
-                ("params", network.trainable_variables),
-                ("state", network.non_trainable_variables),
-            )
-        ]
-
-    @tf.function(autograph=False)
-    def features_of(batch):
-        inputs = model_inputs(network, batch)
-        features = network.stateless_call(*values, inputs, training=False)[0]
-        return tf.cast(features, tf.float32)
-
+    network = keras.Model(
+        parts.model.inputs, last_operation(parts.model.outputs[0]).input
+    )
+    for variable in network.variables:
+        kind = "params" if variable.trainable else "state"
+        variable.assign(state[f"{kind}/{variable.path}"])
+    devices = trainer.devices[:: trainer.strategy.num_shards]
+    predict = create_predictor(network, devices, ()).predictions
     views = (1, -1)[: num_views(parts, config)]  # steps from left to right
     for batch in EvalBatches(Subset(source, taken), parts.augment, config.batch_size):
-        counts = batch["mask"].numpy() > 0
-        labels = batch["labels"].numpy()[counts].astype(np.int64)
-        for step in views:
-            images = batch["images"][:, :, ::step]
-            yield features_of({"images": images}).numpy()[counts], labels
+        images, labels = batch["images"], batch.pop("labels").numpy()
+        labels = labels[batch["mask"].numpy() > 0].astype(np.int64)
+        for outputs in predict(batch | {"images": images[:, :, ::x]} for x in views):
+            yield outputs[Weights.RAW]["logits"].astype(np.float32), labels
 
 
 def logistic_regression(

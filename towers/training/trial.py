@@ -351,8 +351,7 @@ def time_evaluation(trial: Trial, heartbeat: Callable[[], None]) -> tuple[float,
 def _time_features(trial: Trial, heartbeat: Callable[[], None]) -> float:
     """Return the seconds of the features for the linear probe."""
     config, parts = trial.config, trial.parts
-    state, count = trial.trainer.state(), 0
-    batches = linear_probe.features_of_images(parts, state, config)
+    batches, count = linear_probe.features_of_images(trial.trainer, parts, config), 0
     next(batches)  # compiles
     started = time.perf_counter()
     for features, _ in itertools.islice(batches, TIMED_BATCHES):
