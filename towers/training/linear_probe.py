@@ -106,7 +106,7 @@ def _head_names(model):
 def features_of_images(trainer, parts, config):
     """Yield features, float32 [n, f], as in an evaluation, and labels, int64.
 
-    All towers compute them, and read ahead.
+    All towers compute them while the next batches are read.
     """
     source, state = parts.train_batches.source, trainer.state()
     taken = np.linspace(0, source.num_examples - 1, num_images(parts)).astype(np.int64)
