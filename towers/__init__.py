@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from towers.evaluation.studies import calibrate as calibrate
     from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
     from towers.evaluation.studies import find_suspects as find_suspects
+    from towers.evaluation.studies import reject as reject
     from towers.exporting.export import export as export
     from towers.report.comparison import compare as compare
     from towers.training.cross_validation import cross_validate as cross_validate
@@ -55,6 +56,7 @@ _MODULES = {
     "load_run": "build.restored",
     "lr_range_test": "training.trial",
     "predict": "evaluation.predict",
+    "reject": "evaluation.studies",
     "train": "training.train",
     "write_predictions": "evaluation.predict",
 }

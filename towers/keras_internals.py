@@ -16,6 +16,12 @@ def last_operation(output: keras.KerasTensor) -> keras.Operation:
     return output._keras_history.operation
 
 
+def last_inputs(output: keras.KerasTensor) -> list[keras.KerasTensor]:
+    """Return the inputs of the operation that computes an output."""
+    history = output._keras_history
+    return history.operation._inbound_nodes[history.node_index].input_tensors
+
+
 def run_through_graph(
     network: keras.Model, inputs: Any, replace: Callable[[keras.Operation], Callable]
 ) -> Any:

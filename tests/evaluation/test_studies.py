@@ -246,7 +246,9 @@ def test_an_ensemble_has_the_mean_probabilities(runs, capfd):
 def test_an_ensemble_is_of_the_same_images_and_of_finite_probabilities():
     source, labels = types.SimpleNamespace(checksum=1), np.array([0, 1])
     logits = np.eye(2, dtype=np.float32)
-    good = SplitPredictions(3, Weights.RAW, source, ("a", "b"), labels, logits)
+    good = SplitPredictions(
+        3, Weights.RAW, source, ("a", "b"), labels, logits, logits[:0]
+    )
     assert mean_predictions("AB", [good, good]).correct.all()
     other = types.SimpleNamespace(checksum=2)
     with pytest.raises(ConfigError, match=r"B has other .*images than A"):

@@ -193,6 +193,8 @@ def create_objective(
                 config.logit_adjustment, source, len(names)
             )
     loss_fn = create(**options | by_class)
+    if parts.data.unknown is not None:
+        loss_fn = losses.with_uniform_targets(loss_fn)
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight

@@ -20,7 +20,8 @@ from towers.data.classes import labels_for
 from towers.data.orders import BalancedOrder, BlockOrder, block_order
 from towers.data.sets import arrays
 from towers.data.share import Share
-from towers.data.sources import DataSet, Source
+from towers.data.sources import DataSet, Source, Subset
+from towers.data.unknown import unlabeled
 from towers.errors import ConfigError
 from towers.models import create
 from towers.models.keras import given
@@ -48,6 +49,7 @@ class Parts:
     model: keras.Model  # with its initial parameters
     phases: tuple[Phase, ...]  # empty if all steps are alike
     update: Update  # from the mean gradient to the next parameters
+    unknown: dict[str, Source]  # "validation" or "test" -> its images of no class
     num_examples: int  # training images of an epoch; 0 if they were not loaded
     total_steps: int  # until `num_epochs` is reached; 0 without training images
     last_step: int  # the end of the run, by its length or by max_steps
@@ -88,7 +90,7 @@ def build(
     """
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)
-    train_source, eval_split = split_images(config, data_set)
+    train_source, eval_split, unknown = split_images(config, data_set)
     augment = create_augmentation(config, data_set, device_kind)
     num_examples = total_steps = 0
     if train_source is not None:
@@ -165,6 +167,7 @@ def build(
         augment=augment,
         train_source=train_source,
         eval_split=eval_split,
+        unknown=unknown,
         model=model,
         phases=phases,
         update=update,
@@ -178,20 +181,33 @@ def build(
 
 def split_images(
     config: Config, data_set: DataSet
-) -> tuple[Source | None, tuple[str, Source]]:
-    """Return the images to train on, and the name and images of the evaluations."""
+) -> tuple[Source | None, tuple[str, Source], dict[str, Source]]:
+    """Return the images to train on, and the name and images of the evaluations.
+
+    Last are the held-out images of no class by split.
+    """
+    unknown = dict(data_set.unknown or {})
     if data_set.validation is not None:
         for name in ("validation_fraction", "validation_fold"):
             if value := getattr(config, name):
                 why = "the data set has images for validation; leave the option out"
                 raise ConfigError(f"{name}={value}: {why}")
-        return data_set.train, ("validation", data_set.validation)
+        return data_set.train, ("validation", data_set.validation), unknown
     if config.holds_out and data_set.train is not None:
         train_source, held_out = hold_out(
             data_set.train, config.validation_fraction, config.fold_of_images
         )
-        return train_source, ("validation", held_out)
-    return data_set.train, ("test", data_set.test)
+        if data_set.unknown is not None:
+            num_classes = len(data_set.class_names)
+            is_known = labels_for(held_out, "unknown_class") < num_classes
+            numbers, train = held_out.indices, data_set.train
+            held_out = Subset(train, numbers[is_known])
+            if not is_known.all():
+                unknown["validation"] = unlabeled(
+                    train, numbers[~is_known], num_classes
+                )
+        return train_source, ("validation", held_out), unknown
+    return data_set.train, ("test", data_set.test), unknown
 
 
 def create_order(config: Config, source: Source) -> BlockOrder | BalancedOrder | None:
@@ -257,6 +273,7 @@ def load_data_set(
     if weights := published_weights(config.model, config.init_from):
         options["default_size"] = weights.size
     trained: Any = dataset_info if test_only else None
+    options["unknown_class"] = config.unknown_class
     data_set = data.load(config.dataset, **options, trained=trained)
     return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set
 

@@ -17,6 +17,7 @@ from towers.config import Config, parse_json
 from towers.data.augment.augmentation import Augment
 from towers.data.batches import EvalBatches
 from towers.data.sources import Source
+from towers.data.unknown import UNKNOWN
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.messages import one_line, program
 from towers.metrics.metrics import read_thresholds
@@ -43,6 +44,8 @@ class RestoredRun:
         dataset_info: classes and preprocessing of its data set.
         tensors: of the checkpoint, name -> array.
         temperature: divides the logits before they become probabilities.
+        reject_below: images whose largest probability is lower are of no class; 0 for
+            none, see `towers.reject`.
     """
 
     path: pathlib.Path
@@ -51,6 +54,7 @@ class RestoredRun:
     dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
     temperature: float = 1.0
+    reject_below: float = 0.0
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -153,6 +157,15 @@ class RestoredRun:
         logits = logits.astype(np.float64) / self.temperature
         return to_probabilities(logits, self.dataset_info.multi_label)
 
+    def answers(self, probabilities: np.ndarray) -> list[str]:
+        """Return the most probable class of each image, or UNKNOWN, by [n, classes]."""
+        names = [self.class_names[x] for x in probabilities.argmax(1)]
+        if not self.reject_below:
+            return names
+        is_answered = probabilities.max(1) >= self.reject_below  # not NaN
+        pairs = zip(names, is_answered, strict=True)
+        return [name if is_class else UNKNOWN for name, is_class in pairs]
+
     @functools.cached_property
     def _augment(self) -> Augment:
         return builder.create_augmentation(self.config, self.dataset_info)
@@ -217,22 +230,40 @@ def read_run(
     folder = RunFolder(workdir)
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
-    temperature = 1.0
-    if calibrated:
-        weights = reported_weights(config, use_ema)
-        temperature = _read_temperature(folder, checkpoint.step, weights)
+    step, weights = checkpoint.step, reported_weights(config, use_ema)
+    temperature, below = _read_rejection(folder, step, weights, log)
+    if calibrated and not below:
+        temperature = _read_temperature(folder, step, weights)
     return RestoredRun(
-        folder.path, checkpoint.step, config, info, checkpoint.tensors, temperature
+        folder.path, step, config, info, checkpoint.tensors, temperature, below
     )
+
+
+def _read_fitted(path, step, weights):
+    content = parse_json(path.read_bytes())
+    fitted = content["weights"], content["step"]
+    if fitted != (weights.value, step):
+        raise ValueError("it is of the {} weights of step {}".format(*fitted))
+    return content
+
+
+def _read_rejection(folder, step, weights, log):
+    """Return temperature and threshold of `towers.reject`; 1 and 0 if it has none."""
+    try:
+        content = _read_fitted(folder.rejection, step, weights)
+        return float(content["temperature"]), float(content["threshold"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"{folder.rejection} is not used ({one_line(error)})"
+        way = f"{program('eval')} --reject writes it anew"
+        log(f"no image is answered with {UNKNOWN}: {why}; {way}")
+    return 1.0, 0.0
 
 
 def _read_temperature(folder, step, weights):
     try:
-        content = parse_json(folder.calibration.read_bytes())
-        temperature, *fitted = (content[x] for x in ("temperature", "weights", "step"))
-        if fitted != [weights.value, step]:
-            raise ValueError("it is of the {} weights of step {}".format(*fitted))
-        return temperature
+        return _read_fitted(folder.calibration, step, weights)["temperature"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         of = f"the {weights.value} weights of step {step} ({one_line(error)})"
         why = f"{folder.calibration}: has no temperature of {of}"

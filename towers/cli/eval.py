@@ -42,6 +42,10 @@ def main(_):
     if values.calibrate:
         towers.calibrate(folder.path, config=config, **options)
         return
+    if values.reject:
+        wishes = {x: values[x].value for x in ("precision_at", "coverage_at")}
+        towers.reject(folder.path, config=config, **wishes, **options)
+        return
     if values.suspects:
         towers.find_suspects(folder.path, values.split, config=config, **options)
         return

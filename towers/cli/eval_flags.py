@@ -9,13 +9,16 @@ from towers.run.stored_config import EVALUATION_BATCH_SIZE
 flags.disclaim_key_flags()  # they are of the program, for --help
 
 _OF_ONE_RUN = ("tta", "report", "eval_interval_secs")
+_WISHES = ("precision_at", "coverage_at")
+_STUDIES = ("average", "calibrate", "suspects", "reject", *_WISHES)
 _OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE_RUN)
 _OF_MACHINES = ("data_dir", "device", "num_towers", "strategy", "batch_size")
 # What is done instead of an evaluation -> flags that have no effect then.
 _WITHOUT_EFFECT = {
-    "compare": ("average", "calibrate", "suspects", *_OF_A_CHECKPOINT, *_OF_MACHINES),
-    "ensemble": ("average", "calibrate", "suspects", *_OF_ONE_RUN),
-    "calibrate": ("suspects", "split", *_OF_ONE_RUN),
+    "compare": (*_STUDIES, *_OF_A_CHECKPOINT, *_OF_MACHINES),
+    "ensemble": (*_STUDIES, *_OF_ONE_RUN),
+    "calibrate": ("suspects", "reject", *_WISHES, "split", *_OF_ONE_RUN),
+    "reject": ("suspects", "split", *_OF_ONE_RUN),
     "suspects": _OF_ONE_RUN,
 }
 
@@ -35,6 +38,12 @@ def define_flags() -> None:
     flags.DEFINE_list("average", None, about)
     about = "Fit a calibration temperature to held-out images."
     flags.DEFINE_bool("calibrate", False, about)
+    about = "Choose a threshold below which images are unknown (--precision_at)."
+    flags.DEFINE_bool("reject", False, about)
+    about = "Precision of the answers that --reject grants on held-out images."
+    flags.DEFINE_float("precision_at", None, about, 0.0, 1.0)
+    about = "Share of held-out images that --reject answers, in place of a precision."
+    flags.DEFINE_float("coverage_at", None, about, 0.0, 1.0)
     about = "List images of --split with suspected label errors."
     flags.DEFINE_bool("suspects", False, about)
     splits = ("test", "validation", "train")
@@ -54,6 +63,8 @@ def define_flags() -> None:
 def validate_flags() -> None:
     """Raise ConfigError if a flag has no effect on what is done."""
     values = flags.FLAGS
+    if any(values[name].value is not None for name in _WISHES):
+        values["reject"].value = True
     study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
     if study:
         config_flags.refuse_with(study, _WITHOUT_EFFECT[study])

@@ -94,6 +94,11 @@ class Config:
         "infers it and stops if there are two readings.",
         NOT_NEGATIVE,
     )
+    unknown_class: str = option(
+        "",
+        "Class whose images are of no class: they train as uniform targets (outlier "
+        "exposure), and choose the threshold of run_eval.py --reject; such as unknown.",
+    )
     shuffle_buffer_mb: float = dataset_option(
         1000.0,
         "Shuffle buffer in megabytes, for row groups of Parquet files and blocks of "

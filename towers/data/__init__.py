@@ -3,7 +3,8 @@
 Importing the package does not import TensorFlow; loading a data set does.
 """
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
 
 from towers.config import choices, factories
 from towers.errors import ConfigError, DataError
@@ -22,6 +23,7 @@ def load(
     fold: int = -1,
     class_level: int = 0,
     label_separator: str = ";",
+    unknown_class: str = "",
     **image_options: Any,
 ) -> "DataSet":
     """Load a data set by its name.
@@ -40,6 +42,7 @@ def load(
         fold: part of a table to test on.
         label_separator: between labels of a cell.
         class_level: for folders, see `files.image_folder.load`.
+        unknown_class: name of the class whose images are of no class.
         image_options: fields of `image_files.ImageOptions`, for images that are decoded
             when they are read.
 
@@ -52,10 +55,14 @@ def load(
     from towers.data.files import reading
     from towers.data.files.image_files import ImageOptions
     from towers.data.sources import DataSet
+    from towers.data.unknown import UNKNOWN, set_apart
     from towers.data.validate import validate, validate_labels
 
     reading.forget_versions()
     options = ImageOptions(**image_options)
+    if trained is not None and unknown_class:  # as in the training
+        names = (*trained.class_names, unknown_class)
+        trained = dataclasses.replace(cast(Any, trained), class_names=names)
     data_set = factories.create(
         "dataset",
         name,
@@ -78,4 +85,10 @@ def load(
     if data_set.train is None and trained is None:
         raise DataError(f"{data_set.name}: it has no training images")
     validate_labels(data_set, known_alone=options.survey is not None)
+    names = data_set.class_names
+    if unknown_class and (trained is None or unknown_class in names):
+        return set_apart(data_set, unknown_class)
+    if trained is None and UNKNOWN in names and not data_set.multi_label:
+        way = f"--unknown_class={UNKNOWN} trains its images as images of no class"
+        data_set.inventory.infer(UNKNOWN, f"is a class of the network; {way}")
     return data_set

@@ -346,7 +346,7 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
 
 def hold_out(
     source: Source, fraction: float, fold: tuple[int, int] | None = None
-) -> tuple[Source, Source]:
+) -> tuple[Subset, Subset]:
     """Split a source into the rest and a held-out fraction, in (0, 1), of each class.
 
     If labels are not known, it is a fraction of all images. `fold` (number from 0 on,

@@ -135,15 +135,20 @@ class DeviceSource:
 
 
 class Subset:
-    """Examples of another source, at its `indices`, int64 [num_examples]."""
+    """Examples of another source, at its `indices`, int64 [num_examples].
 
-    def __init__(self, source: Source, indices: np.ndarray):
+    With a `table`, int32 [former labels], their labels are replaced.
+    """
+
+    def __init__(
+        self, source: Source, indices: np.ndarray, table: np.ndarray | None = None
+    ):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
         self.decodes = getattr(source, "decodes", False)
         self._source: Any = source
-        self.indices = indices
+        self.indices, self._table = indices, table
         with tf.device("CPU:0"):
             self._index_tensor = tf.constant(indices, tf.int64)
         weights = getattr(source, "sample_weights", None)
@@ -171,30 +176,34 @@ class Subset:
     def labels(self) -> np.ndarray | None:
         """The labels; None if the images would have to be read."""
         labels = self._source.labels
-        return None if labels is None else labels[self.indices]
+        return None if labels is None else self._replaced(labels[self.indices])
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Return integers [n], if `labels` is None."""
-        return self._source.read_labels(self.indices[indices])
+        return self._replaced(self._source.read_labels(self.indices[indices]))
+
+    def _replaced(self, labels):
+        return labels if self._table is None else self._table[labels]
 
     @property
     def checksum(self) -> int | None:
         """See the function `checksum`."""
         whole = checksum(self._source)
-        return (
-            None
-            if whole is None
-            else zlib.crc32(self.indices.astype("<i8").tobytes(), whole)
-        )
+        if whole is None or self._table is not None:  # all examples
+            return whole
+        return zlib.crc32(self.indices.astype("<i8").tobytes(), whole)
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Source.read`."""
+        numbers = [] if crop_numbers is None else [crop_numbers]
         indices = tf.gather(self._index_tensor, indices)
-        if crop_numbers is None:
-            return self._source.read(indices)
-        return self._source.read(indices, crop_numbers)
+        images, labels = self._source.read(indices, *numbers)
+        if self._table is not None:
+            with tf.device("CPU:0"):
+                labels = tf.gather(self._table, labels)
+        return images, labels
 
     def location(self, index: int) -> str:
         """Return the location of an example, for messages."""
@@ -261,6 +270,8 @@ class DataSet:
         origin: the location of the data.
         validation: for the evaluations during training; None to use `test`.
         inventory: how the data was read.
+        unknown: "validation" or "test" -> its images of no class, labeled 0; None if
+            no class is set apart, see `unknown.set_apart`.
     """
 
     name: str
@@ -272,6 +283,7 @@ class DataSet:
     origin: str
     validation: Source | None = None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
+    unknown: dict[str, Source] | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

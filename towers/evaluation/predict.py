@@ -30,10 +30,11 @@ from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_fi
 from towers.data.sources import checksum, location_of
 from towers.errors import ConfigError, DataError
 from towers.evaluation.heatmaps import Pictures, Take, give_heatmaps
+from towers.evaluation.ranking import MAX_PICTURED, RANKS, ranked, write_sheet
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.messages import shown
 from towers.metrics.predictions import top_class
-from towers.models.create import without_noise
+from towers.models.create import with_features, without_noise
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import create_predictor
 from towers.run.folder import RunFolder
@@ -52,6 +53,8 @@ class Predicted:
         failed: path -> why an image cannot be read.
         thresholds: float64 [classes], the probabilities from which classes of label
             sets are predicted; None with one label an image.
+        answers: the most probable class of each, or "unknown" below the threshold of
+            `towers.reject`.
         heatmaps: float32 [height, width] of each image in its own size, turned upright:
             where the network finds the predicted classes, from 0 to 1, and 0 where a
             crop cuts the image off; empty if `predict` was not asked for them.
@@ -63,6 +66,7 @@ class Predicted:
     class_names: Sequence[str] = dataclasses.field(repr=False)
     failed: dict[str, str]
     thresholds: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    answers: list[str] = dataclasses.field(default_factory=list, repr=False)
     heatmaps: Sequence[np.ndarray] = dataclasses.field(default=(), repr=False)
 
     def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
@@ -78,7 +82,7 @@ class Predicted:
     def present(self) -> list[list[str]]:
         """Return the names of the classes that are predicted for each image."""
         if self.thresholds is None:
-            return [[name] for [(name, _)] in self.top()]
+            return [[x] if x in self.class_names else [] for x in self.answers]
         is_present = (self.probabilities >= self.thresholds).tolist()
         return [list(itertools.compress(self.class_names, row)) for row in is_present]
 
@@ -91,9 +95,10 @@ def predict(
     step: int | str = "best",
     use_ema: bool | None = None,
     calibrated: bool = False,
+    rank: str = "none",
     heatmaps: bool = False,
 ) -> Predicted:
-    """Predict images, in their order.
+    """Predict images, in their order or in the order in which to label them.
 
     The label of an image file is the class whose name its folder has.
 
@@ -109,7 +114,9 @@ def predict(
         step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the EMA weights (True) or the raw weights (False); by default the EMA
             weights, if the run keeps them.
-        calibrated: use the temperature of `calibrate`.
+        calibrated: use the temperature of `calibrate`, as always after `reject`.
+        rank: "uncertain" begins with the smallest margins, "diverse" with images that
+            differ most, see `ranking.ranked`; "none" keeps the order.
         heatmaps: also return where the network finds the predicted classes.
 
     Returns:
@@ -118,8 +125,10 @@ def predict(
     Raises:
         TowersError: such as a DataError if no file can be read.
     """
+    if heatmaps and rank != "none":
+        raise ConfigError(f"heatmaps={heatmaps} with rank={rank}: drop one")
     maps: list[np.ndarray] = []
-    prediction = _Prediction(workdir, images, config, step, use_ema, calibrated)
+    prediction = _Prediction(workdir, images, config, step, use_ema, calibrated, rank)
     if heatmaps:
         prediction.take_heatmap = lambda path, pixels, heat: maps.append(heat)
     batches = list(prediction.batches())
@@ -128,13 +137,15 @@ def predict(
         list(itertools.chain(*column)) for column in zip(*batches, strict=True)
     )
     run, names = prediction.run, prediction.run.class_names
+    probabilities = run.to_probabilities(np.array(logits))
     return Predicted(
         paths,
         [names[label] if label >= 0 else None for label in labels],
-        run.to_probabilities(np.array(logits)),
+        probabilities,
         names,
         prediction.failed,
         run.thresholds,
+        run.answers(probabilities),
         maps,
     )
 
@@ -150,6 +161,7 @@ def write_predictions(
     top: int = 5,
     form: str = "table",
     features: str = "",
+    rank: str = "none",
     output: str | os.PathLike = "",
     heatmaps: str | os.PathLike = "",
 ) -> None:
@@ -162,6 +174,8 @@ def write_predictions(
     - `form`: "table", "csv" or "json", a line for each image.
     - `features`: layer whose activations are written instead, to an `.npz` file with
       "features", "names" and "labels".
+    - `rank`: as in `predict`; the PNG file `OUTPUT.png`, or `ranked.png`, shows the
+      first images.
     - `output`: path of a file; by default standard output, or `features.npz`.
     - `heatmaps`: new folder for pictures of the images in gray, heat maps in red.
 
@@ -173,10 +187,15 @@ def write_predictions(
         raise ConfigError(f"top={top}: must be at least 0, for all classes")
     if form not in FORMS:
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
-    if features and form != "table":
-        raise ConfigError(f"features={features} with form={form}: one of the two")
-    if features and heatmaps:
-        raise ConfigError(f"features={features} with heatmaps={heatmaps}: drop one")
+    for name, value, default in (
+        ("form", form, "table"),
+        ("rank", rank, "none"),
+        ("heatmaps", heatmaps, ""),
+    ):
+        if features and value != default:
+            raise ConfigError(f"features={features} with {name}={value}: one of them")
+    if heatmaps and rank != "none":
+        raise ConfigError(f"heatmaps={heatmaps} with rank={rank}: drop one")
     check_path("output", output)
     path = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(path):
@@ -185,29 +204,38 @@ def write_predictions(
     if path and os.path.realpath(path) in of_run:
         raise ConfigError(f"output={path}: is a file of the run; choose another")
     prediction = _Prediction(
-        workdir, images, config, step, use_ema, calibrated, features
+        workdir, images, config, step, use_ema, calibrated, rank, features
     )
-    run = prediction.run
     if heatmaps:
         prediction.take_heatmap = Pictures(heatmaps, prediction.paths)
     if features:
         results = create_features_file(path)
     else:
-        results = create_table(
-            path, form, run.class_names, run.to_probabilities, run.thresholds, top
-        )
+        results = create_table(path, form, prediction.run, top)
     with _errors_of_output(path), results as write:
         for batch in prediction.batches():
             write(*batch)
+            if rank != "none":  # all images
+                sheet = f"{path or 'ranked'}.png"
+                with _errors_of_output(sheet):
+                    prediction.write_sheet(sheet, *batch)
+                console.remark(f"the first images to label: {sheet}")
     prediction.report()
 
 
 class _Prediction:
     """The network of a run, the images that it predicts, and the files that failed."""
 
-    def __init__(self, workdir, images, config, step, use_ema, calibrated, features=""):
+    def __init__(
+        self, workdir, images, config, step, use_ema, calibrated, rank, features=""
+    ):
+        if rank not in RANKS:
+            raise ConfigError(f"rank={rank}: must be one of {', '.join(RANKS)}")
         self.paths, self._images = paths_or_images(images)
         self.take_heatmap: Take | None = None
+        self._rank, self._features = rank, []
+        if rank != "none":  # for the sheet
+            self._images = list(self._images)
         folder = RunFolder(workdir)
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
@@ -220,6 +248,8 @@ class _Prediction:
             log=console.remark,
         )
         self._model = model = without_noise(self.run.network(weights), features)
+        if rank == "diverse":
+            model = with_features(model)
         tta = "none" if features else config.tta
         if tta != config.tta:
             console.remark(f"tta={config.tta} is not used for features")
@@ -228,12 +258,27 @@ class _Prediction:
         message = f"predicting with the {name} weights of step {self.run.step}"
         if tta != "none":
             message += f", test-time augmentation {tta}"
+        if self.run.reject_below and not features:
+            message += f"; unknown below a probability of {self.run.reject_below:.4f}"
         console.remark(message)
         self._has_classes, self._counts = not features, collections.Counter()
         self.failed: dict[str, str] = {}
 
     def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
-        """Yield paths, labels (-1 if unknown) and outputs of each batch."""
+        """Yield paths, labels (-1 if unknown) and outputs, by batches or ranked."""
+        batches = self._batches()
+        if self._rank == "none":
+            yield from batches
+        elif rows := list(batches):
+            columns = zip(*rows, strict=True)
+            names, labels, outputs = (list(itertools.chain(*x)) for x in columns)
+            logits = np.stack(outputs)
+            features = np.concatenate(self._features) if self._features else logits
+            probabilities = self.run.to_probabilities(logits)
+            order = ranked(self._rank, probabilities, features, self.run.thresholds)
+            yield [names[i] for i in order], [labels[i] for i in order], logits[order]
+
+    def _batches(self):
         paths, counts = self.paths, self._counts
         label_of = Labels(self.run.class_names, paths)
         is_training_image = _training_images(self.run)
@@ -241,6 +286,10 @@ class _Prediction:
         while batch := list(itertools.islice(files, self._config.batch_size)):
             size = max(size, len(batch))
             outputs = self._outputs(batch, size)
+            if self._rank == "diverse":
+                num_classes = len(self.run.class_names)
+                self._features.append(outputs[:, num_classes:])
+                outputs = outputs[:, :num_classes]
             names = [file.path for file in batch]
             labels = [label_of(name) if paths else -1 for name in names]
             counts["read"] += len(batch)
@@ -254,18 +303,27 @@ class _Prediction:
                 give_heatmaps(self.run, self._model, batch, outputs, *options)
             yield names, labels, outputs
 
+    def write_sheet(self, path, names, labels, logits):
+        """Write thumbnails of the first predicted images to a PNG file."""
+        names = names[:MAX_PICTURED]
+        files = names if self.paths else [(i, self._images[int(i)]) for i in names]
+        answers = self.run.answers(self.run.to_probabilities(logits[:MAX_PICTURED]))
+        write_sheet(path, [file.image for file in self._read(files)], answers)
+
+    def _read(self, files):
+        return read_files(
+            files,
+            self.run.image_shape,
+            self._config.max_image_pixels,
+            self._config.batch_size,
+            **self.run.config.resize_options,
+        )
+
     def _readable_files(self):
-        trained, config = self.run.config, self._config
         files = enumerate(self._images)
         if self.paths:
             files = image_paths.walk(self.paths, self._fail)
-        for file in read_files(
-            files,
-            self.run.image_shape,
-            config.max_image_pixels,
-            config.batch_size,
-            **trained.resize_options,
-        ):
+        for file in self._read(files):
             if file.image is None:
                 self._fail(file.path, file.fault)
             else:

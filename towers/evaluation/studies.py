@@ -21,6 +21,12 @@ from towers.metrics.predictions import (
     predictions_of_logits,
     to_probabilities,
 )
+from towers.metrics.rejection import (
+    Answers,
+    choose_threshold,
+    rejection_line,
+    wish_of,
+)
 from towers.metrics.results import spreadsheet_csv, table
 from towers.parallel.copies import Weights
 from towers.parallel.evaluator import Evaluation
@@ -56,6 +62,7 @@ class SplitPredictions(NamedTuple):
     class_names: tuple[str, ...]
     labels: np.ndarray  # integers [n], or of label sets bool [n, classes]
     logits: np.ndarray  # float32 [n, classes]
+    unknown: np.ndarray  # float32 [m, classes], logits of the split's m of no class
 
     def predictions(self, temperature: float = 1.0) -> Predictions | LabelSets:
         """Return the predictions from the logits over a temperature."""
@@ -101,14 +108,22 @@ def predict_split(
             way = "held-out images may have been trained on; give the former data"
             raise ConfigError(f"{why}; {way}, or train again")
         console.warn(why)
-    checkpoint = read_checkpoint(folder, step)
-    outputs = evaluator.predict(checkpoint, source, [weights])
-    batches = [output[weights] for output in outputs]
-    labels = np.concatenate([batch["labels"] for batch in batches])
+    checkpoint, names = read_checkpoint(folder, step), parts.data.class_names
+
+    def predicted(images):
+        outputs = evaluator.predict(checkpoint, images, [weights])
+        batches = [output[weights] for output in outputs]
+        labels = np.concatenate([batch["labels"] for batch in batches])
+        return labels, np.concatenate([x["logits"].astype(np.float32) for x in batches])
+
+    labels, logits = predicted(source)
     labels = labels > 0 if labels.ndim == 2 else labels.astype(np.int64)
-    logits = np.concatenate([batch["logits"].astype(np.float32) for batch in batches])
-    names = parts.data.class_names
-    return SplitPredictions(checkpoint.step, weights, source, names, labels, logits)
+    unknown = np.zeros([0, len(names)], np.float32)
+    if split in parts.unknown:
+        _, unknown = predicted(parts.unknown[split])
+    return SplitPredictions(
+        checkpoint.step, weights, source, names, labels, logits, unknown
+    )
 
 
 def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
@@ -145,6 +160,58 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
         "calibrated {loss_calibrated:.4f}; calibration error {calibration_error:.4f}, "
         "calibrated {calibration_error_calibrated:.4f}".format(**result)
     )
+    return result
+
+
+def reject(
+    workdir: str | os.PathLike,
+    *,
+    precision_at: float | None = None,
+    coverage_at: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Choose the probability below which images are answered with "unknown".
+
+    The threshold is of the calibrated probability of the most likely class, on held-out
+    images; answers for those of no class, see `Config.unknown_class`, are mistakes. It
+    is written to `rejection.json` with its temperature, and used by predictions and
+    exports of the same step and weights.
+
+    Args:
+        workdir: the run's folder.
+        precision_at: minimum share of correct answers.
+        coverage_at: minimum share of images of the classes that are answered.
+        **options: of `predict_split`.
+
+    Returns:
+        "step", "weights", "temperature", "threshold"; "precision", "coverage" and
+        "unknown_rejected" on the held-out images, with 95 % intervals; "images" and
+        "unknown_images", their numbers; "test", these figures of the test images.
+
+    Raises:
+        ConfigError: the run has label sets or no held-out images, the precision is not
+            reached, or not exactly one wish is given.
+    """
+    wish_of(precision_at, coverage_at)
+    splits = [predict_split(workdir, x, **options) for x in ("validation", "test")]
+    held_out, _ = splits
+    if held_out.labels.ndim == 2:
+        raise ConfigError("reject: classes of label sets have their own thresholds")
+    temperature = fit_temperature(held_out.logits, held_out.labels)
+    answers, of_test = (
+        Answers.of(np.concatenate([x.logits, x.unknown]), x.labels, temperature)
+        for x in splits
+    )
+    threshold = choose_threshold(answers, precision_at, coverage_at)
+    result: dict[str, Any] = {"step": held_out.step, "weights": held_out.weights.value}
+    result |= {"temperature": temperature, "threshold": threshold}
+    result |= answers.figures(threshold) | {"test": of_test.figures(threshold)}
+    folder = RunFolder(workdir)
+    with Reports(folder, "eval") as reports:
+        reports.file(folder.rejection, json.dumps(result, indent=2) + "\n")
+    console.line(f"unknown below a calibrated probability of {threshold:.4f}")
+    console.line(rejection_line("held-out images", result))
+    console.line(rejection_line("test images", result["test"]))
     return result
 
 

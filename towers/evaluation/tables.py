@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from towers import store
+from towers.build.restored import RestoredRun
+from towers.data.unknown import UNKNOWN
 from towers.messages import MAX_NAME, printable, shown
 
 FORMS = ("table", "csv", "json")
@@ -23,54 +25,55 @@ Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
 
 
 @contextlib.contextmanager
-def create_table(
-    path: str,
-    form: str,
-    class_names: Sequence[str],
-    to_probabilities: Callable[[np.ndarray], np.ndarray],
-    thresholds: np.ndarray | None,
-    top: int,
-) -> Iterator[Write]:
+def create_table(path: str, form: str, run: RestoredRun, top: int) -> Iterator[Write]:
     """Yield a function that writes a line for each image to a file or standard output.
 
     With `top=0` all classes are written in their order. "json" has null for NaN and, of
-    label sets, the classes "present".
+    label sets, the classes "present". Of a run that rejects images there is also the
+    "prediction", a class or UNKNOWN.
     """
+    class_names, thresholds = run.class_names, run.thresholds
     digits = "{:.6f}" if top else "{:.6g}"  # small ones too
     in_order, top = not top, min(top or len(class_names), len(class_names))
-    width = max(len(shown(name, MAX_NAME)) for name in class_names)
+    names = (*class_names, UNKNOWN) if run.reject_below else class_names
+    width = max(len(shown(name, MAX_NAME)) for name in names)
 
-    def line(path, label, best, present):
+    def line(path, label, answer, best, present):
+        answers = [answer] if run.reject_below else []
         if form == "csv":
             numbers = [digits.format(p) for _, p in best]
             if not in_order:
                 numbers = [x for name, p in best for x in (name, digits.format(p))]
-            csv_file.writerow([path, label or "", *numbers])
+            csv_file.writerow([path, label or "", *answers, *numbers])
         elif form == "json":
             predictions = []
             for name, p in best:
                 number = None if math.isnan(p) else float(digits.format(p))
                 predictions.append({"class": name, "probability": number})
             row = {"path": path, "label": label, "predictions": predictions}
+            if answers:
+                row["prediction"] = answer
             if thresholds is not None:
                 row["present"] = [class_names[c] for c in np.flatnonzero(present)]
             stream.write(f"{json.dumps(row)}\n")
         else:
-            cells = [f"{shown(x, MAX_NAME):{width}} {p:.4f}" for x, p in best]
+            cells = [f"{shown(x, MAX_NAME):{width}}" for x in answers]
+            cells += [f"{shown(x, MAX_NAME):{width}} {p:.4f}" for x, p in best]
             stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
 
     def write(paths, labels, logits):
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         if in_order:
             order = np.broadcast_to(np.arange(top), order.shape)
-        probabilities = to_probabilities(logits)
+        probabilities = run.to_probabilities(logits)
+        answers = run.answers(probabilities)
         is_present = probabilities >= (1.0 if thresholds is None else thresholds)
         probabilities = np.take_along_axis(probabilities, order, 1).tolist()
-        for path, label, classes, values, present in zip(
-            paths, labels, order.tolist(), probabilities, is_present, strict=True
-        ):
+        rows = paths, labels, answers, order.tolist(), probabilities, is_present
+        for path, label, answer, classes, values, present in zip(*rows, strict=True):
             best = [(class_names[c], p) for c, p in zip(classes, values, strict=True)]
-            line(path, class_names[label] if label >= 0 else None, best, present)
+            name = class_names[label] if label >= 0 else None
+            line(path, name, answer, best, present)
         stream.flush()
 
     with _open_output(path) as stream:
@@ -78,9 +81,9 @@ def create_table(
         if form == "csv":
             numbers = range(1, top + 1)
             columns = [f"{x}_{n}" for n in numbers for x in ("class", "probability")]
-            csv_file.writerow(
-                ["path", "label", *(class_names if in_order else columns)]
-            )
+            answers = ["prediction"] if run.reject_below else []
+            columns = list(class_names) if in_order else columns
+            csv_file.writerow(["path", "label", *answers, *columns])
         yield write
 
 

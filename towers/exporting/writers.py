@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.files.image import FILTERS
+from towers.data.unknown import UNKNOWN
 from towers.errors import ConfigError
 from towers.exporting.encoded_images import decode_image
 from towers.exporting.stock import config_for_older_keras, with_preprocessing
@@ -42,9 +43,13 @@ def predict_fn(
         logits = network(images, training=False)
         probabilities = to_probabilities(logits / run.temperature)
         results = {"logits": logits, "probabilities": probabilities}
-        if run.thresholds is not None:
-            thresholds = tf.constant(run.thresholds, probabilities.dtype)
-            results["present"] = tf.cast(probabilities >= thresholds, present_dtype)
+        if run.thresholds is not None or run.reject_below:
+            limits = run.reject_below if run.thresholds is None else run.thresholds
+            is_present = probabilities >= tf.constant(limits, probabilities.dtype)
+            if run.reject_below:
+                top = tf.argmax(logits, 1), len(run.class_names)
+                is_present &= tf.one_hot(*top, True, False, dtype=tf.bool)
+            results["present"] = tf.cast(is_present, present_dtype)
         return results
 
     return predict
@@ -58,6 +63,11 @@ def preprocessing_json(run: RestoredRun) -> str:
     options["fit"] = options["fit"].replace("auto", "crop")
     shape = zip(("height", "width", "channels"), run.image_shape, strict=True)
     return json.dumps(dict(shape) | options)
+
+
+def rejection(run: RestoredRun) -> dict[str, float]:
+    """Return what the user of logits needs to answer that an image is of no class."""
+    return {"temperature": run.temperature, "threshold": run.reject_below}
 
 
 def write_saved_model(
@@ -76,6 +86,9 @@ def write_saved_model(
         results = predict(images)
         # TensorFlow Serving's HTTP cannot call a signature without inputs.
         names = tf.gather(tf.constant(run.class_names), tf.argmax(results["logits"], 1))
+        if run.reject_below:
+            is_class = tf.reduce_any(tf.cast(results["present"], tf.bool), 1)
+            names = tf.where(is_class, names, UNKNOWN)
         return results | {"class": names}
 
     def class_names():
@@ -98,6 +111,8 @@ def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
     model.save(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("class_names.json", json.dumps(run.class_names))
+        if run.reject_below:
+            archive.writestr("rejection.json", json.dumps(rejection(run)))
         archive.writestr(PREPROCESSING_JSON, preprocessing_json(run))
 
 
@@ -198,6 +213,8 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     augment = choices.find("augment", run.config.augment)
     if run.config.augment == "tutorial" or augment.is_in_a_file:
         del metadata["mean"], metadata["std"]  # images are standardized differently
+    if run.reject_below:
+        metadata["rejection"] = rejection(run)
     texts = {name: json.dumps(x) for name, x in metadata.items()}
     texts |= {"format": "pt", "preprocessing": preprocessing_json(run)}
     save_file(torch_names.state_dict(trained, tables[0]), path, texts)

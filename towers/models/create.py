@@ -11,7 +11,7 @@ import numpy as np
 
 from towers.config import choices, factories
 from towers.errors import ConfigError, did_you_mean
-from towers.keras_internals import layers_of
+from towers.keras_internals import last_inputs, layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.keras.noise import WithNoise
@@ -202,3 +202,15 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     [images] = (x for x in model.inputs if x.name == IMAGES)
     output = outputs[layer] if layer else clone.outputs[0]
     return keras.Model(images, output, name=model.name)
+
+
+def with_features(model: keras.Model) -> keras.Model:
+    """Return a network for inference with outputs [n, classes + f].
+
+    These are the logits, and the f features that its last layer gets, of maps the mean.
+    """
+    [logits], [features, *_] = model.outputs, last_inputs(model.outputs[0])
+    if len(features.shape) > 2:
+        features = keras.ops.mean(features, [*range(1, len(features.shape) - 1)])
+    columns = [keras.ops.cast(x, "float32") for x in (logits, features)]
+    return keras.Model(model.inputs, keras.ops.concatenate(columns, -1))

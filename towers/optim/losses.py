@@ -171,6 +171,24 @@ def binary_cross_entropy(
     return tf.reduce_mean(terms, axis=-1)
 
 
+def with_uniform_targets(loss_fn: LossFn) -> LossFn:
+    """Return a loss in which images of no class have uniform targets.
+
+    Their label is the number of classes, and the labels of mixed images sum to the
+    share of images of a class. Source: outlier exposure (Hendrycks et al. 2019,
+    arXiv:1812.04606).
+    """
+
+    def loss(logits, labels):
+        num_classes = logits.shape[-1]
+        if not labels.dtype.is_floating:
+            labels = tf.one_hot(labels, num_classes)
+        rest = 1 - tf.reduce_sum(labels, axis=-1, keepdims=True)
+        return loss_fn(logits, labels + rest / num_classes)
+
+    return loss
+
+
 def distillation(
     loss_fn: LossFn, temperature: float, weight: float
 ) -> Callable[..., tf.Tensor]:

@@ -206,13 +206,16 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
 
 
 @_chart
-def precision_recall(series: Sequence[Series]) -> tuple[Figure, str]:
-    """Draw precision (y) over recall (x)."""
+def steps(
+    series: Sequence[Series], x_label: str = "recall", y_label: str = "precision"
+) -> tuple[Figure, str]:
+    """Draw curves of shares in steps, by default precision over recall."""
     figure, axes = _figure(height=300)
     for name, x, y, color, _ in series:
         axes.step(x, y, where="pre", color=COLORS[color % len(COLORS)], label=name)
-    axes.set(xlim=(0, 1.01), ylim=(0, 1.02), xlabel="recall", ylabel="precision")
-    return figure, f"precision-recall curves: {', '.join(s.name for s in series)}"
+    axes.set(xlim=(0, 1.01), xlabel=x_label, ylabel=y_label)
+    axes.set_ylim(bottom=0)
+    return figure, f"{y_label}-{x_label} curves: {', '.join(s.name for s in series)}"
 
 
 def _short(name):

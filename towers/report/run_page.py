@@ -10,6 +10,7 @@ from towers.config.metrics import METRICS, title_of
 from towers.messages import counted, duration, program
 from towers.metrics import metrics
 from towers.metrics.predictions import LabelSets, precision_recall, worst_mistakes
+from towers.metrics.rejection import Answers
 from towers.metrics.results import headline, reported_figure
 from towers.report import charts, page
 from towers.report.charts import Series
@@ -214,6 +215,32 @@ def _reliability(content):
     return page.chart(title, charts.reliability(rows)) if rows else ""
 
 
+def _sampled(**columns):
+    """Return at most MAX_POINTS of the values of each column, evenly spaced."""
+    count = len(next(iter(columns.values())))
+    chosen = np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(int)
+    return {name: values[chosen].tolist() for name, values in columns.items()}
+
+
+def _risk_coverage_values(evaluated):
+    """Return the curve of risk over coverage, by the probability of the prediction."""
+    predictions = evaluated.predictions.reported
+    if isinstance(predictions, LabelSets):
+        return ()
+    answers = Answers(*predictions.decisions, len(predictions.labels))
+    precision, coverage, _ = answers.curve()
+    return [_sampled(coverage=coverage, risk=1 - precision)]
+
+
+def _risk_coverage(content):
+    curves = [
+        Series("risk", x["coverage"], x["risk"]) for x in content["risk_coverage"]
+    ]
+    title = "Risk (share of wrong answers) over coverage (share of images answered)"
+    chart = curves and charts.steps(curves, "coverage", "risk")
+    return page.chart(title, chart) if chart else ""
+
+
 def _precision_recall_values(evaluated):
     """Return the curves of the classes with the lowest average precision."""
     predictions, curves = evaluated.predictions.reported, []
@@ -225,15 +252,9 @@ def _precision_recall_values(evaluated):
     for number in numbers[:MAX_CURVES]:
         columns = predictions.labels[:, number], predictions.scores[:, number]
         precision, recall, _ = precision_recall(*columns)
-        chosen = np.linspace(0, len(recall) - 1, min(len(recall), MAX_POINTS))
-        curves.append(
-            {
-                "name": evaluated.class_names[number],
-                "average_precision": float(average_precisions[number]),
-                "recall": recall[chosen.astype(int)].tolist(),
-                "precision": precision[chosen.astype(int)].tolist(),
-            }
-        )
+        about = {"name": evaluated.class_names[number]}
+        about["average_precision"] = float(average_precisions[number])
+        curves.append(about | _sampled(recall=recall, precision=precision))
     return curves
 
 
@@ -245,7 +266,7 @@ def _precision_recall(content):
     if not series:
         return ""
     title = "Precision over recall, classes with the lowest average precision"
-    return page.chart(title, charts.precision_recall(series), series)
+    return page.chart(title, charts.steps(series), series)
 
 
 # Pictures.
@@ -315,6 +336,12 @@ FIGURES = (
         _reliability,
         "reliability",
         lambda evaluated: metrics.reliability(evaluated.predictions.reported),
+    ),
+    Figure(
+        "Classes and calibration",
+        _risk_coverage,
+        "risk_coverage",
+        _risk_coverage_values,
     ),
     Figure(
         "Classes and calibration",

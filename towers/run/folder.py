@@ -10,6 +10,7 @@ result.json        the last evaluation by run_eval.py
 best               name of the checkpoint of the best evaluation on held-out images
 mistakes.csv       test images that the network predicts wrongly
 calibration.json   the temperature of its probabilities
+rejection.json     the probability below which an image is of no class
 suspects.csv       images whose label is probably wrong
 thresholds.json    probability per class from which it is predicted, for label sets
 report/            index.html and report.json; a comparison with other runs
@@ -80,6 +81,7 @@ class RunFolder:
         self.mistakes = self.path / "mistakes.csv"
         self.thresholds = self.path / "thresholds.json"
         self.calibration = self.path / "calibration.json"
+        self.rejection = self.path / "rejection.json"
         self.suspects = self.path / "suspects.csv"
         self.report = self.path / "report"
         self._job = self.path / ".overwritten-by"
@@ -151,7 +153,7 @@ class RunFolder:
         """Return the paths of the small files of a run."""
         stored = self.config, self.dataset_info, self.network, self.metrics, self.best
         results = self.result, self.mistakes, self.thresholds, self.calibration
-        return *stored, *results, self.suspects
+        return *stored, *results, self.rejection, self.suspects
 
     def write_network(self, architecture: str) -> None:
         """Write network.json, or raise ConfigError: a run needs this file."""

@@ -154,7 +154,10 @@ def logistic_regression(
     penalty = np.full([x.shape[1], 1], L2_PENALTY, np.float32)
     penalty[-1] = 0
     is_set = labels.ndim == 2
-    targets = labels if is_set else np.eye(num_classes, dtype=np.float32)[labels]
+    # Images of no class, labeled `num_classes`, have uniform targets.
+    one_hot = np.eye(num_classes + 1, num_classes, dtype=np.float32)
+    one_hot[-1] = 1 / num_classes
+    targets = labels if is_set else one_hot[labels]
 
     def gradient(kernel):
         logits = x @ kernel + offsets

@@ -1,0 +1,65 @@
+"""Images of no class: they train as uniform targets, and are never a class."""
+
+import dataclasses
+
+import numpy as np
+
+from towers.data.classes import labels_for
+from towers.data.sources import DataSet, Source, Subset
+from towers.errors import ConfigError, with_nearest
+from towers.messages import counted, shown
+
+# The answer for an image of no class.
+UNKNOWN = "unknown"
+
+
+def set_apart(data_set: DataSet, name: str) -> DataSet:
+    """Return the data set without a class, whose images are of no class.
+
+    Training images of the class get the label `len(class_names)`. Held-out ones are in
+    `DataSet.unknown`, not in the sources of the evaluations.
+
+    Raises:
+        ConfigError: the data set lacks the class, has label sets, or a single class is
+            left.
+    """
+    names, option = data_set.class_names, f"unknown_class={shown(name, 40)}"
+    if name not in names:
+        raise ConfigError(with_nearest(f"{option}: is not a class", name, names))
+    if data_set.multi_label:
+        way = "leave out the option, and give these images no label"
+        raise ConfigError(f"{option}: images have several labels; {way}")
+    rest = tuple(x for x in names if x != name)
+    if len(rest) < 2:
+        raise ConfigError(f"{option}: fewer than two classes are left; drop the option")
+    order = {x: number for number, x in enumerate((*rest, name))}
+    table = np.array([order[x] for x in names], np.int32)
+    sources, unknown, counts = {}, {}, []
+    for split, source in data_set.sources.items():
+        relabeled: Source = Subset(source, np.arange(source.num_examples), table)
+        is_unknown = labels_for(relabeled, option) == len(rest)
+        counts.append(counted(int(is_unknown.sum()), f"{split} image"))
+        if is_unknown.all():
+            raise ConfigError(f"{option}: there are no other {split} images")
+        sources[split] = relabeled
+        if split != "training":
+            sources[split] = Subset(relabeled, np.flatnonzero(~is_unknown))
+            if is_unknown.any():
+                numbers = np.flatnonzero(is_unknown)
+                unknown[split] = unlabeled(relabeled, numbers, len(rest))
+    about = f"{', '.join(counts)} of {shown(name, 40)}, which is not a class"
+    data_set.inventory.infer("unknown", f"{about}; they train as uniform targets")
+    validation = sources.get("validation", data_set.validation and sources["test"])
+    return dataclasses.replace(
+        data_set,
+        train=sources.get("training"),
+        test=sources["test"],
+        validation=validation,
+        class_names=rest,
+        unknown=unknown,
+    )
+
+
+def unlabeled(source: Source, indices: np.ndarray, num_classes: int) -> Source:
+    """Return some images with the label 0, which a loss can take."""
+    return Subset(source, indices, np.zeros(num_classes + 1, np.int32))
