@@ -18,9 +18,10 @@ from towers.data.files.cached import (
     CachedSource,
     ImageCache,
     read_in_batches,
-    settle_size,
+    settle_format,
 )
 from towers.data.files.image_files import ImageOptions, Survey
+from towers.data.pixel_format import PHOTO
 from towers.errors import data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
@@ -159,21 +160,22 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
 
 
 def test_the_size_is_that_of_the_images_or_of_the_option(files):
-    assert settle_size(files, 3, ImageOptions()) == (ImageOptions(), SHAPE, "")
+    read = ImageOptions(pixels=PHOTO)
+    assert settle_format(files, 3, ImageOptions()) == (read, SHAPE, {})
     odd = Files([*files.contents, png(random_pixels(0, 6, 8))])
-    options, shape, note = settle_size(odd, 3, ImageOptions(image_cache_mb=1))
+    options, shape, notes = settle_format(odd, 3, ImageOptions(image_cache_mb=1))
     assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
-    assert "64x64" in note and "--image_size=N" in note
-    given = ImageOptions(image_size=5)
-    assert settle_size(files, 1, given) == (given, (5, 5, 1), "")
+    assert "64x64" in notes["sizes"] and "--image_size=N" in notes["sizes"]
+    given = ImageOptions(image_size=5, pixels=PHOTO)
+    assert settle_format(files, 1, given) == (given, (5, 5, 1), {})
     files.contents[0] = b""
-    text = message(settle_size, files, 3, ImageOptions())
+    text = message(settle_format, files, 3, ImageOptions())
     assert "0.png: the file is empty" in text
     survey = Survey()
-    assert settle_size(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, "")
+    assert settle_format(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, {})
     nothing = Files([b"", b""])
     assert "can be read: 2 like folder/0.png: the file is empty" in message(
-        settle_size, nothing, 3, ImageOptions(survey=survey)
+        settle_format, nothing, 3, ImageOptions(survey=survey)
     )
 
 
@@ -183,7 +185,7 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
     indices, numbers = tf.constant([0], tf.int64), tf.ones([1, ATTEMPTS + 1, 2])
     source = CachedSource(files, (4, 4, 3), ImageOptions(image_size=4))
     for call in (
-        lambda: settle_size(files, 3, ImageOptions()),
+        lambda: settle_format(files, 3, ImageOptions()),
         lambda: source.read(indices),
         lambda: source.read(indices, numbers),
     ):
@@ -198,7 +200,7 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     files, pixels, monkeypatch
 ):
     mean, std = cached.sampled_moments(
-        CachedSource(files, SHAPE, ImageOptions()), ImageOptions(), files
+        CachedSource(files, SHAPE, ImageOptions()), ImageOptions()
     )
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
@@ -207,6 +209,6 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     for _ in range(2):
         files.num_reads = 0
         source = CachedSource(files, SHAPE, ImageOptions())
-        actual.append(cached.sampled_moments(source, ImageOptions(), files))
+        actual.append(cached.sampled_moments(source, ImageOptions()))
         assert files.num_reads == 4
     assert actual[0] == actual[1]

@@ -18,7 +18,7 @@ from test_cached import Files
 from written_weights import WRITERS, create_theirs, empty_state, fill
 
 from towers.data.files.cached import CachedSource
-from towers.data.files.image import read_image, upright_size
+from towers.data.files.image import inspect, read_image
 from towers.data.files.image_files import ImageOptions
 
 MAX_PIXELS = 100_000
@@ -57,7 +57,7 @@ def test_any_image_file(num_examples):
         source = CachedSource(Files([content]), (8, 8, 3), options)
         images, labels = source.read(tf.constant([0], tf.int64))
         assert images.shape == (1, 8, 8, 3) and labels == [0]
-        height, width = upright_size(content, MAX_PIXELS)
+        (height, width), _ = inspect(content, MAX_PIXELS)
         assert height * width <= MAX_PIXELS
         assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 

@@ -154,7 +154,7 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
 @pytest.mark.row(23)
 def test_row_23_bad_images_are_left_out_and_named(root):
     names = "train/dog/x.svg", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
-    planar = tiff([bytes(96)] * 3, 8, 6, {258: [16] * 3, 262: [2], 277: [3], 284: [2]})
+    planar = tiff([bytes(96)] * 3, 8, 6, {258: [16] * 3, 262: [6], 277: [3], 284: [2]})
     contents = b"", planar, b"\x89PNG\r\n\x1a\n" + bytes(99), png(random_pixels(0))[:60]
     for name, content in zip(names, contents, strict=True):
         (root / name).write_bytes(content)

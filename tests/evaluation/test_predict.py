@@ -18,9 +18,8 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.build.restored import RestoredRun
-from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import walk
-from towers.data.files.unlabeled import Labels, read_files
+from towers.data.files.unlabeled import Labels
 from towers.errors import ConfigError, DataError
 from towers.evaluation.evaluate import evaluate
 from towers.evaluation.predict import predict, write_predictions
@@ -259,13 +258,6 @@ def test_folders_are_walked_in_order(tmp_path):
     expected += ["/".join("z" * 60) + "/deep.png"]
     expected = [f"first/{name}" for name in expected] + ["second/new.bmp", "odd"]
     assert [*found] == [str(tmp_path / name) for name in expected]
-
-
-@pytest.mark.parametrize("channels", [2, 4, 5])
-def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
-    files = read_files(sorted_files(photos), (8, 8, channels), MAX_IMAGE_PIXELS)
-    with pytest.raises(ConfigError, match=f"images of {channels} channels, and"):
-        next(files)
 
 
 def test_the_label_is_the_class_whose_name_the_folder_has():

@@ -18,6 +18,7 @@ from towers.data.augment.mixing import create_mix
 from towers.data.batches import TrainBatches, hold_out, some_images
 from towers.data.classes import labels_for
 from towers.data.orders import BalancedOrder, BlockOrder, block_order
+from towers.data.pixel_format import PixelFormat
 from towers.data.sets import arrays
 from towers.data.share import Share
 from towers.data.sources import DataSet, Source, Subset
@@ -89,7 +90,8 @@ def build(
     images of an epoch -> learning rate, takes the place of the config's schedule.
     """
     # Images.
-    data_set = load_data_set(config, dataset_info, test_only=test_only)
+    pixels = None if continued is None else continued.pixels
+    data_set = load_data_set(config, dataset_info, test_only=test_only, pixels=pixels)
     train_source, eval_split, unknown = split_images(config, data_set)
     augment = create_augmentation(config, data_set, device_kind)
     num_examples = total_steps = 0
@@ -228,20 +230,30 @@ def create_augmentation(
     config: Config, info: DataSet | DatasetInfo, device_kind: str = "CPU"
 ) -> Augment:
     """Return the augmentation of a data set; ConfigError if it does not fit."""
-    channels = info.image_shape[-1]
-    without_colors: dict[str, list[Any]] = {
+    channels, pixels = info.image_shape[-1], info.pixels
+    why = "" if channels in (1, 3) else f"{channels} channels, not 1 or 3"
+    plain: dict[str, list[Any]] = {
         "color_jitter": [0.0],
         "random_gray": [0.0],
         "policy": ["none", "augmix"],
         "augment": [x for x in choices.AUGMENTS if x != "rand_augment"],
     }
-    for name, plain in without_colors.items():
+    if not pixels.is_photo:
+        why = why or f"pixels of {pixels}, not 8-bit colors"
+        plain["policy"] = ["none"]  # the others compute with whole values of 0..255
+    changing = {}
+    for name, values in plain.items():
         value = getattr(config, name)
-        if channels not in (1, 3) and value not in plain and ":" not in str(value):
-            why = f"images have {channels} channels, not 1 or 3; leave it out"
-            raise ConfigError(f"{name}={value} changes colors, and the {why}")
+        is_in_a_file = ":" in str(value) and (name == "augment" or pixels.is_photo)
+        if why and value not in values and not is_in_a_file:
+            changing[name] = values[0]
+    if changing:
+        given = ", ".join(f"{name}={getattr(config, name)}" for name in changing)
+        way = " ".join(f"--{name}={value}" for name, value in changing.items())
+        why = f"for changes of colors, and the images have {why}; leave it out: {way}"
+        raise ConfigError(f"{given} is {why}")
     try:
-        return extend(
+        augment = extend(
             create_augment(
                 config.augment,
                 info.image_shape,
@@ -259,19 +271,28 @@ def create_augmentation(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    return augment if pixels.is_photo else augment.with_scale(pixels.scale)
 
 
 def load_data_set(
-    config: Config, dataset_info: DatasetInfo | None = None, *, test_only: bool = False
+    config: Config,
+    dataset_info: DatasetInfo | None = None,
+    *,
+    test_only: bool = False,
+    pixels: PixelFormat | None = None,
 ) -> DataSet:
     """Return the data set, with the moments of the run that is evaluated, or its own.
 
+    `pixels` is the format of the run that is continued.
     With `test_only` it has no training images if it can do without them. A data set
     that is missing or invalid is a DataError.
     """
     options = config.options_of("dataset")
     if weights := published_weights(config.model, config.init_from):
         options["default_size"] = weights.size
+    if dataset_info is not None:
+        pixels = dataset_info.pixels
+    options["pixels"] = pixels
     trained: Any = dataset_info if test_only else None
     options["unknown_class"] = config.unknown_class
     data_set = data.load(config.dataset, **options, trained=trained)

@@ -16,6 +16,7 @@ from towers.build import assembly, builder
 from towers.config import Config, parse_json
 from towers.data.augment.augmentation import Augment
 from towers.data.batches import EvalBatches
+from towers.data.pixel_format import PixelFormat
 from towers.data.sources import Source
 from towers.data.unknown import UNKNOWN
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
@@ -77,6 +78,16 @@ class RestoredRun:
         return self.dataset_info.std
 
     @property
+    def pixels(self) -> PixelFormat:
+        """The dtype of images, and the range of values that becomes 0..255."""
+        return self.dataset_info.pixels
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of images in exports: "uint8", or "float32" of any others."""
+        return "uint8" if self.pixels.dtype == "uint8" else "float32"
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width, channels of the input of the network."""
         return self._augment.image_shape
@@ -130,11 +141,13 @@ class RestoredRun:
         """Return the inputs of the network, float32 `[n, *input_shape]`.
 
         Args:
-            images: uint8 `[n, *image_shape]`; also in a graph of TensorFlow.
+            images: `[n, *image_shape]` of the dtype of `pixels`, or float32 of the same
+                values in place of uint16; also in a graph of TensorFlow.
         """
         images, shape = tf.convert_to_tensor(images), self.image_shape
-        if images.dtype != tf.uint8:
-            raise ValueError(f"images must be uint8, got {images.dtype.name}")
+        if images.dtype.name not in (self.pixels.dtype, self.dtype):
+            expected = " or ".join(dict.fromkeys((self.pixels.dtype, self.dtype)))
+            raise ValueError(f"images must be {expected}, got {images.dtype.name}")
         if not images.shape.is_compatible_with([None, *shape]):
             sizes = ", ".join(map(str, shape))
             raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
@@ -185,8 +198,8 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> Restore
 
     Returns:
         `model` and `model_ema`, Keras models with the raw parameters and their moving
-        averages from preprocessed images to logits; `preprocess`, from uint8 images to
-        their input; `class_names`, in the order of the logits; `config`, `step`.
+        averages from preprocessed images to logits; `preprocess`, from images to their
+        input; `class_names`, in the order of the logits; `config`, `step`.
 
     Raises:
         TowersError: such as a CheckpointError if no checkpoint is valid, or a

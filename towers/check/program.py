@@ -31,7 +31,7 @@ PRINTS_RESULTS = True  # see `flags.start`
 OPTIONS = (
     *("dataset", "data_dir", "columns", "image_dir", "fold"),
     *("label_separator", "class_level"),
-    *("image_size", "fit", "max_image_pixels"),
+    *("image_size", "fit", "value_range", "max_image_pixels"),
 )
 
 

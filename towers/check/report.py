@@ -20,6 +20,7 @@ from towers import console, data, store
 from towers.data.classes import images_of_classes
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
+from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.sources import DataSet, Source, channel_counts, location_of, moments
 from towers.errors import ConfigError, DataError, refuse_url
 from towers.messages import shown
@@ -62,7 +63,7 @@ class Statistics:
 
     Attributes:
         labels: readable images of each class, int64 [num_classes].
-        values: counts of each value in each channel, [channels, 256].
+        values: counts of each value in each channel, see `channel_counts`.
         samples: the first images of each class, large ones with fewer pixels.
         prints: the fingerprints of all images.
     """
@@ -98,7 +99,9 @@ def check(
     total = sum(source.num_examples for source in sources.values())
     count_read = progress(total, say)
     statistics = {
-        name: read_through(source, len(data_set.class_names), count_read)
+        name: read_through(
+            source, len(data_set.class_names), count_read, data_set.pixels
+        )
         for name, source in sources.items()
     }
     train = statistics["training"]
@@ -123,10 +126,11 @@ def read_through(
     source: Source,
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
+    pixels: PixelFormat = PHOTO,
 ) -> Statistics:
     """Read every image once; call `count_read` with the size of each batch."""
     counts = np.zeros(num_classes, np.int64)
-    values = np.zeros((source.image_shape[-1], 256))
+    values: np.ndarray = np.zeros(1)
     samples: dict[int, list[np.ndarray]]
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
     step = _pixel_step(source.image_shape)
@@ -134,7 +138,7 @@ def read_through(
     for batch in read_in_batches(source, BATCH_SIZE):
         codes = _codes(batch[1])
         count_read(len(codes))
-        prints.append(prints_of(batch[0], codes))
+        prints.append(prints_of(pixels.to_bytes(batch[0]), codes))
         images, labels = (x[codes >= 0] for x in batch)
         is_set = labels.ndim == 2
         if not is_set and (largest := labels.max(initial=0)) >= num_classes:
@@ -143,7 +147,8 @@ def read_through(
                 f"for {num_classes} classes"
             )
         counts += images_of_classes(labels, num_classes)
-        values += channel_counts(images)
+        values = values + channel_counts(np.asarray(pixels.scale(images)))
+        images = pixels.to_bytes(images)
         for label, examples in samples.items():
             missing = GRID_IMAGES - len(examples)
             # Copies: a view would keep its whole batch in memory.
@@ -308,6 +313,7 @@ def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarra
             top, left = cell * [row, column] + GAP_PIXELS
             large = image.repeat(factor, 0).repeat(factor, 1)
             # A gray image is copied to all three channels.
+            large = large[..., : 3 if image.shape[-1] >= 3 else 1]
             picture[top : top + len(large), left : left + large.shape[1]] = large
     return picture
 

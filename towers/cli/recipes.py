@@ -23,7 +23,7 @@ from towers.messages import IS_WHEEL, ROOT, one_line
 # Recipes of a command without --config: without a data set, and with one of PHOTO_SETS
 # from scratch or from trained weights.
 DEFAULT_RECIPE = "quickstart"
-PHOTO_SETS = ("image_folder", *CONTAINERS)
+PHOTO_SETS = ("image_folder", *(CONTAINERS.keys() - {"npz"}))
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 # The folder of the recipes.

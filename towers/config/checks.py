@@ -11,7 +11,7 @@ from towers.config import factories
 from towers.config.choices import TABLES
 from towers.config.list_options import height_and_width
 from towers.config.metrics import METRICS, metrics_of
-from towers.config.preprocessing import parse_standardization
+from towers.config.preprocessing import parse_standardization, parse_value_range
 from towers.config.pretrained import IMAGENET
 from towers.errors import ConfigError
 
@@ -36,6 +36,7 @@ _NOT_OF_IMAGES.add("label_separator")
 def check_together(config: "Config") -> None:
     """Raise ConfigError for options that contradict each other, with their values."""
     parse_standardization(config.standardize)
+    parse_value_range(config.value_range)
     for names, reason in _contradictions(config):
         values = [f"{name}={getattr(config, name)}" for name in names]
         raise ConfigError(f"{' with '.join(values)}: {reason}")

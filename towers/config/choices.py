@@ -56,6 +56,11 @@ DATASETS = {
         endings=(".tfrecord", ".tfrecords", ".tfrec"),
         numbered=r"-[\d?*]+-of-[\d?*]+$",
     ),
+    "npz": Choice(
+        "a NumPy file of arrays, as MedMNIST and Keras store them",
+        target="data.sets.npz:load",
+        endings=(".npz",),
+    ),
     "shapes": Choice(
         "12,000 drawn images, 10,000 for training", {"seed": 0}, "data.sets.shapes:load"
     ),

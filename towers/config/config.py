@@ -134,6 +134,14 @@ class Config:
         "--init_from, otherwise is crop.",
         choices=FITS,
     )
+    value_range: str = dataset_option(
+        "auto",
+        "Pixel values that become black and white, LOW:HIGH, such as 0:4095, or of "
+        "several bands 0,-1:4095,1: dtype takes all values of integers of 8 or 16 "
+        "bits; auto does so for 8 bits, and otherwise takes the 0.1 and 99.9 "
+        "percentiles of training images. The windows of DICOM files apply unless "
+        "LOW:HIGH is given.",
+    )
     standardize: str = option(
         "auto",
         "Mean and standard deviation of the standardization: data (of the training "

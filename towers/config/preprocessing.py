@@ -21,6 +21,9 @@ INTERPOLATIONS = ("auto", "bilinear", "bicubic")
 # the run of --init_from was trained with another.
 FITS = ("auto", "crop", "pad", "stretch")
 
+# Ranges of pixel values with a name, see `PixelFormat`.
+VALUE_RANGES = ("auto", "dtype")
+
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 STANDARDIZATIONS: dict[str, Moments | None] = {
@@ -60,6 +63,20 @@ def parse_standardization(text: str) -> Moments | None:
         f"standardize={text!r}: {suggestion(text, STANDARDIZATIONS)}must be one of "
         f"{', '.join(STANDARDIZATIONS)}, or MEAN:STD of pixels divided by 255, such as "
         "0.5:0.25 or 0.485,0.456,0.406:0.229,0.224,0.225"
+    )
+
+
+def parse_value_range(text: str) -> Moments | None:
+    """Return the bounds of value_range, of all channels or of each; None for names."""
+    if text in VALUE_RANGES:
+        return None
+    with contextlib.suppress(ValueError):
+        low, high = (tuple(map(float, x.split(","))) for x in text.split(":"))
+        if all(-1e30 < x < y < 1e30 for x, y in zip(low, high, strict=True)):
+            return low, high
+    raise ConfigError(
+        f"value_range={text!r}: {suggestion(text, VALUE_RANGES)}must be auto, dtype or "
+        "LOW:HIGH, such as 0:4095 or -1000:400, or of two bands 0,0:4095,10000"
     )
 
 

@@ -9,7 +9,6 @@ nothing here knows how many towers there are.
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from towers.data.share import Share, shares
 from towers.data.sources import (
     Source,
     Subset,
+    bytes_of_image,
     known_labels,
     label_shape,
     location_of,
@@ -145,8 +145,8 @@ class TrainBatches:
 
         Args:
             step: int64 scalar.
-            stored: of `stored_stream`: "indices" int64 [n], "images" uint8 [n, height,
-                width, channels], "labels" and perhaps "sample_weights".
+            stored: of `stored_stream`: "indices" int64 [n], "images" [n, height, width,
+                channels], "labels" and perhaps "sample_weights".
 
         Returns:
             The batch, as a call gives it; labels that are not mixed keep their dtype.
@@ -202,7 +202,7 @@ class TrainBatches:
             _count(first_step), self._index_stream(first_step)
         )
         size = sum(map(len, self._read_rows))
-        calls = streams.num_reads(size, size * math.prod(self.source.image_shape))
+        calls = streams.num_reads(size, size * bytes_of_image(self.source))
         return indices.map(streams.plain(self._read), num_parallel_calls=calls)
 
     def _read(self, step, indices):
@@ -304,7 +304,7 @@ class EvalBatches:
             first * self.batch_size, self.source.num_examples, self.batch_size
         )
         size = len(self._rows)
-        calls = streams.num_reads(size, size * math.prod(self.source.image_shape))
+        calls = streams.num_reads(size, size * bytes_of_image(self.source))
         batches = starts.map(streams.plain(self._read), num_parallel_calls=calls)
         batches = batches.map(
             streams.plain(self._process), num_parallel_calls=streams.NUM_CALLS

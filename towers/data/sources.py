@@ -10,10 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.inventory import Inventory
+from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.errors import DataError
 
 # Share of the images held out for testing if a data set has no test images.
 TEST_FRACTION = 0.1
+DTYPES = "uint8", "uint16", "float32"
 
 
 class Source(Protocol):
@@ -25,10 +27,11 @@ class Source(Protocol):
     Attributes:
         num_examples: number of images.
         image_shape: height, width, channels of what is read.
-        read: (indices, int64 [n]) -> uint8 images [n, height, width, channels], and
-            labels, int32 [n] or for label sets float32 [n, classes] of 0 and 1.
+        read: (indices, int64 [n]) -> images [n, height, width, channels], and labels,
+            int32 [n] or for label sets float32 [n, classes] of 0 and 1.
 
     A source may also have:
+        dtype: "uint8" (default), "uint16" or "float32", see `PixelFormat`.
         labels: integers [num_examples], or for label sets [num_examples, classes] of 0
             and 1. None if the images would have to be read: `read` then refuses a
             label out of range, and `read_labels(indices)` gives integers [n].
@@ -50,8 +53,9 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """A source in host memory: images uint8 [num_examples, height, width, channels].
+    """A source in host memory: images [num_examples, height, width, channels].
 
+    They are uint8, uint16 or float32.
     Labels are integers [num_examples] or sets [num_examples, classes] of 0 and 1.
     """
 
@@ -61,9 +65,9 @@ class ArraySource:
         labels: np.ndarray,
         sample_weights: np.ndarray | None = None,
     ):
-        if images.dtype != np.uint8 or images.ndim != 4:
+        if images.dtype.name not in DTYPES or images.ndim != 4:
             raise ValueError(
-                "images must be uint8 [n, height, width, channels], "
+                f"images must be {' or '.join(DTYPES)} [n, height, width, channels], "
                 f"got {images.dtype} {list(images.shape)}"
             )
         labels = np.asarray(labels)
@@ -76,6 +80,7 @@ class ArraySource:
             )
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
+        self.dtype = images.dtype.name
         self.sample_weights = sample_weights
         with tf.device("CPU:0"):
             self._images = tf.constant(images)
@@ -85,7 +90,7 @@ class ArraySource:
     @property
     def num_bytes(self) -> int:
         """See the function `num_bytes`."""
-        return self.num_examples * math.prod(self.image_shape)
+        return self.num_examples * bytes_of_image(self)
 
     @property
     def labels(self) -> np.ndarray:
@@ -114,7 +119,7 @@ class DeviceSource:
 
     def __init__(self, source: Source, device: str):
         self.num_examples = source.num_examples
-        self.image_shape = source.image_shape
+        self.image_shape, self.dtype = source.image_shape, dtype_of(source)
         self.sample_weights = getattr(source, "sample_weights", None)
         self.labels = known_labels(source)
         with tf.device("CPU:0"):
@@ -144,7 +149,7 @@ class Subset:
         self, source: Source, indices: np.ndarray, table: np.ndarray | None = None
     ):
         self.num_examples = len(indices)
-        self.image_shape = source.image_shape
+        self.image_shape, self.dtype = source.image_shape, dtype_of(source)
         self.reads_crops = getattr(source, "reads_crops", False)
         self.decodes = getattr(source, "decodes", False)
         self._source: Any = source
@@ -170,7 +175,7 @@ class Subset:
         """See the function `num_bytes`."""
         if num_bytes(self._source) is None:
             return None
-        return self.num_examples * math.prod(self.image_shape)
+        return self.num_examples * bytes_of_image(self)
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -215,6 +220,16 @@ def num_bytes(source: Source) -> int | None:
     return getattr(source, "num_bytes", None)
 
 
+def dtype_of(source: Source) -> str:
+    """Return the dtype of the images: "uint8", "uint16" or "float32"."""
+    return getattr(source, "dtype", "uint8")
+
+
+def bytes_of_image(source: Source) -> int:
+    """Return the bytes of an image that is read."""
+    return math.prod(source.image_shape) * np.dtype(dtype_of(source)).itemsize
+
+
 def checksum(source: Source) -> int | None:
     """Return a CRC-32 of the labels or file names of a source; None if unknown."""
     return getattr(source, "checksum", None)
@@ -256,6 +271,7 @@ class Trained(Protocol):
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pixels: PixelFormat
     checksum: int | None
 
 
@@ -267,6 +283,7 @@ class DataSet:
         train: None if only the test images were loaded, to evaluate a trained network.
         class_names: in the order of the labels.
         mean, std: of the training images, per channel, in units of 0..255.
+        pixels: format of the images, and the range that becomes 0..255.
         origin: the location of the data.
         validation: for the evaluations during training; None to use `test`.
         inventory: how the data was read.
@@ -284,6 +301,7 @@ class DataSet:
     validation: Source | None = None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
     unknown: dict[str, Source] | None = None
+    pixels: PixelFormat = PHOTO
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -329,24 +347,30 @@ def split_off_test(
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of uint8 [n, h, w, c]."""
+    """Return mean and standard deviation per channel, see `channel_counts`."""
     return moments(channel_counts(images))
 
 
 def channel_counts(images: np.ndarray) -> np.ndarray:
-    """Return histograms of the values per channel, [c, 256], of uint8 [n, h, w, c]."""
-    counts = np.zeros((images.shape[-1], 256))
+    """Return histograms of the values per channel of [n, h, w, c].
+
+    They are [c, 256] for uint8, and [c, 65536] for floats in 0..255.
+    """
+    num_levels = 256 if images.dtype == np.uint8 else 65536
+    counts = np.zeros((images.shape[-1], num_levels))
     for channel in range(images.shape[-1]):
         # In pieces, as the counting makes wide copies that should fit into the cache.
         for first in range(0, len(images), 64):
             piece = images[first : first + 64, ..., channel]
-            counts[channel] += np.bincount(piece.reshape(-1), minlength=256)
+            if images.dtype != np.uint8:
+                piece = np.rint(piece * np.float32(257)).astype(np.int64)
+            counts[channel] += np.bincount(piece.reshape(-1), minlength=num_levels)
     return counts
 
 
 def moments(counts: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel from `channel_counts`."""
-    values = np.arange(256.0)
+    values = np.arange(counts.shape[1]) * (255 / (counts.shape[1] - 1))
     means, stds = [], []
     for histogram in counts:
         mean = float(histogram @ values / histogram.sum())

@@ -82,13 +82,14 @@ def _problems_of_own(data_set: DataSet) -> Iterator[str]:
             yield f"{begin}, in operations of TensorFlow, fails: {cause(error)}"
         shape = [2, *source.image_shape]
         expected = [2, *label_shape(source)]
-        is_right = images.dtype == tf.uint8
+        dtype = data_set.pixels.dtype
+        is_right = images.dtype == dtype
         is_right &= labels.dtype.is_integer or len(expected) == 2
         if not is_right or [*images.shape] != shape or [*labels.shape] != expected:
             yield (
                 f"{begin} gives {images.dtype.name} {[*images.shape]} and "
                 f"{labels.dtype.name} {[*labels.shape]} for 2 indices; expected are "
-                f"uint8 {shape} and integers {expected}"
+                f"{dtype} {shape} and integers {expected}"
             )
 
 

@@ -154,14 +154,18 @@ def _validate_arguments(data, step, eval_interval_secs):
 def _with_test_set(config, data, info, is_of_run):
     """Return the config with `data` as its data set, resized if it is not the run's."""
     class_names, resized = info.class_names if info else (), {}
+    dtype = info.pixels.dtype if info else ""
     if info and not is_of_run:
         resized = {
             "image_shape": info.image_shape,
             "max_pixels": config.max_image_pixels,
+            "pixels": info.pixels,
             **config.resize_options,
         }
     multi_label = info is not None and info.multi_label
-    name = arrays.give_test_set(data, class_names, multi_label=multi_label, **resized)
+    name = arrays.give_test_set(
+        data, class_names, multi_label=multi_label, dtype=dtype, **resized
+    )
     return replace(config, dataset=name)
 
 
@@ -178,6 +182,7 @@ def _report(folder, config, evaluated, checkpoint, progress):
         stopwatch=progress.stopwatch,
         versions=checkpoint.run_state.get("versions", {}),
         run=run,
+        pixel_format=run.pixels,
     )
     console.line(f"report: {page}")
 

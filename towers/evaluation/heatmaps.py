@@ -53,7 +53,7 @@ def give_heatmaps(
     if run.input_shape != run.image_shape:  # the augmentation crops
         maps = np.array([enlarged(heat, size, run.input_box) for heat in maps])
     for file, heat in zip(files, maps, strict=True):
-        pixels = read_upright(file.source, channels, max_pixels)
+        pixels = read_upright(file.source, channels, max_pixels, run.pixels)
         box = source_box(pixels.shape[:2], size, **options)
         take(file.path, pixels, enlarged(heat, pixels.shape, box))
 

@@ -105,9 +105,9 @@ def predict(
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
         images: one or several image files of any size, or folders of files; or images
-            in memory, which are resized as files are: an array of numbers from 0 to
-            255, [n, height, width, channels] or of one image, images of Pillow, a list
-            of either, or a `tf.data.Dataset`, whose labels are ignored.
+            in memory, which are resized as files are: an array of numbers as those of
+            the training, [n, height, width, channels] or of one image, images of
+            Pillow, a list of either, or a `tf.data.Dataset`, whose labels are ignored.
         config: the run's, with the device, towers, batch size and test-time
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
@@ -198,7 +198,8 @@ def write_predictions(
         raise ConfigError(f"heatmaps={heatmaps} with rank={rank}: drop one")
     check_path("output", output)
     path = os.path.expanduser(output) or ("features.npz" if features else "")
-    if image_paths.is_image_name(path):
+    is_of_features = features and path.endswith(".npz")
+    if image_paths.is_image_name(path) and not is_of_features:
         raise ConfigError(f"output={path}: is the name of an image; choose another")
     of_run = {os.path.realpath(x) for x in RunFolder(workdir).files()}
     if path and os.path.realpath(path) in of_run:
@@ -231,11 +232,8 @@ class _Prediction:
     ):
         if rank not in RANKS:
             raise ConfigError(f"rank={rank}: must be one of {', '.join(RANKS)}")
-        self.paths, self._images = paths_or_images(images)
         self.take_heatmap: Take | None = None
         self._rank, self._features = rank, []
-        if rank != "none":  # for the sheet
-            self._images = list(self._images)
         folder = RunFolder(workdir)
         self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, use_ema)
@@ -247,6 +245,10 @@ class _Prediction:
             use_ema=use_ema,
             log=console.remark,
         )
+        dtype = self.run.pixels.dtype
+        self.paths, self._images = paths_or_images(images, dtype)
+        if rank != "none":  # for the sheet
+            self._images = list(self._images)
         self._model = model = without_noise(self.run.network(weights), features)
         if rank == "diverse":
             model = with_features(model)
@@ -316,6 +318,7 @@ class _Prediction:
             self.run.image_shape,
             self._config.max_image_pixels,
             self._config.batch_size,
+            pixels=self.run.pixels,
             **self.run.config.resize_options,
         )
 
@@ -335,7 +338,7 @@ class _Prediction:
 
     def _outputs(self, batch, size):
         """Return the outputs of a batch, padded to `size` to avoid retracing."""
-        images = np.zeros((size, *self.run.image_shape), np.uint8)
+        images = np.zeros((size, *self.run.image_shape), self.run.pixels.dtype)
         images[: len(batch)] = [file.image for file in batch]
         with tf.device("CPU:0"):
             mask = tf.constant(np.arange(size) < len(batch), tf.float32)

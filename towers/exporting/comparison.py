@@ -64,7 +64,9 @@ def predict_in_new_process(
     """Return logits and class names of an export, from a process without towers."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
-        np.save(source, images)
+        np.save(
+            source, images.astype("uint8" if images.dtype == np.uint8 else "float32")
+        )
         # -P: the program's folder has modules with the names of packages.
         done = subprocess.run(
             [sys.executable, "-P", PROGRAM, format, path, source, result],
@@ -164,9 +166,9 @@ def images_of(
     calibrates, calibration = precision == "int8", None
     try:
         data_set = load_data_set(config, run.dataset_info, test_only=not calibrates)
-        images, labels = _some(data_set.test, count)
+        images, labels = _some(data_set.test, count, run.dtype)
         if calibrates and data_set.train is not None:
-            calibration, _ = _some(data_set.train, NUM_CALIBRATION)
+            calibration, _ = _some(data_set.train, NUM_CALIBRATION, run.dtype)
         return images, labels, calibration, "test images"
     except (ConfigError, DataError) as error:
         if data_dir:
@@ -175,13 +177,17 @@ def images_of(
         origin = f"random images, because the data set cannot be read ({reason})"
         size = count, *run.image_shape
         images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        if not run.pixels.is_photo:
+            low, high = np.array(run.pixels.low), np.array(run.pixels.high)
+            images = (low + (high - low) * (images / 255)).astype(run.dtype)
         return images, None, None, origin
 
 
-def _some(source: Source, count: int) -> list[np.ndarray]:
+def _some(source: Source, count: int, dtype: str) -> list[np.ndarray]:
     indices = _evenly_spaced(source.num_examples, count)
     with data_errors_of_tensorflow():
-        return [x.numpy() for x in source.read(tf.constant(indices))]
+        images, labels = source.read(tf.constant(indices))
+    return [images.numpy().astype(dtype, copy=False), labels.numpy()]
 
 
 def _evenly_spaced(length: int, count: int) -> np.ndarray:
@@ -203,9 +209,10 @@ def _read_files(run, paths):
         )
     spaced = [names[i] for i in _evenly_spaced(len(names), NUM_CALIBRATION)]
     config, images = run.config, []
-    limit, options = config.max_image_pixels, config.resize_options
+    options = config.resize_options | {"pixels": run.pixels}
+    limit = config.max_image_pixels
     for path, image, fault in read_files(spaced, run.image_shape, limit, **options):
         if image is None:
             fail(path, fault)
         images.append(image)
-    return np.stack(images)
+    return np.stack(images).astype(run.dtype, copy=False)

@@ -2,7 +2,7 @@
 
     python -P load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
 
-IMAGES has uint8 [n, height, width, channels]; RESULT gets "logits" [n, classes] and
+IMAGES is [n, height, width, channels]; RESULT gets "logits" [n, classes] and
 "class_names" [classes]. The first image is a separate batch, to test other batch sizes.
 The function of a format returns the class names and a function from images to logits.
 """

@@ -259,7 +259,7 @@ _REPLACEMENTS = {
 
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
-    """Return stock layers from uint8 images to logits, or raise ConfigError."""
+    """Return stock layers from images to logits, or raise ConfigError."""
     augment, model = run.config.augment, run.config.model
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"
@@ -274,12 +274,17 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
             "--format=saved_model, tflite and onnx can hold it"
         )
     with keras_settings():
-        images = keras.Input(run.image_shape, dtype="uint8", name=IMAGES)
+        images = keras.Input(run.image_shape, dtype=run.dtype, name=IMAGES)
+        scaled = images
+        if not run.pixels.is_photo:
+            low, high = np.array(run.pixels.low), np.array(run.pixels.high)
+            scaled = (ops.cast(images, "float32") - low) * (255 / (high - low))
+            scaled = ops.clip(scaled, 0.0, 255.0)
         if augment == "tutorial":
-            inputs = _standardized_by_itself(images)
+            inputs = _standardized_by_itself(scaled)
         else:
             moments = {"mean": run.mean, "variance": [(x or 1) ** 2 for x in run.std]}
-            inputs = layers.Normalization(**moments, name="standardize")(images)
+            inputs = layers.Normalization(**moments, name="standardize")(scaled)
         return keras.Model(images, network(inputs), name="classifier")
 
 

@@ -13,7 +13,7 @@ from towers.tf_internals import tflite_files
 
 NAME, LABELS = b"TFLITE_METADATA", "labels.txt"
 AXIS_LABELS, IMAGE, NORMALIZATION = 2, 2, 1  # kinds of file, content and process unit
-RGB, GRAYSCALE = 1, 2
+COLOR_SPACES = {3: 1, 1: 2}  # RGB, grayscale
 
 
 def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
@@ -24,7 +24,7 @@ def with_metadata(content: bytes, channels: int, files: Sequence[str]) -> bytes:
     graph.outputs = sorted(names, key=lambda x: (names[x] != "probabilities", names[x]))
     images = {
         0: "images",
-        3: {0: IMAGE, 1: {0: RGB if channels == 3 else GRAYSCALE}},
+        3: {0: IMAGE, 1: {0: COLOR_SPACES.get(channels, 0)}},
         4: [{0: NORMALIZATION, 1: {0: np.zeros(1), 1: np.ones(1)}}],
     }
     labels = [{0: LABELS, 2: AXIS_LABELS}]

@@ -1,5 +1,6 @@
 """Writers of the formats."""
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers import console
 from towers.build.restored import RestoredRun
 from towers.config import choices
 from towers.data.files.image import FILTERS
@@ -32,9 +34,9 @@ ONNX_OPSET = 18
 def predict_fn(
     network: keras.Model, run: RestoredRun, present_dtype: tf.DType = tf.bool
 ) -> Any:
-    """Return the function from uint8 images to "logits" and "probabilities"."""
+    """Return the function from images to "logits" and "probabilities"."""
     to_probabilities = tf.sigmoid if run.dataset_info.multi_label else tf.nn.softmax
-    images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
+    images_spec = tf.TensorSpec([None, *run.image_shape], run.dtype, name="images")
 
     @tf.function(input_signature=[images_spec], autograph=False)
     def predict(images):
@@ -56,12 +58,18 @@ def predict_fn(
 
 
 def preprocessing_json(run: RestoredRun) -> str:
-    """Return the options of the function `pixels` in docs/export.md as JSON."""
+    """Return the options of the function `pixels` in docs/export.md as JSON.
+
+    For other images than 8-bit gray and colors also the range of their pixels, which
+    the export scales.
+    """
     options = run.config.resize_options
     options["center_crop"] = options["center_crop"] or 1.0
     options["interpolation"] = FILTERS[options["interpolation"]].name.lower()
     options["fit"] = options["fit"].replace("auto", "crop")
     shape = zip(("height", "width", "channels"), run.image_shape, strict=True)
+    if not run.pixels.is_photo:
+        options["pixels"] = dataclasses.asdict(run.pixels)
     return json.dumps(dict(shape) | options)
 
 
@@ -73,7 +81,10 @@ def rejection(run: RestoredRun) -> dict[str, float]:
 def write_saved_model(
     path: pathlib.Path, network: keras.Model, run: RestoredRun, *_, **options
 ):
-    """Write a SavedModel with signatures for images, encoded images and class names."""
+    """Write a SavedModel with signatures for images, encoded images and class names.
+
+    Encoded images are 8-bit gray and colors only.
+    """
     predict = predict_fn(network, run, **options)
 
     def predict_encoded(encoded_images):
@@ -97,14 +108,18 @@ def write_saved_model(
     files_spec = tf.TensorSpec([None], tf.string, name="encoded_images")
     archive = keras.export.ExportArchive()
     archive.add_endpoint(SERVING, predict, predict.input_signature)
-    archive.add_endpoint("encoded_images", predict_encoded, [files_spec])
+    if run.dtype == "uint8" and run.image_shape[-1] in (1, 3):
+        archive.add_endpoint("encoded_images", predict_encoded, [files_spec])
+    elif not options:  # not for another format
+        kind = f"{run.image_shape[-1]} band(s) of {run.pixels.dtype}"
+        console.line(f"without a signature encoded_images, as images are {kind}")
     archive.add_endpoint("class_names", class_names, [])
     archive.write_out(path, verbose=False)
     (path / PREPROCESSING_JSON).write_text(preprocessing_json(run))
 
 
 def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
-    """Write a .keras file from uint8 images to logits, with two JSON files."""
+    """Write a .keras file from images to logits, with two JSON files."""
     model = with_preprocessing(network, run)
     get_config = model.get_config
     model.get_config = lambda: config_for_older_keras(get_config())

@@ -13,6 +13,7 @@ import tensorflow as tf
 from towers import console, store
 from towers.build.restored import RestoredRun
 from towers.config import Config, non_defaults, parse_json
+from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.sources import Source
 from towers.errors import data_errors_of_tensorflow
 from towers.messages import command_of, one_line, program
@@ -83,6 +84,7 @@ def write_report(
     stopwatch: Stopwatch,
     versions: Mapping[str, str],
     run: RestoredRun | None = None,
+    pixel_format: PixelFormat = PHOTO,
 ) -> pathlib.Path:
     """Write `report/index.html`, whose path is returned, and `report.json`.
 
@@ -119,14 +121,15 @@ def write_report(
         "versions": dict(versions),
         "options": {name: getattr(config, name) for name in non_defaults(config)},
     }
-    pixels, maps = {}, {}
+    pixels, shown, maps = {}, {}, {}
     if evaluated is not None:
         pixels = _pixels(evaluated.source, values)
+        shown = {index: pixel_format.to_bytes(x) for index, x in pixels.items()}
         if run is not None and values["mistakes"]:
             indices = [row["index"] for row in values["mistakes"]]
             maps = _activation_maps(run, evaluated.predictions, indices, pixels)
     page = folder.report / "index.html"
-    texts = {path: to_json(content), page: report_page(content, pixels, maps)}
+    texts = {path: to_json(content), page: report_page(content, shown, maps)}
     store.make_folders(folder.report)
     for path, text in texts.items():
         store.write_aside(path, text.encode(errors="backslashreplace"))
@@ -134,7 +137,7 @@ def write_report(
 
 
 def _pixels(source, values):
-    """Return index -> image, uint8 [height, width, channels], of the rows of images."""
+    """Return index -> image [height, width, channels] of the rows of images."""
     rows = [x for rows in values.values() for x in rows if isinstance(x, dict)]
     pixels = {}
     for number in {row["index"] for row in rows if "index" in row}:
@@ -160,7 +163,7 @@ def _activation_maps(run, evaluation, indices, pixels):
         return {}
     size, box = run.image_shape[:2], run.input_box
     return {
-        i: overlay(pixels[i], enlarged(heat, size, box))
+        i: overlay(run.pixels.to_bytes(pixels[i]), enlarged(heat, size, box))
         for i, heat in zip(indices, maps, strict=True)
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
+from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
 from towers.messages import shown
@@ -25,12 +26,13 @@ class DatasetInfo:
 
     Attributes:
         class_names: In the order of the logits.
-        image_shape: Height, width, channels of its uint8 images, before augmentation.
+        image_shape: Height, width, channels of its images, before augmentation.
         mean, std: Mean and standard deviation per channel, in units of 0..255.
         num_train: Number of training images; None in an evaluation.
         checksum: Of the training labels or file names, see `sources.checksum`.
         multi_label: Whether an image may have several labels, or none.
         inventory: Lines of the start banner about how the data was read.
+        pixels: Format of its images, and the range of values that becomes 0..255.
     """
 
     name: str
@@ -42,6 +44,7 @@ class DatasetInfo:
     checksum: int | None = None
     multi_label: bool = False
     inventory: tuple[str, ...] = ()
+    pixels: PixelFormat = PHOTO
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -57,16 +60,19 @@ class DatasetInfo:
             checksum=None if data.train is None else checksum(data.train),
             multi_label=data.multi_label,
             inventory=tuple(map(": ".join, data.inventory.lines(data))),
+            pixels=data.pixels,
         )
 
     @classmethod
     def from_values(cls, values: Any) -> "DatasetInfo":
         """Read stored values; raise ConfigError if they are invalid."""
         try:
-            own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-2]}
-            # Version 0.1.0 stores neither of these.
+            own = {x.name: values[x.name] for x in dataclasses.fields(cls)[:-3]}
+            # Earlier versions store none of these.
             own["multi_label"] = values.get("multi_label", False)
             own["inventory"] = values.get("inventory", ())
+            if "pixels" in values:
+                own["pixels"] = PixelFormat.from_values(values["pixels"])
             for name in ("class_names", "image_shape", "mean", "std", "inventory"):
                 own[name] = tuple(own[name])
             return cls(**own)
@@ -89,7 +95,8 @@ class DatasetInfo:
         """Return the data set with the moments of the run, or raise a ConfigError."""
         if differing := self._difference(DatasetInfo.of(data)):
             raise ConfigError(f"not the data set of the run: {differing}")
-        return dataclasses.replace(data, mean=self.mean, std=self.std)
+        own = {name: getattr(self, name) for name in ("mean", "std", "pixels")}
+        return dataclasses.replace(data, **own)
 
     def validate_training(self, data: DataSet) -> None:
         """Raise ConfigError if a run would go on with other images."""
@@ -124,6 +131,9 @@ class DatasetInfo:
         if self.image_shape != other.image_shape:
             ours, theirs = ("x".join(map(str, x.image_shape)) for x in (self, other))
             return f"its images were {ours} and are {theirs}"
+        if self.pixels.dtype != other.pixels.dtype:
+            ours, theirs = self.pixels.dtype, other.pixels.dtype
+            return f"its pixels were {ours} and are {theirs}"
         return self.class_difference(other)
 
     def class_difference(self, other: "DatasetInfo") -> str:

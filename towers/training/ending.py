@@ -103,6 +103,7 @@ def report_run(run: Run) -> None:
             images=step * run.config.images_per_step,
             stopwatch=run.progress.stopwatch,
             versions=versions(),
+            pixel_format=run.parts.data.pixels,
         )
     run.outputs.say(f"report: {page}")
 

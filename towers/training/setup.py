@@ -117,8 +117,10 @@ def validate_teacher(run: RestoredRun, parts: builder.Parts) -> None:
     shape = tuple(parts.data.test.image_shape)
     ours = tuple(parts.data.class_names), shape, parts.augment.image_shape
     is_alike = (run.class_names, run.image_shape, run.input_shape) == ours
+    is_alike &= run.pixels == parts.data.pixels
     if is_alike:
         images = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+        images = images.astype(run.pixels.dtype)
         inputs = parts.augment.evaluate(tf.constant(images))
         is_alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
     if not is_alike:

@@ -1,7 +1,7 @@
 """Augmentation: from stored pixels to the input of the network, a batch at a time.
 
-All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
-and return float32. Those for training also take `draw`, which gives the step's random
+All functions take images [n, height, width, channels], an `Augment` stored ones, and
+return float32. Those for training also take `draw`, which gives the step's random
 numbers, uniform in [0, 1); they hold no state.
 """
 
@@ -37,7 +37,7 @@ class Augment:
 
     Attributes:
         train: (images, draw) -> float32 images, random. The images are the stored
-            ones, uint8, or after color distortions float32 in 0..255.
+            ones, uint8, or float32 in 0..255 of other pixels or after distortions.
         evaluate: stored images -> float32 images, the same every time.
         image_shape: height, width, channels of the results.
         train_on_crops: as `train`, for images that are random crops already, see
@@ -57,6 +57,12 @@ class Augment:
         return dataclasses.replace(
             self, train=wrap(self.train), train_on_crops=on_crops
         )
+
+    def with_scale(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> "Augment":
+        """Return the same for stored images that `scale` makes float32 in 0..255."""
+        scaled = self.with_train(lambda f: lambda images, draw: f(scale(images), draw))
+        evaluate = self.evaluate
+        return dataclasses.replace(scaled, evaluate=lambda x: evaluate(scale(x)))
 
 
 def none(image_shape: Shape, mean: Moments, std: Moments) -> Augment:

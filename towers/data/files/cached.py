@@ -1,7 +1,6 @@
 """A source of image files that are decoded when they are read."""
 
 import atexit
-import contextlib
 import dataclasses
 import functools
 import math
@@ -16,11 +15,20 @@ from towers import console, tf_internals
 from towers.config.list_options import height_and_width
 from towers.data import streams
 from towers.data.augment.crops import random_box
-from towers.data.files.image import greatest_of_16_bits, read_image, upright_size
+from towers.data.files.image import inspect, read_image
 from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
 from towers.data.inventory import Inventory
-from towers.data.sources import Source, Subset, blocks_of, channel_counts, moments
+from towers.data.pixel_format import PERCENTILES, PHOTO, PixelFormat
+from towers.data.sources import (
+    Source,
+    Subset,
+    blocks_of,
+    bytes_of_image,
+    channel_counts,
+    moments,
+)
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+from towers.messages import shown
 
 # Number of images whose stored sizes are compared.
 NUM_COMPARED = 256
@@ -34,6 +42,8 @@ NUM_BLOCKS = 16
 # Batch size in bytes for a full pass over a source; several batches are in memory.
 BATCH_BYTES = 50_000_000
 MEGABYTE = 1_000_000
+# Numbers of training images, and of their pixels, for the range of value_range=auto.
+RANGE_SAMPLE, RANGE_PIXELS = 500, 1_000_000
 # Seconds between reports of progress.
 PROGRESS_SECS = 30
 
@@ -102,7 +112,9 @@ class CachedSource:
         self.block_bytes = getattr(files, "block_bytes", 0)
         self._files, self._options = files, options
         self._cache = cache or ImageCache(options.image_cache_mb)
-        self._image_bytes = math.prod(image_shape)
+        self._pixels = options.pixels or PHOTO
+        self.dtype = self._pixels.dtype
+        self._image_bytes = math.prod(image_shape) * np.dtype(self.dtype).itemsize
         self._has_read_crops, self._label_sets = False, None
         if self.labels is not None and self.labels.ndim == 2:
             with tf.device("CPU:0"):
@@ -116,7 +128,7 @@ class CachedSource:
         numbers = [] if crop_numbers is None else [crop_numbers]
         with tf.device("CPU:0"):
             images, labels = tf.numpy_function(
-                self._read, [indices, *numbers], [tf.uint8, tf.int32], name="decode"
+                self._read, [indices, *numbers], [self.dtype, tf.int32], name="decode"
             )
             images = tf.ensure_shape(images, [*indices.shape, *self.image_shape])
             labels = tf.ensure_shape(labels, indices.shape)
@@ -162,7 +174,7 @@ class CachedSource:
                 # An evaluation fills up its last batch with one image.
                 images, labels = self._read(once)
                 return images[copies], labels[copies]
-            images = np.empty((len(indices), *self.image_shape), np.uint8)
+            images = np.empty((len(indices), *self.image_shape), self.dtype)
             labels = np.empty(len(indices), np.int32)
             is_kept, missing = slots >= 0, np.flatnonzero(slots < 0)
             images[is_kept] = kept_images[slots[is_kept]]
@@ -184,7 +196,7 @@ class CachedSource:
     def _keep_none(self):
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
         try:
-            images = np.empty((most, *self.image_shape), np.uint8)
+            images = np.empty((most, *self.image_shape), self.dtype)
         except MemoryError:
             raise ConfigError(
                 f"image_cache_mb={self._options.image_cache_mb:g}: out of memory; what "
@@ -223,24 +235,32 @@ class CachedSource:
                 interpolation=options.interpolation,
                 fit=options.fit,
                 max_pixels=options.max_image_pixels,
+                pixels=self._pixels,
                 note_size=options.survey and options.survey.add_size,
             )
             return image, label
         except (OSError, ValueError, MemoryError) as error:
             refuse(self._files, index, error, options.survey)
-        return np.uint8(0), -1  # the survey has recorded a fault
+        return 0, -1  # the survey has recorded a fault
 
 
-def settle_size(
+def settle_format(
     files: ImageFiles, channels: int, options: ImageOptions
-) -> tuple[ImageOptions, tuple[int, int, int], str]:
-    """Return options, the shape to read images in, and a note or "".
+) -> tuple[ImageOptions, tuple[int, int, int], dict[str, str]]:
+    """Return options, the shape to read images in, and heading -> note of both.
 
     The size is `image_size`, or that of all compared images, or else `default_size`.
+    `options.pixels` is the format of the compared images if it is not known; gray and
+    colors of 8 and 16 bits together are read as 8 bits.
     """
-    if options.image_size:
-        return options, (*height_and_width(options.image_size), channels), ""
-    sizes, count, survey = set(), min(len(files), NUM_COMPARED), None
+    size, notes = options.image_size, {}
+    if options.pixels and options.pixels.bands != 3:
+        channels = options.pixels.bands
+    if size and options.pixels:
+        return options, (*height_and_width(size), channels), {}
+    sizes, survey = set(), None
+    kinds: dict[tuple[str, int], list[str]] = {}
+    count = min(len(files), NUM_COMPARED)
     if options.survey is not None:  # a full pass detects them again
         survey = Survey(skips=options.survey.skips)
     indices = np.linspace(0, len(files) - 1, count).astype(int)
@@ -248,17 +268,51 @@ def settle_size(
         indices = indices_in_blocks(blocks, count)
     for index in indices.tolist():
         try:
-            sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
+            content, _ = files.read(index)
+            stored, kind = inspect(content, options.max_image_pixels, not size)
         except (OSError, ValueError, MemoryError) as error:
-            refuse(files, index, error, survey)
-    if not sizes:
+            if not size:
+                refuse(files, index, error, survey)
+            continue
+        sizes.add(stored)
+        kinds.setdefault(kind, []).append(files.location(index))
+    if not sizes and not size:
         faults = survey.summary() if survey else ""
         raise DataError(f"no image can be read: {faults}")
-    if len(sizes) == 1:
-        return options, (*sizes.pop(), channels), ""
+    if options.pixels is None:
+        dtype, bands = _common_kind(kinds)
+        channels = channels if bands == 3 else bands
+        if len(kinds) > 1:
+            text = f"8 bits; of {len(kinds['uint16', 3]):,} of {count:,} images, with "
+            notes["pixels"] = f"{text}16, the upper ones"
+        pixels = PixelFormat(dtype, bands).with_range(options.value_range)
+        options = dataclasses.replace(options, pixels=pixels)
+    if size or len(sizes) == 1:
+        shape = height_and_width(size) if size else sizes.pop()
+        return options, (*shape, channels), notes
     size = options.default_size
-    note = f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
-    return dataclasses.replace(options, image_size=size), (size, size, channels), note
+    notes["sizes"] = (
+        f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
+    )
+    options = dataclasses.replace(options, image_size=size)
+    return options, (size, size, channels), notes
+
+
+def _common_kind(kinds):
+    """Return the dtype and bands of (dtype, bands) -> images; DataError if they differ.
+
+    Of gray and colors 8 and 16 bits do not differ, and are read as 8.
+    """
+    if len(kinds) < 2 or kinds.keys() == {("uint8", 3), ("uint16", 3)}:
+        return min(kinds, default=("uint8", 3), key=lambda kind: kind[0] != "uint8")
+    texts = (
+        f"{len(images):,} of {bands} band(s) of {dtype} such as {shown(images[0], 60)}"
+        for (dtype, bands), images in kinds.items()
+    )
+    raise DataError(
+        f"the images have several kinds of pixels: {', '.join(texts)}; convert all to "
+        "one kind, or keep them in different folders"
+    )
 
 
 def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
@@ -275,7 +329,7 @@ def read_in_batches(
     source: Source, most: int, indices: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield images and labels in batches of at most `most` images."""
-    image_bytes = math.prod(source.image_shape)
+    image_bytes = bytes_of_image(source)
     size = max(1, min(most, BATCH_BYTES // image_bytes))
     calls = streams.num_reads(size, size * image_bytes)
     numbers = tf.data.Dataset.range(source.num_examples)
@@ -332,42 +386,56 @@ def progress(
     return count_read
 
 
-def sampled_moments(
-    source: Source, options: ImageOptions, files: ImageFiles
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of at most SAMPLE images."""
+def settle_range(
+    source: Source, options: ImageOptions, is_known: bool
+) -> tuple[PixelFormat, str]:
+    """Return the pixel format, with its range by value_range, and a note or ""."""
+    pixels = options.pixels or PHOTO
+    if is_known or options.value_range != "auto" or pixels.dtype == "uint8":
+        return pixels, "" if pixels.is_photo else str(pixels)
+    values = []
+    indices = _sample(source, RANGE_SAMPLE)
+    for batch, labels in read_in_batches(source, 50, indices):
+        flat = batch[_are_read(labels)].reshape(-1, batch.shape[-1])
+        values.append(flat[:: 1 + len(flat) * len(indices) // (50 * RANGE_PIXELS)])
+    if not sum(map(len, values)):
+        faults = options.survey.summary() if options.survey else ""
+        raise DataError(f"no training image can be read: {faults}")
+    pixels = pixels.with_percentiles(np.concatenate(values))
+    low, high = PERCENTILES
+    note = f"{pixels}, percentiles {low} and {high} of training images"
+    return pixels, f"{note}; --value_range=LOW:HIGH for others"
+
+
+def _sample(source, count):
+    """Return indices of at most about `count` images, always the same."""
     indices = np.arange(source.num_examples)
     blocks = blocks_of(source)
-    if len(indices) > SAMPLE and blocks is not None:
-        indices = indices_in_blocks(blocks, SAMPLE)
-    elif len(indices) > SAMPLE:
+    if len(indices) > count and blocks is not None:
+        return indices_in_blocks(blocks, count)
+    if len(indices) > count:
         rng = np.random.Generator(np.random.Philox(0))
-        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
-    counts, num_flat = np.zeros((source.image_shape[-1], 256)), 0
+        return np.sort(rng.choice(indices, count, replace=False))
+    return indices
+
+
+def sampled_moments(
+    source: Source, options: ImageOptions, pixels: PixelFormat = PHOTO
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel of at most SAMPLE images."""
+    indices, num_flat = _sample(source, SAMPLE), 0
+    counts: np.ndarray = np.zeros(1)
     for batch, labels in read_in_batches(source, 50, indices):
-        images = batch[_are_read(labels)]
-        counts += channel_counts(images)
-        spans = images.max((1, 2, 3)).astype(int) - images.min((1, 2, 3))
+        images = np.asarray(pixels.scale(batch[_are_read(labels)]))
+        counts = counts + channel_counts(images)
+        spans = images.max((1, 2, 3)) - images.min((1, 2, 3))  # not below 0
         num_flat += int(np.sum(spans < FLAT_RANGE))
     if not counts.any():
         faults = options.survey.summary() if options.survey else ""
         raise DataError(f"no training image can be read: {faults}")
     if num_flat >= FLAT_SHARE * len(indices):
-        _warn_of_flat_images(num_flat, len(indices), options, files)
+        console.warn(
+            f"{num_flat:,} of {len(indices):,} training images are constant or nearly "
+            f"so, their values span less than {FLAT_RANGE} of 255"
+        )
     return moments(counts)
-
-
-def _warn_of_flat_images(num_flat, count, options, files):
-    greatest, most = 0, min(len(files), NUM_BLOCKS)
-    for index in np.linspace(0, len(files) - 1, most).astype(int).tolist():
-        with contextlib.suppress(OSError, ValueError, MemoryError):
-            value = greatest_of_16_bits(files.read(index)[0], options.max_image_pixels)
-            greatest = max(greatest, value)
-    text = (
-        f"{num_flat:,} of {count:,} training images are constant or nearly so, their "
-        f"values span less than {FLAT_RANGE} of 255"
-    )
-    if greatest:
-        text += f"; 16-bit files have values up to {greatest:,} of 65,535: scale them "
-        text += "to 65,535, or to 8 bits"
-    console.warn(text)

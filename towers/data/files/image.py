@@ -12,11 +12,13 @@ from PIL import ExifTags, Image
 from PIL.IcoImagePlugin import IcoFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TgaImagePlugin import TgaImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data.files.band_files import read_bands
+from towers.data.files.bands import Bands, Refused
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
 from towers.data.files.reading import LFS, LFS_HINT
+from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.streams import Memory
 from towers.messages import one_line
 
@@ -48,17 +50,6 @@ TURNS = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
-SAVE_HINT = "save it as gray or RGB of 8 bits"
-COMPRESS_HINT = (
-    "after `pip install tifffile`, in Python: tifffile.imwrite('NEW', tifffile.imread("
-    "'FILE'), photometric={}, planarconfig=2, extrasamples={}, compression='zlib')"
-)
-
-
-class Refused(ValueError):
-    """An image that is not read; the message follows its name."""
-
-
 # (height, width) of an image -> (top, left, height, width) of a part.
 Crop = Callable[[int, int], Sequence[float]]
 
@@ -73,34 +64,38 @@ def read_image(
     interpolation: str = "auto",
     fit: str = "auto",
     max_pixels: int = MAX_IMAGE_PIXELS,
+    pixels: PixelFormat = PHOTO,
     note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """Return an image, uint8 of the shape, resized with an antialiasing filter.
+    """Return an image of the shape and of dtype `pixels`, resized with antialiasing.
 
     The content determines the format; only the first frame is read, transparency is
-    dropped and of 16 bits the upper 8 are kept. `fit` gives the upright image the
-    proportions of the shape: "crop" or "auto" takes the largest part in the middle, or
-    the fraction `center_crop` of it, "pad" adds black borders as `PIL.ImageOps.pad`
-    does, and "stretch" changes the proportions. `crop` gives another part, of what
-    `fit` makes. `note_size` takes the height and width of the upright image. Raises
-    ValueError if it is damaged, too large, or of another size and `resize` is False.
+    dropped, and as uint8 gray or colors the upper 8 of 16 bits are kept. `fit` gives
+    the upright image the proportions of the shape: "crop" or "auto" takes the largest
+    part in the middle, or the fraction `center_crop` of it, "pad" adds black borders as
+    `PIL.ImageOps.pad` does, of the smallest value if that may not be 0, and "stretch"
+    changes the proportions. `crop` gives another part, of what `fit` makes. `note_size`
+    takes the height and width of the upright image. Raises ValueError if it is damaged,
+    too large, of other pixels, or of another size and `resize` is False.
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
-    if is_whole and channels == 3 and _plain_jpeg_size(content) == (height, width):
+    is_photo = channels == 3 and pixels.dtype == "uint8"
+    if is_whole and is_photo and _plain_jpeg_size(content) == (height, width):
         with contextlib.suppress(ValueError):  # the full reader reports the reason
             # Half of the time that JpegImageFile takes for a small image.
-            image = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
+            photo = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
             if note_size is not None:
                 note_size(height, width)
-            return np.asarray(image)
-    with opened(content, max_pixels) as image:
+            return np.asarray(photo)
+    dtype = pixels.dtype
+    with opened(content, max_pixels, pixels.windows) as image:
         full_size, orientation = _inspect(image)
         if note_size is not None:
             note_size(*full_size)
         if is_whole and full_size == (height, width):
-            pixels = _pixels(image, channels)
-            return np.asarray(_upright(pixels, orientation)).reshape(shape)
+            whole = _pixels(image, channels, dtype)
+            return np.asarray(_upright(whole, orientation)).reshape(shape)
         if not resize:
             raise Refused(
                 f"is {full_size[0]}x{full_size[1]} (height x width), expected "
@@ -115,17 +110,20 @@ def read_image(
             times = min(old / new for old, new in zip(part, size, strict=True))
             ratio = next((r for r in RATIOS if times >= r * OVERSAMPLING), 1)
             image.draft(None, (image.width // ratio, image.height // ratio))
-        pixels = _pixels(image, channels)
+        stored = _pixels(image, channels, dtype)
         box = [x / ratio for x in (left, top, left + part[1], top + part[0])]
         if crop is not None:  # without surrounding pixels
             left, top = map(math.floor, box[:2])
-            pixels = pixels.crop((left, top, *map(math.ceil, box[2:])))
+            stored = stored.crop((left, top, *map(math.ceil, box[2:])))
             box = [box[0] - left, box[1] - top, box[2] - left, box[3] - top]
         # At a reduced scale the last pixel may stand for less than the others.
-        box[2:] = min(box[2], pixels.width), min(box[3], pixels.height)
-        resized = pixels.resize(size[::-1], FILTERS[interpolation], box)
+        box[2:] = min(box[2], stored.width), min(box[3], stored.height)
+        resized = stored.resize(size[::-1], FILTERS[interpolation], box)
         result = np.asarray(_upright(resized, orientation)).reshape(*inside, channels)
-        return result if result.shape == shape else np.pad(result, (*borders, (0, 0)))
+        if result.shape == shape:
+            return result
+        black = 0 if dtype == "uint8" else result.min()
+        return np.pad(result, (*borders, (0, 0)), constant_values=black)
 
 
 def _plain_jpeg_size(content):
@@ -164,28 +162,41 @@ def source_box(
     return [*begins, size[0] * scales[0], size[1] * scales[1]]
 
 
-def upright_size(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> tuple[int, int]:
-    """Return height and width of an image after rotation; reads JPEG headers only."""
+def inspect(
+    content: bytes, max_pixels: int = MAX_IMAGE_PIXELS, has_size: bool = True
+) -> tuple[tuple[int, int], tuple[str, int]]:
+    """Return the upright size of an image, and its dtype and number of bands.
+
+    Gray has 3 bands, as colors. Without `has_size`, for which some formats are decoded,
+    the size is (0, 0).
+    """
     with opened(content, max_pixels) as image:
-        return _inspect(image)[0]
+        size, kind = (0, 0), ("uint8", 3)
+        if has_size:
+            size = _inspect(image)[0]
+        if isinstance(image, Bands):
+            kind = image.dtype, 3 if image.num_bands == 1 else image.num_bands
+        return size, kind
 
 
 @contextlib.contextmanager
-def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
+def opened(
+    content: bytes, max_pixels: int, windows: bool = True
+) -> Iterator[Image.Image | Bands]:
     """Yield an image whose header was read; Refused if it is damaged or too large."""
     if not content:
         raise Refused("the file is empty")
     if content.startswith(LFS):
         raise Refused(LFS_HINT)
     try:
-        with _opened(content) as image:
+        with _opened(content, windows) as image:
             num_pixels = image.width * image.height
             if num_pixels > max_pixels:
                 raise Refused(
                     f"has {num_pixels:,} pixels, and at most max_image_pixels="
                     f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
                 )
-            with memory.taking(4 * num_pixels):
+            with memory.taking(getattr(image, "num_bytes", 4 * num_pixels)):
                 yield _completed(image, content)
     except (Refused, MemoryError) as error:
         raise error from None
@@ -193,13 +204,13 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
         raise Refused(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
-def _opened(content):
+def _opened(content, windows):
     # Not Image.open, which has a limit of pixels of its own.
     name, file = format_of(content), io.BytesIO(content)
+    if (bands := read_bands(content, name, windows)) is not None:
+        return bands
     if name == "ICO":  # IcoImageFile decodes before its size is known
         return IcoFile(file).frame(0)
-    if name == "TIFF":
-        return _opened_tiff(file)
     if name:
         return Image.OPEN[name][0](file, "")
     if is_heif(content):
@@ -209,39 +220,6 @@ def _opened(content):
     except SyntaxError:
         reason = f"it is not a {FORMATS_TEXT} file, or its header is damaged"
         raise Refused(f"cannot be decoded: {reason}") from None
-
-
-def _opened_tiff(file):
-    """Open a TIFF file; Refused if Pillow 13.0 cannot open it or misreads it."""
-    try:
-        tags = (image := TiffImageFile(file, "")).tag_v2
-    except Exception as error:  # also of kinds of pixels that Pillow does not know
-        text = f"cannot be decoded: {one_line(error, 200)}"
-        raise Refused(f"{text}; unless it is damaged, {SAVE_HINT}") from None
-    name = ExifTags.Base
-    # 0 and 1 are gray, with white or black as zero, 6 is YCbCr, 8 is LAB.
-    kind = tags.get(name.PhotometricInterpretation, 0)
-    bits = max(tags.get(name.BitsPerSample, (1,)))
-    is_raw = tags.get(name.Compression, 1) == 1
-    is_planar = tags.get(name.PlanarConfiguration) == 2
-    extra = tags.get(name.ExtraSamples, ())  # 1 and 2 are alpha
-    num_bands = tags.get(name.SamplesPerPixel, 1) - extra.count(1) - extra.count(2)
-    subsampling = tags.get(name.YCbCrSubSampling, (1, 1))
-    planar = f"uncompressed planar pixels of {bits} bits"
-    misread = {
-        f"{num_bands} gray bands": kind in (0, 1) and num_bands > 1,
-        "numbers with signs": tags.get(name.SampleFormat, (1,))[0] == 2,
-        "a thumbnail, as of a raw photo": tags.get(name.NewSubfileType, 0) & 1,
-        "planar LAB": kind == 8 and is_planar,
-        "subsampled YCbCr": kind == 6 and is_raw and subsampling != (1, 1),
-        planar: is_raw and is_planar and (kind == 0 or bits != 8),
-    }
-    for what in filter(misread.get, misread):
-        hint = SAVE_HINT
-        if (what, bits) == (planar, 16):
-            hint = COMPRESS_HINT.format(kind, extra)
-        raise Refused(f"is a TIFF file of {what}, which is not read; {hint}")
-    return image
 
 
 def _completed(image, content):
@@ -262,33 +240,17 @@ def _completed(image, content):
     return read(b"") if len(pixels) == 1 else image
 
 
-def greatest_of_16_bits(content: bytes, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
-    """Return the maximum of a gray 16-bit image, 0 for other images."""
-    with opened(content, max_pixels) as image:
-        pixels = _gray_of_16_bits(image)
-        return 0 if pixels is None else int(pixels.max())
-
-
-def _gray_of_16_bits(image):
-    """Return the pixels of a gray image of 12 or 16 bits as 16 bits, else None."""
-    # Pillow scales PGM files of more than 8 bits to 16 bits, as 32-bit integers.
-    is_pgm = image.format == "PPM" and image.mode == "I"
-    if not image.mode.startswith("I;16") and not is_pgm:
-        return None
-    pixels = np.asarray(image)
-    if isinstance(image, TiffImageFile):
-        pixels = pixels << 16 - image.tag_v2[ExifTags.Base.BitsPerSample][0]
-        if not image.tag_v2.get(ExifTags.Base.PhotometricInterpretation):
-            pixels = 65535 - pixels  # white is zero
-    return pixels
-
-
-def _pixels(image, channels):
+def _pixels(image, channels, dtype):
     image.load()
-    if (deep := _gray_of_16_bits(image)) is not None:
-        image = Image.fromarray((deep >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise Refused("has pixels of 32 bits, or with signs; 8 and 16 bits are read")
+    if isinstance(image, Bands):
+        if dtype != "uint8" or channels not in (1, 3):
+            return image.converted(dtype, channels)
+        image = image.photo()
+    if image.mode in ("I", "F") or dtype != "uint8" or channels not in (1, 3):
+        bits = 32 if image.mode in ("I", "F") else 8
+        raise Refused(
+            f"has {bits} bits, and the images are read as {channels} band(s) of {dtype}"
+        )
     image.info.pop("transparency", None)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.paths import reason
+from towers.data.pixel_format import PixelFormat
 from towers.errors import DataError, TowersError
 from towers.messages import shown
 
@@ -88,6 +89,8 @@ class ImageOptions:
         center_crop: fraction of the middle part that is resized; 0 is 1.
         interpolation: filter of the resize, see `image.FILTERS`.
         fit: "crop", "pad" or "stretch", see `image.read_image`; "auto" is "crop".
+        value_range: "auto", "dtype" or LOW:HIGH, see `PixelFormat`.
+        pixels: format to read; None infers it, see `cached.settle_format`.
         default_size: pixels of height and width if `image_size` is 0 and sizes differ.
         shuffle_buffer_mb: megabytes of Parquet row groups, or of remote blocks,
             kept for shuffling.
@@ -101,6 +104,8 @@ class ImageOptions:
     center_crop: float = 0.0
     interpolation: str = "auto"
     fit: str = "auto"
+    value_range: str = "auto"
+    pixels: PixelFormat | None = None
     default_size: int = DEFAULT_IMAGE_SIZE
     shuffle_buffer_mb: float = 1000.0
 

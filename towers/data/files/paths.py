@@ -38,6 +38,7 @@ _RECOGNIZED = tuple(
 FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
 _READ = (*_RECOGNIZED, "MPO", "TGA")
 _ENDINGS = {x for x, name in Image.EXTENSION.items() if name in _READ}
+_ENDINGS |= {".npy", ".npz", ".dcm", ".dicom"}
 # Extensions of other image formats, which are reported and not silently skipped.
 _OTHER_IMAGES = (
     ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
@@ -55,7 +56,7 @@ _ADVICE = {
         "is an archive; unpack it, and name its folder: --data_dir=FOLDER"
     ),
     r"\.(xlsx?|xlsm|ods)$": "is a spreadsheet; save it as CSV UTF-8, and name that",
-    r"\.(npz|npy|mat|h5|hdf5|pkl|pickle|pt|pth)$": (
+    r"\.(npy|mat|h5|hdf5|pkl|pickle|pt|pth)$": (
         "holds arrays; read them in Python and call towers.train with data=((x, y), "
         "(x_test, y_test)), see docs/python.md"
     ),
@@ -104,9 +105,14 @@ def check_paths(paths: Paths) -> list[str]:
 
 
 def format_of(start: bytes) -> str | None:
-    """Return the image format of a file from its first 64 bytes, or None."""
+    """Return the image format of a file from its first 132 bytes, or None."""
     if is_heif(start):
         return "HEIF" if "HEIF" in Image.OPEN else None
+    is_npz = start.startswith(b"PK\3\4") and b".npy" in start[30:132]
+    if is_npz or start.startswith(b"\x93NUMPY"):
+        return "NumPy"
+    if start[128:132] == b"DICM":
+        return "DICOM"
     accepts: dict[str, Any] = {name: Image.OPEN[name][1] for name in _RECOGNIZED}
     start = start[:16].ljust(16, b"\0")
     return next((x for x, accept in accepts.items() if accept(start) is True), None)
@@ -136,7 +142,7 @@ def is_image(entry: Entry) -> bool:
         return False
     try:
         with open_data_file(entry.path) as file:
-            start = file.read(64)
+            start = file.read(132)
     except OSError:
         return False
     return format_of(start) is not None or is_heif(start)

@@ -14,7 +14,8 @@ from towers.data.files.cached import (
     ImageCache,
     leave_out_bad_images,
     sampled_moments,
-    settle_size,
+    settle_format,
+    settle_range,
 )
 from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageOptions
 from towers.data.inventory import Inventory
@@ -55,6 +56,7 @@ def data_set(
     those of the splits in messages.
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
+    is_known = trained is not None or options.pixels is not None
     cache = ImageCache(options.image_cache_mb)
     inventory = inventory or Inventory()
     is_alone = trained is not None and not testing and "train" in splits
@@ -77,9 +79,8 @@ def data_set(
         classes = files.class_names
         for line in similar_names(classes):
             console.warn(line)
-        options, shape, sizes = settle_size(files, channels, options)
-        if sizes:
-            inventory.infer("sizes", sizes)
+        options, shape, notes = settle_format(files, channels, options)
+        inventory.inferred.update(notes)
         train = CachedSource(files, shape, options, cache)
 
     def opened(split):
@@ -104,8 +105,11 @@ def data_set(
     train, validation, test = leave_out_bad_images(
         (train, validation, test), options, inventory
     )
+    pixels, note = settle_range(train, options, is_known)
+    if note:
+        inventory.infer("pixels", note)
     known = trained and (trained.mean, trained.std)
-    mean, std = known or sampled_moments(train, options, files)
+    mean, std = known or sampled_moments(train, options, pixels)
     return DataSet(
         name=name,
         train=train,
@@ -113,6 +117,7 @@ def data_set(
         class_names=tuple(classes),
         mean=mean,
         std=std,
+        pixels=pixels,
         origin=location,
         validation=validation,
         inventory=inventory,
@@ -135,9 +140,11 @@ def _was_trained_on(trained, splits, options, location):
 
 
 def _trained_size(options, trained):
-    size, shape = options.image_size, (*trained.image_shape[:2], CHANNELS)
+    size, (*shape, channels) = options.image_size, trained.image_shape
+    shape = *shape, CHANNELS if channels == 1 else channels
+    options = dataclasses.replace(options, pixels=trained.pixels)
     if size:
-        return options, (*height_and_width(size), CHANNELS)
+        return options, (*height_and_width(size), shape[2])
     if shape[0] == shape[1] and shape[0] in (DEFAULT_IMAGE_SIZE, options.default_size):
         # They were resized, unless all had this size.
         options = dataclasses.replace(options, image_size=shape[0])

@@ -16,20 +16,21 @@ from PIL import Image, ImageOps
 
 from towers.data import streams
 from towers.data.files.class_folders import depth_of, is_split
-from towers.data.files.image import read_image, upright_size
+from towers.data.files.image import inspect, read_image
 from towers.data.files.paths import Paths, check_paths, class_name, reason
 from towers.data.files.reading import read_image_file
-from towers.errors import ConfigError, DataError, UnavailableDataError, cause
+from towers.data.pixel_format import PHOTO, PixelFormat
+from towers.errors import DataError, UnavailableDataError, cause
 from towers.messages import one_line
 
-# Fractions up to this maximum are taken as standardized, not as values of 0..255.
+# Floats up to this maximum that are not whole are fractions, not values of 0..255.
 MAX_FRACTIONS = 4
 # Number of images that each reader reads ahead.
 AHEAD = 4
 
 
 class ImageFile(NamedTuple):
-    """An image, uint8 [height, width, channels]; None with a fault if unusable.
+    """An image [height, width, channels]; None with a fault if unusable.
 
     It is resized from `source`, a path, array or Pillow image.
     """
@@ -70,11 +71,6 @@ def read_files(
     pending: collections.deque = collections.deque()
     try:
         for file in files:
-            if isinstance(file, str) and image_shape[-1] not in (1, 3):
-                raise ConfigError(
-                    f"the network takes images of {image_shape[-1]} channels, and "
-                    "image files are read with 1 or 3; give arrays in Python"
-                )
             pending.append(pool.submit(read, file))
             if len(pending) > max(ahead, AHEAD * streams.NUM_READERS):
                 yield pending.popleft().result()
@@ -84,17 +80,20 @@ def read_files(
         pool.shutdown(cancel_futures=True)
 
 
-def read_upright(source: Any, channels: int, max_pixels: int) -> np.ndarray:
+def read_upright(
+    source: Any, channels: int, max_pixels: int, pixels: PixelFormat = PHOTO
+) -> np.ndarray:
     """Return the `source` of an `ImageFile` in its size, uint8, turned upright."""
     if getattr(source, "shape", (0,))[-1] == channels:
-        return source
+        return pixels.to_bytes(source)
     content = _content(source, max_pixels, channels)
-    shape = *upright_size(content, max_pixels), channels
-    return read_image(content, shape, max_pixels=max_pixels)
+    shape = *inspect(content, max_pixels)[0], channels
+    image = read_image(content, shape, max_pixels=max_pixels, pixels=pixels)
+    return pixels.to_bytes(image)
 
 
 def fit_images(images: np.ndarray, **options: Any) -> Iterator[np.ndarray]:
-    """Yield uint8 images resized as by `read_files`; DataError if one is unusable."""
+    """Yield images resized as by `read_files`; DataError if one is unusable."""
     for file in read_files(enumerate(images), **options):
         if file.image is None:
             raise DataError(f"data: image {file.path}: {file.fault}")
@@ -105,15 +104,12 @@ def _content(image, max_pixels, channels):
     """Return the content of the file of an image, or of an image in memory."""
     if isinstance(image, str):
         return read_image_file(image, max_pixels)
-    if isinstance(image, np.ndarray):
-        if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4):
-            raise DataError(
-                f"images of {image.shape[-1]} channels in a shape of {image.shape} are "
-                f"not resized, and the network takes {channels} channels"
-            )
-        image = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     file = io.BytesIO()
-    ImageOps.exif_transpose(image).save(file, "TIFF")
+    if isinstance(image, Image.Image):
+        ImageOps.exif_transpose(image).save(file, "TIFF")
+    else:
+        has_alpha = image.shape[-1] == 4 and channels in (1, 3)
+        np.save(file, image[..., :3] if has_alpha else image)
     return file.getvalue()
 
 
@@ -125,14 +121,14 @@ else:  # other values are a DataError
 
 
 def paths_or_images(
-    images: Any,
+    images: Any, dtype: str
 ) -> tuple[list[str], Iterable[np.ndarray | Image.Image]]:
-    """Return (paths, images); one of them is empty.
+    """Return (paths, images of a dtype of `PixelFormat`); one of them is empty.
 
     Images are an array, a Pillow image, a list of them, or a `tf.data.Dataset`.
     """
     if isinstance(images, tf.data.Dataset):
-        return [], _elements(images)
+        return [], _elements(images, dtype)
     is_path = isinstance(images, str | os.PathLike)
     is_list = isinstance(images, Iterable) and not isinstance(images, Mapping)
     if is_path or not is_list or getattr(images, "ndim", 1) != 1:
@@ -142,20 +138,22 @@ def paths_or_images(
         return check_paths(images), ()
     if isinstance(images[0], list | tuple):  # of numbers
         images = [images]
-    return [], [image for x in images for image in _batch(x)]
+    return [], [image for x in images for image in _batch(x, dtype)]
 
 
-def _elements(dataset):
+def _elements(dataset, dtype):
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise DataError("images: the data set has no end; leave out repeat()")
     with reading("images: the data set"):
         for element in dataset.as_numpy_iterator():
-            yield from _batch(element[0] if isinstance(element, tuple) else element)
+            images = element[0] if isinstance(element, tuple) else element
+            yield from _batch(images, dtype)
 
 
-def _batch(images):
-    is_image = isinstance(images, Image.Image)
-    return [images] if is_image else pixels(images, "images", may_be_one=True)
+def _batch(images, dtype):
+    if isinstance(images, Image.Image):
+        return [images]
+    return pixels(images, "images", dtype, may_be_one=True)
 
 
 @contextlib.contextmanager
@@ -170,10 +168,14 @@ def reading(what: str) -> Iterator[None]:
         raise DataError(f"{what} {problem}: {reason}") from None
 
 
-def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
-    """Return images as uint8 [n, height, width, channels] from numbers from 0 to 255.
+def pixels(
+    images: Any, what: str, dtype: str = "", may_be_one: bool = False
+) -> np.ndarray:
+    """Return images as [n, height, width, channels] of a dtype of `PixelFormat`.
 
-    Accepts [n, height, width(, channels)]; with `may_be_one` also a single image.
+    By default numbers from 0 to 255 become uint8, other whole ones uint16 if they fit,
+    and the rest float32. Accepts [n, height, width(, channels)]; with `may_be_one` also
+    a single image. DataError if they are not finite or do not fit the dtype.
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
@@ -197,41 +199,40 @@ def pixels(images: Any, what: str, may_be_one: bool = False) -> np.ndarray:
     elif images.ndim == 4 and shape[0] in (1, 3) and min(shape[1:]) > 4:
         hint = "; np.moveaxis(images, 1, -1) moves their channels to the end"
     elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
-        return _in_bytes(images if images.ndim == 4 else images[..., None], what)
+        images = images if images.ndim == 4 else images[..., None]
+        return _with_dtype(images, what, dtype)
     raise DataError(
         f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
         f"[n, height, width, channels], none of them 0{hint}"
     )
 
 
-def _in_bytes(images, what):
+def _with_dtype(images, what, dtype):
     if not images.size:
-        return images.astype(np.uint8)
+        return images.astype(dtype or np.uint8)
     low, high = float(images.min()), float(images.max())
     is_float, hint = images.dtype.kind == "f", ""
-    is_photo_of_0_and_1 = high == 1 and (is_float or len(images) > 1)
+    is_fraction = is_float and (high == 1 or (images % 1).any())
+    found = "float32"
+    if low >= -0.5 and high <= 255.5 and not (is_fraction and high <= MAX_FRACTIONS):
+        found = "uint8"
+    elif images.dtype.kind == "u" or (not is_float and low >= 0 and high < 65536):
+        found = "uint16" if high < 65536 else "float32"
     if not np.isfinite([low, high]).all():
         hint = "some are not finite: replace them, or leave these images out"
-    elif (-64 < low < -0.5 and high > 64) or (is_float and 255.5 <= high < 320):
-        hint = "np.clip(images, 0, 255) limits what a filter has added"
-    elif high > 255.5:
-        hint = f"divide them, such as by {np.ceil(high / 255):g}"
-    elif (
-        low < -0.5
-        or is_photo_of_0_and_1
-        or (0 < high <= MAX_FRACTIONS and (images % 1).any())
-    ):
-        hint = (
-            "leave out the division, as they are standardized in training and in "
-            "evaluations; multiply drawings of 0 and 1 by 255"
-        )
+    elif high == 1 and not is_float and len(images) > 1 and not dtype:
+        hint = "multiply drawings of 0 and 1 by 255"
+    elif dtype == "uint8" and found != "uint8":
+        hint = "the network was trained on numbers from 0 to 255"
+    elif dtype and dtype != found and images.dtype == np.uint8:
+        hint = f"the network was trained on {dtype}, in other units"
+    elif dtype == "uint16" and found == "float32":
+        hint = "the network was trained on uint16"
     if hint:
-        raise DataError(
-            f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
-            f"0 to 255: {hint}"
-        )
-    images = np.round(images) if is_float else images
-    return images.astype(np.uint8, copy=False)
+        raise DataError(f"{what} are {images.dtype} from {low:g} to {high:g}; {hint}")
+    if is_float and (dtype or found) != "float32":
+        images = np.round(images)
+    return images.astype(dtype or found, copy=False)
 
 
 class Labels:

@@ -1,5 +1,7 @@
 """Data sets of arrays in memory, as Keras' `fit` takes them."""
 
+import dataclasses
+import functools
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,8 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
-from towers.data.files.unlabeled import fit_images, pixels, reading
+from towers.data.files.cached import settle_range
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.unlabeled import fit_images, reading
+from towers.data.files.unlabeled import pixels as as_pixels
 from towers.data.inventory import Inventory
+from towers.data.pixel_format import PixelFormat
 from towers.data.sources import (
     TEST_FRACTION,
     ArraySource,
@@ -42,7 +48,15 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     names = ["training", "validation", "test"]
     if len(splits) == 2:
         names.remove("validation")
-    arrays = {name: _arrays(x, name) for x, name in zip(splits, names, strict=False)}
+    parts = dict(zip(names, splits, strict=False))
+    arrays = {name: _arrays(part, name) for name, part in parts.items()}
+    dtypes = {name: images.dtype.name for name, (images, *_) in arrays.items()}
+    if {*dtypes.values()} == {"uint8", "uint16"}:
+        arrays = {name: _arrays(x, name, "uint16") for name, x in parts.items()}
+    elif len({*dtypes.values()}) > 1:
+        raise DataError(
+            f"data: the images of its parts differ: {dtypes}; give all in one unit"
+        )
     shapes = {images.shape[1:] for images, *_ in arrays.values()}
     if len(shapes) > 1:
         raise DataError(f"data: the images of its parts differ in shape: {shapes}")
@@ -50,10 +64,15 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
 
 
 def give_test_set(
-    data: Any, class_names: Sequence[str], *, multi_label: bool = False, **fitted: Any
+    data: Any,
+    class_names: Sequence[str],
+    *,
+    multi_label: bool = False,
+    dtype: str = "",
+    **fitted: Any,
 ) -> str:
     """Register (x, y) to evaluate a network on, `fitted` by `unlabeled.fit_images`."""
-    images, labels, _ = _arrays(data, "test")
+    images, labels, _ = _arrays(data, "test", dtype)
     if fitted:
         images = np.stack(list(fit_images(images, **fitted)))
     return _give({"test": (images, labels, None)}, class_names, multi_label)
@@ -82,7 +101,9 @@ def _give(arrays, class_names, multi_label=False):
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
     # The sources are created later, as the devices may not be configured yet.
-    factories.give("dataset", name, lambda: _data_set(arrays, class_names, inventory))
+    factories.give(
+        "dataset", name, functools.partial(data_set, arrays, class_names, inventory)
+    )
     return name
 
 
@@ -112,14 +133,31 @@ def _class_names(labels, class_names):
     return class_names or tuple(map(str, range(high + 1)))
 
 
-def _data_set(arrays, class_names, inventory):
-    sources = {name: ArraySource(*values) for name, values in arrays.items()}
-    train, test = sources.get("training"), sources.get("test")
+def data_set(
+    arrays: Mapping[str, Any],
+    class_names: tuple[str, ...],
+    inventory: Inventory,
+    *,
+    image_options: ImageOptions,
+) -> DataSet:
+    """Return the data set of split -> (images, labels, sample weights or None)."""
+    sources: dict[str, Any] = {k: ArraySource(*x) for k, x in arrays.items()}
+    first, (images, *_) = next(iter(sources.values())), next(iter(arrays.values()))
+    train: Any = sources.get("training")
+    test: Any = sources.get("test")
     if test is None:
         train, test = split_off_test(train, train.labels, "data")
         held_out = f"{TEST_FRACTION:.0%} of each class of these, held out at random"
         inventory.splits["test"] = held_out
-    mean, std = channel_moments(next(iter(arrays.values()))[0])
+    options, is_known = image_options, image_options.pixels is not None
+    if not is_known:
+        bands = 3 if images.shape[-1] == 1 else images.shape[-1]
+        found = PixelFormat(first.dtype, bands).with_range(options.value_range)
+        options = dataclasses.replace(options, pixels=found)
+    pixels, note = settle_range(first, options, is_known)
+    if note:
+        inventory.infer("pixels", note)
+    mean, std = channel_moments(np.asarray(pixels.scale(images)))
     return DataSet(
         name="arrays",
         train=train,
@@ -127,6 +165,7 @@ def _data_set(arrays, class_names, inventory):
         class_names=class_names,
         mean=mean,
         std=std,
+        pixels=pixels,
         origin=ORIGIN,
         validation=sources.get("validation"),
         inventory=inventory,
@@ -160,8 +199,8 @@ def _is_part(value):
     return isinstance(value, (tuple, tf.data.Dataset))
 
 
-def _arrays(split, name):
-    """Return uint8 images, integer labels [n] or [n, classes], and weights or None."""
+def _arrays(split, name, dtype=""):
+    """Return images, integer labels [n] or [n, classes], and weights or None."""
     is_data_set = isinstance(split, tf.data.Dataset)
     if is_data_set:
         split = _read(split, name)
@@ -173,7 +212,7 @@ def _arrays(split, name):
             f"data: the {name} part should be (images, labels), (images, labels, "
             "sample_weight) or a tf.data.Dataset of them"
         ) from None
-    images = pixels(images, f"data: the {name} images")
+    images = as_pixels(images, f"data: the {name} images", dtype)
     labels = _labels(labels, name)
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")

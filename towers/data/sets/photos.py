@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import pathlib
 import re
 import statistics
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from towers.config.choices import CONTAINERS
+from towers.data.files.band_files import read_bands
 from towers.data.files.class_folders import (
     find_folders,
     folders_in,
@@ -17,7 +19,7 @@ from towers.data.files.class_folders import (
     misfit,
     training_folder,
 )
-from towers.data.files.paths import advice, data_folder, is_image_name
+from towers.data.files.paths import advice, data_folder, format_of, is_image_name
 from towers.data.files.reading import is_url, matches
 from towers.data.files.rows import read_rows
 from towers.data.inventory import Inventory
@@ -40,7 +42,8 @@ def photo_options(
     """Return options for the contents of a folder: the data set, and more for images.
 
     For images in class folders these are their size and the number of epochs, for a
-    training from trained weights (`fine_tuning`) or from scratch. DataError if there is
+    training from trained weights (`fine_tuning`) or from scratch; and no changes of
+    colors for other images than 8-bit gray and colors. DataError if there is
     no data set of a known kind, or a table rivals the class folders, unless the user
     named the data set (`is_named`). ConfigError if there are several data sets.
     """
@@ -69,19 +72,23 @@ def photo_options(
         return {"dataset": names[0]}
     if not is_named:
         _refuse_tables_of(paths, root)
+    colors: dict[str, float] = {}
     if fine_tuning:
         image_size, (images, least, most) = FINE_TUNED_SIZE, FINE_TUNING
     else:
-        sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
-        sides = [min(size) for size in sizes if size]
+        sample = paths[:: len(paths) // SAMPLE + 1]
+        sides = [min(size) for size in map(_size, sample) if size]
         side = statistics.median(sides or [64])
         image_size = 128 if side >= 128 and len(paths) >= 10_000 else 64
         image_size = 32 if side < 48 else image_size
         images, least, most = FROM_SCRATCH
+        if all(map(_is_deep, sample)):
+            colors = {"color_jitter": 0.0, "random_gray": 0.0}
     return {
         "dataset": "image_folder",
         "image_size": image_size,
         "num_epochs": float(min(max(images // len(paths), least), most)),
+        **colors,
     }
 
 
@@ -134,8 +141,21 @@ def _image_paths(root, class_level):
 
 
 def _size(path):
-    try:
+    with contextlib.suppress(Exception):  # loading the data set names the file
+        if bands := _bands(path):
+            return bands.width, bands.height
         with Image.open(path) as image:
             return image.size
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None  # loading the data set names the file
+    return None
+
+
+def _is_deep(path):
+    """Return whether an image has other pixels than 8-bit gray and colors."""
+    with contextlib.suppress(Exception):
+        return _bands(path) is not None
+    return False
+
+
+def _bands(path):
+    content = pathlib.Path(path).read_bytes()
+    return read_bands(content, format_of(content), True)

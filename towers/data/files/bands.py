@@ -1,0 +1,127 @@
+"""Images of more than 8 bits, of signed or floating numbers, or of other bands.
+
+Pillow has no modes for most of them, so that they are arrays.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+# Gray of colors (ITU-R BT.601).
+GRAY = 0.299, 0.587, 0.114
+
+
+class Refused(ValueError):
+    """An image that is not read; the message follows its name."""
+
+
+class Bands(contextlib.AbstractContextManager):
+    """An image of any number of bands, with the methods of Pillow's that are used.
+
+    Args:
+        dtype: Of the stored numbers.
+        shape: Height, width and bands, without alpha.
+        decode: Returns an array with these numbers, which is read by `load`.
+        bits: Bits of an unsigned integer, as 12 in files of 16.
+        orientation: In EXIF.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        decode: Callable[[], np.ndarray],
+        bits: int = 0,
+        orientation: int = 1,
+    ):
+        if dtype.kind not in "biuf":
+            raise Refused(f"has numbers of type {dtype}; real ones are read")
+        if len(shape) != 3 or min(shape) < 1:
+            raise Refused(f"is an array {list(shape)}, not [height, width, bands]")
+        self.height, self.width, self.num_bands = shape
+        itemsize = min(dtype.itemsize, 4)
+        self.dtype = "float32"
+        if dtype.kind in "bu" and itemsize < 3:
+            self.dtype = f"uint{8 * itemsize}"
+        self.num_bytes = self.height * self.width * self.num_bands * (itemsize + 4)
+        self.bits, self._orientation = bits or 8 * itemsize, orientation
+        self._decode = decode
+
+    def __exit__(self, *_) -> None:
+        """Do nothing; there is no open file."""
+
+    @functools.cached_property
+    def array(self) -> np.ndarray:
+        """The pixels [height, width, bands]; Refused if some are not finite."""
+        array = self._decode().reshape(self.height, self.width, self.num_bands)
+        if array.dtype == bool:
+            array = array * np.uint8(255)
+        with np.errstate(over="ignore"):
+            array = array.astype(self.dtype, copy=False)
+        if not np.isfinite(array).all():
+            raise Refused("has pixels that are not finite; replace them by numbers")
+        return array
+
+    def load(self) -> np.ndarray:
+        """Decode the pixels."""
+        return self.array
+
+    def getexif(self) -> dict[int, int]:
+        """Return the orientation as Pillow does."""
+        return {ExifTags.Base.Orientation: self._orientation}
+
+    def photo(self) -> Image.Image:
+        """Return the upper 8 bits as gray or colors of Pillow; Refused for others."""
+        if self.dtype == "float32" or self.num_bands not in (1, 3):
+            raise Refused(f"has {self}, and the images are read as 8-bit colors")
+        shifted = (self.array >> self.bits - 8).astype(np.uint8)
+        return Image.fromarray(shifted[..., 0] if self.num_bands == 1 else shifted)
+
+    def converted(self, dtype: str, channels: int) -> "Bands":
+        """Return the image in the format of a data set, or raise Refused."""
+        array = self.array
+        if (self.num_bands, channels) == (1, 3):
+            array = array.repeat(3, 2)
+        elif (self.num_bands, channels) == (3, 1):
+            array = (array @ np.array(GRAY))[..., None]
+            array = (array if dtype == "float32" else np.rint(array)).astype(dtype)
+        if self.dtype != dtype or array.shape[-1] != channels:
+            raise Refused(
+                f"has {self}, and the images are read as {channels} of {dtype}; "
+                "convert all to one kind"
+            )
+        return self._with(array)
+
+    def crop(self, box: tuple[int, int, int, int]) -> "Bands":
+        """Return a part of the image."""
+        left, top, right, bottom = box
+        return self._with(self.array[top:bottom, left:right])
+
+    def resize(self, size: tuple[int, int], resample: int, box: Any) -> "Bands":
+        """Resize each band by Pillow, in float32."""
+        bands = np.moveaxis(self.array.astype(np.float32), -1, 0)
+        resized = [Image.fromarray(x).resize(size, resample, box) for x in bands]
+        array = np.stack([np.asarray(x) for x in resized], -1)
+        if self.dtype != "float32":
+            array = np.clip(np.rint(array), 0, np.iinfo(self.dtype).max)
+        return self._with(array.astype(self.dtype))
+
+    def transpose(self, turn: Image.Transpose) -> "Bands":
+        """Flip or rotate the image."""
+        places = np.arange(self.height * self.width, dtype=np.int32)
+        image = Image.fromarray(places.reshape(self.height, self.width))
+        pixels = self.array.reshape(-1, self.num_bands)
+        return self._with(pixels[np.asarray(image.transpose(turn))])
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(self.array, dtype)
+
+    def __str__(self) -> str:
+        return f"{self.num_bands} band(s) of {self.dtype}"
+
+    def _with(self, array):
+        return Bands(array.dtype, array.shape, lambda: array, self.bits)

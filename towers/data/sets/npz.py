@@ -1,0 +1,47 @@
+"""Data sets of arrays in a file of NumPy, as MedMNIST and Keras store them."""
+
+import dataclasses
+import os
+import zipfile
+
+import numpy as np
+
+from towers.config import factories
+from towers.data.files.image_files import ImageOptions
+from towers.data.files.reading import local_copy
+from towers.data.sets import arrays
+from towers.data.sources import DataSet
+from towers.errors import DataError
+from towers.messages import one_line, shown
+
+SPLITS = "train", "val", "test"
+
+
+def load(data_dir: str, image_options: ImageOptions | None = None) -> DataSet:
+    """Read an `.npz` file; DataError if it lacks images or labels of a split.
+
+    Its arrays are called `train_images` and `train_labels` as in MedMNIST, or `x_train`
+    and `y_train` as in Keras; likewise with `val` and `test`, which may be missing.
+    """
+    path = local_copy(os.path.expanduser(data_dir))
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{shown(data_dir)}: {one_line(error, 200)}") from None
+    parts = []
+    for split in SPLITS:
+        pairs = (f"{split}_images", f"x_{split}"), (f"{split}_labels", f"y_{split}")
+        found = [values.pop(name) for pair in pairs for name in pair if name in values]
+        if len(found) == 2:
+            parts.append(tuple(found))
+        elif found or split == "train":
+            raise DataError(
+                f"{shown(data_dir)}: {split}_images and {split}_labels, or x_{split} "
+                f"and y_{split}, are not both in it; left are {[*values]}"
+            )
+    name = arrays.give(tuple(parts))
+    options = image_options or ImageOptions()
+    data_set = factories.create("dataset", name, image_options=options)
+    data_set.inventory.leave_out("arrays", *values)
+    return dataclasses.replace(data_set, name="npz", origin=data_dir)
