@@ -45,7 +45,7 @@ class Bands(contextlib.AbstractContextManager):
         self.height, self.width, self.num_bands = shape
         itemsize = min(dtype.itemsize, 4)
         self.dtype = "float32"
-        if dtype.kind in "bu" and itemsize < 3:
+        if dtype.kind in ("b", "u") and itemsize < 3:
             self.dtype = f"uint{8 * itemsize}"
         self.num_bytes = self.height * self.width * self.num_bands * (itemsize + 4)
         self.bits, self._orientation = bits or 8 * itemsize, orientation
