@@ -131,6 +131,16 @@ def container(name):
     return Loader(write_splits, dataset, tuple(containers.CLASSES), "test[.-]*")
 
 
+def npz(home):
+    """As MedMNIST stores them."""
+    splits, arrays = image_folder(home / "folder"), {}
+    for split, (images, labels) in zip(("train", "test"), splits, strict=True):
+        arrays[f"{split}_images"] = images
+        arrays[f"{split}_labels"] = np.array(labels, np.uint8)[:, None]
+    np.savez_compressed(home / "arrays.npz", **arrays)
+    return splits
+
+
 def own(home):
     (home / "mine.py").write_text(IN_A_FILE.replace("{change}", ""))
 
@@ -144,6 +154,7 @@ LOADERS = {
         image_folder, class_names=("ant", "cat"), file="train/cat/03.png"
     ),
     **{name: container(name) for name in containers.CONTAINERS},
+    "npz": Loader(npz, class_names=("0", "1"), file="*.npz"),
     "shapes": Loader(class_names=tuple(shapes.SHAPES)),
     "synthetic": Loader(),
     "own": Loader(own, "mine.py:load", tuple("abc")),

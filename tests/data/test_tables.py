@@ -535,7 +535,7 @@ def test_urls_in_a_table_are_read(root):
         ("x.csv", b"image,label,label\n", "two columns are called 'label'"),
         ("x.zip", b"PK", "is an archive; unpack it"),
         ("x.xlsx", b"PK", "is a spreadsheet; save it as CSV"),
-        ("x.npz", b"PK", "data=((x, y), (x_test, y_test))"),
+        ("x.npy", b"PK", "data=((x, y), (x_test, y_test))"),
         ("x.arrow", b"A", "to_parquet"),
     ],
 )  # fmt: skip

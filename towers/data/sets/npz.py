@@ -8,7 +8,7 @@ import numpy as np
 
 from towers.config import factories
 from towers.data.files.image_files import ImageOptions
-from towers.data.files.reading import local_copy
+from towers.data.files.reading import local_copy, matches, open_file
 from towers.data.sets import arrays
 from towers.data.sources import DataSet
 from towers.errors import DataError
@@ -17,18 +17,24 @@ from towers.messages import one_line, shown
 SPLITS = "train", "val", "test"
 
 
-def load(data_dir: str, image_options: ImageOptions | None = None) -> DataSet:
+def load(data_dir: str = "", image_options: ImageOptions | None = None) -> DataSet:
     """Read an `.npz` file; DataError if it lacks images or labels of a split.
 
     Its arrays are called `train_images` and `train_labels` as in MedMNIST, or `x_train`
     and `y_train` as in Keras; likewise with `val` and `test`, which may be missing.
     """
-    path = local_copy(os.path.expanduser(data_dir))
+    path = os.path.expanduser(data_dir or "data")
+    if os.path.isdir(path):
+        files = matches(path, "*.npz")
+        if len(files) != 1:
+            raise DataError(f"{shown(path)}: has {len(files)} .npz files; name one")
+        [path] = files
+    path = local_copy(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_file(path) as content, np.load(content) as file:  # no pickles
             values = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{shown(data_dir)}: {one_line(error, 200)}") from None
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{shown(path)}: {one_line(error, 200)}") from None
     parts = []
     for split in SPLITS:
         pairs = (f"{split}_images", f"x_{split}"), (f"{split}_labels", f"y_{split}")
