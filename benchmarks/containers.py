@@ -7,11 +7,15 @@ pixels, where they are missing. Each reader then decodes and shuffles batches of
 a process of its own, in turn, several rounds: seconds to the first batch after the
 imports, in the first round with no index or cache; images/s for some seconds after it;
 microseconds of the processor for an image, which other work on the machine changes
-less; megabytes at the peak, without the pages of files. PYTHON is the interpreter of an
-environment with torch, webdataset and datasets; without it towers alone is measured.
+less; of ours microseconds of the interpreter's lock for an image, which a thread that
+only counts loses; megabytes at the peak, without the pages of files. PYTHON is the
+interpreter of an environment with torch, webdataset and datasets; without it towers
+alone is measured.
 """
 
 import argparse
+import contextlib
+import functools
 import io
 import json
 import os
@@ -20,8 +24,9 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow
@@ -40,7 +45,7 @@ DIFFERENT = 4000  # images, which are repeated
 OURS = {"towers, tar": ("webdataset", "tar"), "towers, Parquet": ("parquet", "parquet")}
 COLUMNS = (
     "reader | first batch after, s: first round | later | images/s, median (min, max) "
-    "| us of the processor an image, median | MB at the peak"
+    "| us of the processor an image, median | us of the lock | MB at the peak"
 )
 
 
@@ -91,7 +96,42 @@ def read(name: str, folder: str, secs: float, buffer_mb: float) -> dict[str, flo
     order = block_order(data_set.train, buffer_mb)
     batches = TrainBatches(data_set.train, augment, 0, peers.BATCH, order=order)
     stream = iter(batches.stored_stream(0))
-    return peers.measure(stream, secs, begin, lambda batch: len(batch["labels"]))
+    row = peers.measure(stream, secs, begin, lambda batch: len(batch["labels"]))
+    return row | {"lock_us": lock_us(stream, secs)}
+
+
+def lock_us(stream: Iterator, secs: float) -> float:
+    """Microseconds that a counting thread loses for each image while others read."""
+    counted, is_over = [0.0], threading.Event()
+
+    def count():
+        with contextlib.suppress(PermissionError):  # it loses no core to the others
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        while not is_over.is_set():
+            for _ in range(1000):
+                pass
+            counted[0] = time.thread_time()  # all of it with the lock
+
+    def share(work):
+        begin, before = time.perf_counter(), counted[0]
+        work()
+        length = time.perf_counter() - begin
+        return (counted[0] - before) / length, length
+
+    def draw():
+        end = time.perf_counter() + secs
+        while time.perf_counter() < end:
+            num_images[0] += len(next(stream)["labels"])
+
+    time.sleep(1)  # until all that is read ahead is ready
+    sys.setswitchinterval(1e-3)
+    threading.Thread(target=count, daemon=True).start()
+    time.sleep(0.1)
+    num_images = [0]
+    alone, _ = share(functools.partial(time.sleep, 1))
+    beside, length = share(draw)
+    is_over.set()
+    return 1e6 * (alone - beside) * length / num_images[0]
 
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -143,6 +183,7 @@ def main() -> None:
     for name, measured in rows.items():
         speeds = [row["images_per_sec"] for row in measured]
         later = [f"{row['first_secs']:.1f}" for row in measured[1:]]
+        locks = [row["lock_us"] for row in measured if "lock_us" in row]
         print(
             measure.table_row(
                 name,
@@ -151,6 +192,7 @@ def main() -> None:
                 f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f}, "
                 f"{max(speeds):,.0f})",
                 f"{statistics.median(row['cpu_us'] for row in measured):.0f}",
+                f"{statistics.median(locks):.1f}" if locks else "",
                 f"{max(row['peak_mb'] for row in measured):,.0f}",
             ),
             flush=True,

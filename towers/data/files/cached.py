@@ -17,6 +17,7 @@ from towers.data import streams
 from towers.data.augment.crops import random_box
 from towers.data.files.image import inspect, read_image
 from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
+from towers.data.files.plain import MAX_BYTES, decode, is_plain
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PERCENTILES, PHOTO, PixelFormat
 from towers.data.sources import (
@@ -179,19 +180,48 @@ class CachedSource:
             is_kept, missing = slots >= 0, np.flatnonzero(slots < 0)
             images[is_kept] = kept_images[slots[is_kept]]
             labels[is_kept] = kept_labels[slots[is_kept]]
-
-            def read(number):
-                position = missing[number]
-                crop = None
-                if crop_numbers is not None:
-                    crop = functools.partial(random_box, crop_numbers[position])
-                index = int(indices[position])
-                images[position], labels[position] = self._read_file(index, crop)
-                if crop is None and labels[position] >= 0:
-                    self._keep(index, images[position], labels[position])
-
-            streams.call_in_readers(read, len(missing))
+            self._read_files(indices, crop_numbers, missing.tolist(), images, labels)
+            if crop_numbers is None:
+                self._keep(indices, missing, images, labels)
         return images, labels
+
+    def _read_files(self, indices, crop_numbers, positions, images, labels):
+        """Read the images at some positions of a batch."""
+        survey = self._options.survey  # counts sizes, which Pillow reads
+        is_whole = crop_numbers is None and self._options.center_crop in (0, 1)
+        is_open = survey is not None and not survey.is_closed
+        may_be_plain = is_whole and self.dtype == "uint8" and not is_open
+        numbers = indices.tolist()
+        plain: dict[int, bytes] = {}
+
+        def read(place):
+            position, crop = positions[place], None
+            index = numbers[position]
+            if crop_numbers is not None:
+                crop = functools.partial(random_box, crop_numbers[position])
+            try:
+                content, labels[position] = self._files.read(index)
+                if may_be_plain and is_plain(content, self.image_shape):
+                    plain[position] = content
+                else:
+                    images[position] = self._decode(content, crop)
+            except (OSError, ValueError, MemoryError) as error:
+                refuse(self._files, index, error, survey)
+                images[position], labels[position] = 0, -1  # a fault was recorded
+
+        streams.call_in_readers(read, len(positions))
+        places = list(plain)
+        size = 1 + MAX_BYTES // self._image_bytes
+        for first in range(0, len(places), size):
+            some = places[first : first + size]
+            try:
+                images[some] = decode([plain[x] for x in some], self.image_shape[-1])
+            except tf.errors.OpError:  # Pillow says why, if it cannot read it either
+                for position in some:
+                    try:
+                        images[position] = self._decode(plain[position], None)
+                    except (ValueError, MemoryError) as error:
+                        refuse(self._files, numbers[position], error, survey)
 
     def _keep_none(self):
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
@@ -205,15 +235,18 @@ class CachedSource:
         self._num_kept = 0
         self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
 
-    def _keep(self, index, image, label):
+    def _keep(self, indices, positions, images, labels):
         with self._cache.lock:
-            slots, images, labels = self._kept
-            is_room = self._cache.bytes_left >= self._image_bytes
-            if slots[index] < 0 and is_room and self._num_kept < len(images):
-                images[self._num_kept], labels[self._num_kept] = image, label
-                slots[index] = self._num_kept  # readers use it from now on
-                self._num_kept += 1
-                self._cache.bytes_left -= self._image_bytes
+            slots, kept_images, kept_labels = self._kept
+            begin, left = self._num_kept, self._cache.bytes_left / self._image_bytes
+            room = int(min(len(kept_images) - begin, max(left, 0)))
+            is_new = (slots[indices[positions]] < 0) & (labels[positions] >= 0)
+            new = positions[is_new][:room]
+            end = begin + len(new)
+            kept_images[begin:end], kept_labels[begin:end] = images[new], labels[new]
+            slots[indices[new]] = np.arange(begin, end)  # readers use them from now on
+            self._num_kept = end
+            self._cache.bytes_left -= len(new) * self._image_bytes
 
     def _drop_first_images(self):
         with self._cache.lock:
@@ -222,26 +255,20 @@ class CachedSource:
                 self._cache.bytes_left += self._num_kept * self._image_bytes
                 self._keep_none()
 
-    def _read_file(self, index, crop):
+    def _decode(self, content, crop):
         options = self._options
-        try:
-            content, label = self._files.read(index)
-            image = read_image(
-                content,
-                self.image_shape,
-                crop,
-                resize=bool(options.image_size),
-                center_crop=options.center_crop,
-                interpolation=options.interpolation,
-                fit=options.fit,
-                max_pixels=options.max_image_pixels,
-                pixels=self._pixels,
-                note_size=options.survey and options.survey.add_size,
-            )
-            return image, label
-        except (OSError, ValueError, MemoryError) as error:
-            refuse(self._files, index, error, options.survey)
-        return 0, -1  # the survey has recorded a fault
+        return read_image(
+            content,
+            self.image_shape,
+            crop,
+            resize=bool(options.image_size),
+            center_crop=options.center_crop,
+            interpolation=options.interpolation,
+            fit=options.fit,
+            max_pixels=options.max_image_pixels,
+            pixels=self._pixels,
+            note_size=options.survey and options.survey.add_size,
+        )
 
 
 def settle_format(

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.band_files import read_bands
 from towers.data.files.bands import Bands, Refused
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
+from towers.data.files.plain import END_OF_JPEG
 from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.streams import Memory
@@ -32,7 +32,6 @@ FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
-END_OF_JPEG = b"\xff\xd9"
 
 # Maximum size in bytes of the images that are decoded at the same time.
 MAX_PIXEL_BYTES = 2 * 10**9
@@ -80,14 +79,6 @@ def read_image(
     """
     height, width, channels = shape
     is_whole = crop is None and center_crop in (0, 1)
-    is_photo = channels == 3 and pixels.dtype == "uint8"
-    if is_whole and is_photo and _plain_jpeg_size(content) == (height, width):
-        with contextlib.suppress(ValueError):  # the full reader reports the reason
-            # Half of the time that JpegImageFile takes for a small image.
-            photo = Image.frombytes("RGB", (width, height), content, "jpeg", "RGB", "")
-            if note_size is not None:
-                note_size(height, width)
-            return np.asarray(photo)
     dtype = pixels.dtype
     with opened(content, max_pixels, pixels.windows) as image:
         full_size, orientation = _inspect(image)
@@ -124,23 +115,6 @@ def read_image(
             return result
         black = 0 if dtype == "uint8" else result.min()
         return np.pad(result, (*borders, (0, 0)), constant_values=black)
-
-
-def _plain_jpeg_size(content):
-    """Return (height, width) of an 8-bit RGB JPEG without orientation or profile."""
-    if not content.startswith(b"\xff\xd8") or not content.endswith(END_OF_JPEG):
-        return None
-    offset = 2
-    while offset + 9 < len(content) and content[offset] == 0xFF:
-        kind = content[offset + 1]
-        if kind in (0xC0, 0xC1, 0xC2):  # baseline, extended, progressive
-            is_plain = content[offset + 4] == 8 and content[offset + 9] == 3
-            size = struct.unpack_from(">HH", content, offset + 5)
-            return size if is_plain else None
-        if kind not in (0xC4, 0xDB, 0xDD, 0xE0, 0xFE):  # tables, JFIF, a comment
-            return None
-        offset += 2 + int.from_bytes(content[offset + 2 : offset + 4])
-    return None
 
 
 def source_box(
@@ -240,8 +214,19 @@ def _completed(image, content):
     return read(b"") if len(pixels) == 1 else image
 
 
-def _pixels(image, channels, dtype):
+def _loaded(image):
+    """Return the decoded image; a JPEG in one call, not in blocks with the lock."""
+    if isinstance(image, JpegImageFile):
+        [(codec, _, _, options)] = image.tile
+        how = image.mode, image.size, image.fp.getvalue(), codec
+        with contextlib.suppress(ValueError):  # `load` says why
+            return Image.frombytes(*how, *options, *image.decoderconfig)
     image.load()
+    return image
+
+
+def _pixels(image, channels, dtype):
+    image = _loaded(image)
     if isinstance(image, Bands):
         if dtype != "uint8" or channels not in (1, 3):
             return image.converted(dtype, channels)

@@ -77,15 +77,15 @@ class Index:
 
     def read(self, index: int) -> tuple[bytes, int]:
         """Return the bytes and the label of an image."""
-        file, label = self.files[self.numbers[index]], 0
+        number = self.numbers.item(index)
+        file, label = self.files[number], 0
         if self.labels.ndim == 1:
-            label = int(self.labels[index])
+            label = self.labels.item(index)
         if self.offsets is None:
             return reading.read_image_file(file, self.max_pixels), label
-        span = int(self.offsets[index]), int(self.lengths[index])
-        version = self.versions[self.numbers[index]]
+        span = self.offsets.item(index), self.lengths.item(index)
         try:
-            return reading.read_range(file, *span, version), label
+            return reading.read_range(file, *span, self.versions[number]), label
         except OSError as error:  # concerns the whole file
             raise data_error(file, error) from error
 

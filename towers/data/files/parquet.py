@@ -1,5 +1,6 @@
 """Parquet files with encoded images, as Hugging Face's `datasets` writes them."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -45,22 +46,26 @@ class RowGroups:
     def __init__(self, megabytes: float):
         self._max_bytes, self._num_bytes = megabytes * 1e6, 0
         # Key -> bytes, lock, and a list that holds the group once it is read.
-        self._groups: dict[Any, tuple[int, threading.Lock, list]] = {}
+        self._groups: collections.OrderedDict[Any, tuple[int, Any, list]]
+        self._groups = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
         """Return a row group; the first thread that asks for it reads it."""
-        with self._lock:
-            if key not in self._groups:
-                self._num_bytes += num_bytes
-            entry = self._groups.pop(key, (num_bytes, threading.Lock(), []))
-            self._groups[key] = entry  # as the last one
-            while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
-                self._num_bytes -= self._groups.pop(next(iter(self._groups)))[0]
+        if (entry := self._groups.get(key)) is None:
+            with self._lock:
+                if (entry := self._groups.get(key)) is None:
+                    entry = self._groups[key] = num_bytes, threading.Lock(), []
+                    self._num_bytes += num_bytes
+                while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
+                    self._num_bytes -= self._groups.popitem(last=False)[1][0]
+        with contextlib.suppress(KeyError):  # another thread has dropped it
+            self._groups.move_to_end(key)
         _, lock, group = entry
-        with lock:
-            if not group:
-                group.append(read())
+        if not group:
+            with lock:
+                if not group:
+                    group.append(read())
         return group[0]
 
 
@@ -78,17 +83,14 @@ class ParquetIndex(Index):
 
     def read(self, index: int) -> tuple[bytes, int]:
         """Return the bytes and the label of an image."""
-        group = int(self.offsets[index])
+        group = self.offsets.item(index)
         *place, num_bytes = self.groups[group]
-        values = self.cache.get(
-            (self.files[place[0]], self.versions[place[0]], place[1]),
-            num_bytes,
-            lambda: self._read_group(*place),
-        )
-        value = values[int(self.lengths[index])].as_buffer()
-        if value is None:
+        key = id(self.groups), group  # splits share the cache, and no groups
+        values = self.cache.get(key, num_bytes, lambda: self._read_group(*place))
+        content = values[self.lengths.item(index)].as_py()
+        if content is None:
             raise ValueError("has no bytes; only images inside the file are read")
-        return value.to_pybytes(), int(self.labels[index])
+        return content, self.labels.item(index)
 
     def _read_group(self, file_number, number):
         names = [".".join(self.column)]

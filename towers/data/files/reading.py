@@ -7,12 +7,14 @@ import base64
 import collections
 import contextlib
 import errno
+import functools
 import glob
 import hashlib
 import http.client
 import io
 import os
 import re
+import resource
 import socket
 import stat
 import string
@@ -38,6 +40,9 @@ LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
 # Seconds between repeated requests.
 PAUSES = (0.2, 1.0, 4.0)
 TIMEOUT_SECS = 30.0
+# Maximum number of local files that stay open, of the descriptors of a process.
+_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+MAX_OPEN = max(4, min(256, _LIMIT // 4)) if _LIMIT > 0 else 256
 # Errors of disks, machines and networks that may be over later.
 TRANSIENT = (
     *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
@@ -71,7 +76,8 @@ class Version(NamedTuple):
 
 def is_url(path: str | os.PathLike) -> bool:
     """Return whether a path is a URL."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fsdecode(path)) is not None
+    text = os.fsdecode(path)
+    return "://" in text and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) is not None
 
 
 def is_web(path: str) -> bool:
@@ -248,14 +254,35 @@ def expand_braces(pattern: str) -> list[str]:
     return [x for value in values for x in expand_braces(f"{begin}{value}{end}")]
 
 
+class _OpenFile:
+    """A local file that is closed when nobody reads it anymore."""
+
+    def __init__(self, path, version=None):
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.checked = None  # size and time when its version was last compared
+
+    def __del__(self, close=os.close):
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+# Opening a file for each image takes as long as decoding a small one.
+_kept_open = functools.lru_cache(MAX_OPEN)(_OpenFile)
+
+
 def _pread(path, offset, length, version=None):
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if version is not None:
-            version.require(path, Version.of(os.fstat(number)))
-        return os.pread(number, length, offset)
-    finally:
-        os.close(number)
+    if version is None:
+        file = _OpenFile(path)
+    else:
+        file = _kept_open(path, version)
+        status = os.fstat(file.number)
+        if not status.st_nlink:  # deleted or replaced
+            file = _OpenFile(path)
+            status = os.fstat(file.number)
+        if file.checked != (status.st_size, status.st_mtime_ns):
+            version.require(path, Version.of(status))
+            file.checked = status.st_size, status.st_mtime_ns
+    return os.pread(file.number, length, offset)
 
 
 class _RemoteFile(io.RawIOBase):
