@@ -14,19 +14,37 @@ The peak is the most memory that a process has had (VmHWM), its libraries includ
 memory of the steps is the peak less what the process had before the first one, when its
 parameters were there. Next to other work on the machine the ratios of processor time
 are the steadier.
+
+    python -m benchmarks.memory --images=250000 --data_dir=CIFAR
+
+trains a small network for three steps on this number of images of 32x32 in memory, in
+processes that get them in DATA_WAYS, and prints what the peak of each is above the peak
+of a run on 1,000 images. CIFAR has the binary files of CIFAR-10.
 """
 
 import contextlib
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
+from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+import towers
 from benchmarks import measure, peers, trainers
 from towers.build import builder
 from towers.config import Config
 from towers.parallel import devices
 
-FIT = "--fit"
+FIT, HELD = "--fit", "--held"
+# Numbers of images: of the shortest run, and of CIFAR-10's files for training.
+FEW, FILES = 1000, 50_000
+# Ways to have images in memory.
+DATA_WAYS = ("arrays", "float32", "resident", "tf.data", "fit", "cifar10")
 
 
 class FitProcess(trainers.ChildProcess):
@@ -125,6 +143,65 @@ def compare(model: str, options) -> None:
         )
 
 
+def hold(way: str, num_images: int, data_dir: str) -> None:
+    """Trains on images in memory; prints their bytes and the most of the process."""
+    rng = np.random.default_rng(0)
+    shape = (num_images, 32, 32, 3)
+    images = np.empty(shape, np.float32 if way == "float32" else np.uint8)
+    is_made = way not in ("tf.data", "cifar10")
+    for first in range(0, num_images if is_made else 0, FEW):
+        part = images[first : first + FEW]
+        part[:] = rng.integers(0, 256, part.shape, np.uint8)
+    labels, nbytes = np.arange(num_images) % 10, images.nbytes
+    if way == "fit":
+        network = keras.Sequential([keras.Input(shape[1:]), keras.layers.Flatten()])
+        network.add(keras.layers.Dense(10))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        network.compile("sgd", loss)
+        network.fit(images, labels, steps_per_epoch=3, verbose=0)
+    else:
+        fields = {"model": "cnn", "max_steps": 3, "eval_every_epochs": 0}
+        testing = rng.integers(0, 256, (10 * FEW, *shape[1:]), np.uint8)
+        testing = testing, np.arange(10 * FEW) % 10
+        data: Any = (images, labels), testing
+        if way == "tf.data":  # which has no images in memory
+
+            def image_and_label(number):
+                seed = tf.stack([0, tf.cast(number, tf.int32)])
+                bits = tf.random.stateless_uniform(shape[1:], seed, 0, 256, tf.int32)
+                return tf.cast(bits, tf.uint8), number % 10
+
+            dataset = tf.data.Dataset.range(num_images).map(image_and_label)
+            data = dataset.batch(128), testing
+        if way == "resident":
+            fields["input"] = "resident"
+        if way == "cifar10":
+            data, fields["data_dir"] = None, data_dir
+        with tempfile.TemporaryDirectory() as folder:
+            workdir = f"{folder}/run"
+            towers.train(workdir, Config(**fields), data=data, report=False)
+    print(nbytes, measure.process_bytes("VmHWM"))
+
+
+def compare_data(options) -> None:
+    """The table of images in memory."""
+
+    def peak(way, num_images):
+        command = [sys.executable, "-m", "benchmarks.memory", HELD, way]
+        command += [str(num_images), options.data_dir]
+        done = subprocess.run(command, cwd=trainers.ROOT, stdout=-1, check=True)
+        return [int(x) for x in done.stdout.split()[-2:]]
+
+    print(measure.table_head("way | MB of images | MB above 1,000 images | ratio"))
+    least = {name: peak(name, FEW)[1] for name in ("arrays", "fit")}
+    for way in DATA_WAYS:
+        num_bytes, most = peak(way, FILES if way == "cifar10" else options.images)
+        num_bytes -= FEW * 3072
+        more = most - least["fit" if way == "fit" else "arrays"]
+        cells = num_bytes / 1e6, more / 1e6, more / num_bytes
+        print(measure.table_row(way, *(f"{x:.2f}" for x in cells)), flush=True)
+
+
 def main() -> None:
     parser = measure.create_parser(__doc__, batch_size=32, steps=1, rounds=3)
     parser.add_argument("--models", type=measure.names, default="resnet50,deit_small")
@@ -133,7 +210,12 @@ def main() -> None:
         "--ways", type=lambda x: x.split(";"), default="towers;towers, --recompute;fit"
     )
     parser.add_argument("--torch", metavar="PYTHON", default="")
+    parser.add_argument("--images", type=int, default=0)
     options = parser.parse_args()
+    if options.images:
+        print(measure.report_head("The memory of images"))
+        compare_data(options)
+        return
     print(measure.report_head("The memory of a training step"))
     print(
         f"Batch {options.batch_size} of {options.image_size}x{options.image_size} "
@@ -152,5 +234,7 @@ def main() -> None:
 if __name__ == "__main__":
     if FIT in sys.argv:
         serve_fit(sys.argv[2], *map(int, sys.argv[3:]))
+    elif HELD in sys.argv:
+        hold(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         measure.run(main)

@@ -1,6 +1,7 @@
 """The contract of all loaders of data sets and all sources of images."""
 
 import dataclasses
+import tracemalloc
 from collections.abc import Callable
 
 import containers
@@ -24,6 +25,7 @@ from test_cached import Files
 
 from towers import data
 from towers.config.choices import DATASETS
+from towers.data import sources
 from towers.data.augment.crops import ATTEMPTS
 from towers.data.classes import labels_for
 from towers.data.files.cached import CachedSource
@@ -416,3 +418,17 @@ def test_two_classes_of_one_name_are_refused():
     images = np.zeros((4, 4, 4, 3), np.uint8)
     name = arrays.give((images, np.arange(4) % 2), ["crane", "crane"])
     assert "two classes are called crane" in message(data.load, name)
+
+
+def test_a_tf_data_set_and_floats_are_held_once(monkeypatch):
+    """Peaks of NumPy's allocations, which tracemalloc knows."""
+    monkeypatch.setattr(sources, "SORTED_BYTES", 500_000)
+    images = np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), np.uint8)
+    labels = np.arange(2000) % 10
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(64)
+    for given in dataset, (images.astype(np.float32), labels):
+        tracemalloc.start()
+        arrays.give(given)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert images.nbytes < peak < 1.3 * images.nbytes

@@ -4,8 +4,7 @@ import hashlib
 import os
 import time
 
-import tensorflow as tf
-
+from towers.data.files.cached import read_in_batches
 from towers.data.sources import DataSet, Source, location_of, num_bytes
 from towers.messages import shown
 
@@ -74,11 +73,8 @@ def _files(source, indices):
 
 
 def _pixels(source):
-    for start in range(0, source.num_examples, _CHUNK):
-        indices = range(start, min(start + _CHUNK, source.num_examples))
-        with tf.device("CPU:0"):
-            images = source.read(tf.constant([*indices], tf.int64))[0].numpy()
-        yield from zip(indices, map(bytes, images), strict=True)
+    batches = read_in_batches(source, _CHUNK)
+    return enumerate(bytes(image) for images, _ in batches for image in images)
 
 
 def _digests(contents, end):

@@ -21,8 +21,9 @@ class Resident:
         self, batches: Sequence[TrainBatches | EvalBatches], devices: Sequence[str]
     ):
         self.devices = devices
+        source = batches[0].source
         sources = {
-            home: DeviceSource(batches[0].source, home)
+            home: source if "CPU" in home else DeviceSource(source, home)
             for home in dict.fromkeys(map(_memory, devices))
         }
         self._batches: list[Any] = [
@@ -58,7 +59,7 @@ class Resident:
         return [()] * len(self.devices)
 
     def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
-        """Return the batch of a tower; labels that are not mixed are int64."""
+        """Return the batch of a tower; on GPUs labels that are not mixed are int64."""
         device = self.devices[tower]
         with tf.device(device):
             orders = self._orders.get(_memory(device))

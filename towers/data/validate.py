@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from towers.data.files.cached import read_in_batches
 from towers.data.sources import DataSet, known_labels, label_shape, location_of
 from towers.data.streams import plain
 from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
@@ -102,7 +103,8 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
             if known_alone or hasattr(source, "labels"):
                 continue
             indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
-            labels = _read_labels(source, indices)
+            batches = read_in_batches(source, NUM_READ, indices)
+            labels = np.concatenate([labels for _, labels in batches])
         if labels.ndim == 2:
             num_classes = 2
             lowest = labels.min(1, initial=0)
@@ -118,12 +120,3 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
                 + ("" if label_shape(source) else f" for {num_classes} classes")
                 + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
             )
-
-
-def _read_labels(source, indices):
-    labels = []
-    with data_errors_of_tensorflow(), tf.device("CPU:0"):
-        for first in range(0, len(indices), NUM_READ):
-            some = tf.constant(indices[first : first + NUM_READ], tf.int64)
-            labels.append(np.asarray(source.read(some)[1]))
-    return np.concatenate(labels) if labels else np.zeros(0, np.int32)

@@ -212,9 +212,10 @@ def _with_dtype(images, what, dtype):
         return images.astype(dtype or np.uint8)
     low, high = float(images.min()), float(images.max())
     is_float, hint = images.dtype.kind == "f", ""
-    is_fraction = is_float and (high == 1 or (images % 1).any())
+    may_be = is_float and high <= MAX_FRACTIONS
+    is_fraction = may_be and (high == 1 or (images % 1).any())
     found = "float32"
-    if low >= -0.5 and high <= 255.5 and not (is_fraction and high <= MAX_FRACTIONS):
+    if low >= -0.5 and high <= 255.5 and not is_fraction:
         found = "uint8"
     elif images.dtype.kind == "u" or (not is_float and low >= 0 and high < 65536):
         found = "uint16" if high < 65536 else "float32"
@@ -230,9 +231,10 @@ def _with_dtype(images, what, dtype):
         hint = "the network was trained on uint16"
     if hint:
         raise DataError(f"{what} are {images.dtype} from {low:g} to {high:g}; {hint}")
-    if is_float and (dtype or found) != "float32":
-        images = np.round(images)
-    return images.astype(dtype or found, copy=False)
+    dtype = dtype or found
+    if is_float and dtype != "float32":  # buffered, without a second array of floats
+        return np.rint(images, out=np.empty(images.shape, dtype), casting="unsafe")
+    return images.astype(dtype, copy=False)
 
 
 class Labels:

@@ -22,6 +22,7 @@ from towers.data.sources import (
     ArraySource,
     DataSet,
     channel_moments,
+    sort_in_place,
     split_off_test,
 )
 from towers.errors import DataError
@@ -74,7 +75,8 @@ def give_test_set(
     """Register (x, y) to evaluate a network on, `fitted` by `unlabeled.fit_images`."""
     images, labels, _ = _arrays(data, "test", dtype)
     if fitted:
-        images = np.stack(list(fit_images(images, **fitted)))
+        image = np.dtype((images.dtype, fitted["image_shape"]))
+        images = np.fromiter(fit_images(images, **fitted), image, len(images))
     return _give({"test": (images, labels, None)}, class_names, multi_label)
 
 
@@ -224,7 +226,8 @@ def _arrays(split, name, dtype=""):
         ]
         keys = digests if weights is None else list(zip(digests, weights, strict=True))
         order = sorted(range(len(images)), key=keys.__getitem__)
-        images, labels = images[order], labels[order]
+        sort_in_place(images, order)
+        labels = labels[order]
         weights = None if weights is None else weights[order]
     return np.ascontiguousarray(images), labels, weights
 
@@ -255,8 +258,18 @@ def _read(dataset, name):
     are_columns = image.rank == 3 and label.rank == 1 and image[0] != label[0]
     if label.rank == 0 or are_columns:  # not batched
         dataset = dataset.batch(256)
+    columns: list[np.ndarray] = []
     with reading(f"data: the {name} part"):
-        return map(np.concatenate, zip(*dataset.as_numpy_iterator(), strict=True))
+        for batch in dataset.as_numpy_iterator():
+            columns = columns or [np.empty((0, *x.shape[1:]), x.dtype) for x in batch]
+            for column, values in zip(columns, batch, strict=True):
+                if values.shape[1:] != column.shape[1:]:
+                    raise ValueError(f"{values.shape[1:]} and {column.shape[1:]}")
+                # Grows without a copy, unlike np.concatenate.
+                shape = len(column) + len(values), *column.shape[1:]
+                column.resize(shape, refcheck=False)
+                column[-len(values) :] = values
+    return columns
 
 
 def _labels(labels, name):

@@ -194,14 +194,14 @@ def read_official(
         # One file is enough; an error then names those that are missing.
         if any(_find(folder, file.name) for file in files):
             counts, origin = published.label_counts, f"{folder} (official files)"
-            records = {file.name: read_file(file, folder, counts) for file in files}
+            records = (read_file(file, folder, counts) for file in files)
             break
     else:
         if published.first_labels or not os.path.exists(archive):
             return None
         records = _read_archive(published, archive, files)
         origin = f"{archive} (official archive, checked)"
-    train, test = (_examples([records[x.name] for x in split]) for split in splits)
+    train, test = (_examples(split, records, published) for split in splits)
     for name, other in PUBLISHED.items():
         first = other.first_labels
         is_other = first and first != published.first_labels
@@ -213,13 +213,19 @@ def read_official(
     return train, test, origin
 
 
-def _examples(records):
-    """Return images and labels of files of records, in their order."""
-    planes = [x["planes"] for x in records if "planes" in x.dtype.names]
-    *_, label = (name for x in records for name in x.dtype.names if name != "planes")
-    labels = [x[label] for x in records if label in x.dtype.names]
-    images = np.concatenate([x.transpose(0, 2, 3, 1) for x in planes])
-    return np.ascontiguousarray(images), np.concatenate(labels).astype(np.int32)
+def _examples(files, records, published):
+    """Return images and labels of some files, of whose records the next are read."""
+    num_images = sum(x.num_records for x in files if "planes" in x.dtype.names)
+    images, labels = np.empty((num_images, *published.image_shape), np.uint8), []
+    end = 0
+    for file in files:
+        values, names = next(records), file.dtype.names
+        if "planes" in names:
+            begin, end = end, end + len(values)
+            images[begin:end] = values["planes"].transpose(0, 2, 3, 1)
+        labels += [values[x].astype(np.int32) for x in names if x != "planes"][-1:]
+        del values  # before the next file is read
+    return images, np.concatenate(labels)
 
 
 def _find(folder, name):
@@ -246,7 +252,7 @@ def read_file(
 
 
 def _read_archive(published, path, files):
-    """Read the records of each file out of the archive; nothing is written."""
+    """Yield the records of each file out of the archive; nothing is written."""
     [sha256] = published.archives.values()
     # What is checked is what is read: both through one open file.
     with _reading(path), open_data_file(path, MAX_ARCHIVE_BYTES) as packed:
@@ -259,11 +265,9 @@ def _read_archive(published, path, files):
         packed.seek(0)
         counts = published.label_counts
         with tarfile.open(fileobj=packed) as archive:
-            return {
-                x.name: read_records(x, file, f"{path}: {x.name}", counts)
-                for x in files
-                if (file := archive.extractfile(f"{published.folders[0]}/{x.name}"))
-            }
+            for x in files:
+                file = archive.extractfile(f"{published.folders[0]}/{x.name}")
+                yield read_records(x, file, f"{path}: {x.name}", counts)
 
 
 def read_records(

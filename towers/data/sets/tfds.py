@@ -21,7 +21,7 @@ from towers.data.files.image import read_image
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.paths import class_name, data_folder, reason
 from towers.data.files.tf_records import open_records
-from towers.data.sources import DataSet
+from towers.data.sources import DataSet, sort_in_place
 from towers.errors import DataError, TowersError
 from towers.messages import one_line, shown
 
@@ -347,4 +347,5 @@ def _read_split(split, image_shape):
 
     streams.call_in_readers(read, len(split))
     order = sorted(range(len(split)), key=ids.__getitem__)
-    return images[order], labels[order]
+    sort_in_place(images, order)
+    return images, labels[order]
