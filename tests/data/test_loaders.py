@@ -1,6 +1,8 @@
 """The contract of all loaders of data sets and all sources of images."""
 
 import dataclasses
+import pathlib
+import re
 import tracemalloc
 from collections.abc import Callable
 
@@ -420,9 +422,25 @@ def test_two_classes_of_one_name_are_refused():
     assert "two classes are called crane" in message(data.load, name)
 
 
+def resident_bytes():
+    [line] = re.findall(
+        r"VmRSS:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text()
+    )
+    return int(line) * 1024
+
+
+def test_images_in_memory_are_held_once():
+    """A tensor of `tf.constant` takes twice the bytes of its array."""
+    images = np.full((60_000, 32, 32, 3), 7, np.uint8)
+    before = resident_bytes()
+    source = ArraySource(images, np.zeros(len(images), int))
+    assert source.read(tf.constant([59_999], tf.int64))[0].numpy().min() == 7
+    assert resident_bytes() - before < 1.6 * images.nbytes
+
+
 def test_a_tf_data_set_and_floats_are_held_once(monkeypatch):
     """Peaks of NumPy's allocations, which tracemalloc knows."""
-    monkeypatch.setattr(sources, "SORTED_BYTES", 500_000)
+    monkeypatch.setattr(sources, "COPIED_BYTES", 500_000)
     images = np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), np.uint8)
     labels = np.arange(2000) % 10
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(64)

@@ -16,8 +16,8 @@ from towers.errors import DataError
 # Share of the images held out for testing if a data set has no test images.
 TEST_FRACTION = 0.1
 DTYPES = "uint8", "uint16", "float32"
-# Maximum number of bytes of images in memory that are sorted at once.
-SORTED_BYTES = 50_000_000
+# Maximum number of bytes of images in memory that are copied at once.
+COPIED_BYTES = 50_000_000
 
 
 class Source(Protocol):
@@ -85,7 +85,7 @@ class ArraySource:
         self.dtype = images.dtype.name
         self.sample_weights = sample_weights
         with tf.device("CPU:0"):
-            self._images = tf.constant(images)
+            self._images = tf.Variable(_copied(images), trainable=False)
             dtype = tf.int32 if labels.ndim == 1 else tf.uint8
             self._labels = tf.constant(labels, dtype)
 
@@ -114,6 +114,20 @@ class ArraySource:
         if labels.dtype == tf.uint8:
             labels = tf.cast(labels, tf.float32)
         return tf.gather(self._images, indices), labels
+
+
+def _copied(images):
+    """Return a tensor of an array, filled in parts.
+
+    A tensor of `tf.constant` takes twice its bytes (TensorFlow 2.21).
+    """
+    length = max(1, COPIED_BYTES // max(1, images[:1].nbytes))
+    tensor = tf.fill(images.shape, tf.zeros([], images.dtype))
+    for first in range(0, len(images), length):
+        part = images[first : first + length]
+        rows = tf.range(first, first + len(part))
+        tensor = tf.raw_ops.InplaceUpdate(x=tensor, i=rows, v=part)
+    return tensor
 
 
 class DeviceSource:
@@ -351,7 +365,7 @@ def split_off_test(
 def sort_in_place(images: np.ndarray, order: Sequence[int]) -> None:
     """Put images into an order, by parts of their pixels instead of in a copy."""
     pixels = images.reshape(len(images), -1)
-    width = max(1, SORTED_BYTES // len(images))
+    width = max(1, COPIED_BYTES // len(images))
     for first in range(0, pixels.shape[1], width):
         part = slice(first, first + width)
         pixels[:, part] = pixels[order, part]
