@@ -197,5 +197,5 @@ def test_the_threshold_is_of_a_step_and_of_weights(run, capsys, tmp_path):
     assert "unknown" not in predicted.answers
     assert "rejection.json is not used (it is of the raw" in capsys.readouterr().err
     (path / "rejection.json").unlink()
-    with pytest.raises(ConfigError, match="give one of precision_at"):
+    with pytest.raises(ConfigError, match="give one of them"):
         towers.reject(path, coverage_at=0.9, precision_at=0.9)

@@ -574,7 +574,9 @@ def test_a_file_of_parameters_has_their_names_and_layouts(name, tmp_path):
         depthwise = theirs["blocks.1.0.conv_dw.weight"]
         np.testing.assert_array_equal(depthwise[:, 0], np.moveaxis(kernel, 2, 0))
     assert tuple(json.loads(metadata["class_names"])) == run.class_names
-    np.testing.assert_allclose(json.loads(metadata["mean"]), np.array(run.mean) / 255)
+    np.testing.assert_allclose(
+        json.loads(metadata["mean"]), np.array(run.dataset_info.mean) / 255
+    )
     options = json.loads(metadata["preprocessing"])
     assert (options["center_crop"], options["interpolation"]) == (1.0, "bilinear")
     images = random_images(run)

@@ -5,7 +5,7 @@ import pytest
 from sklearn import metrics
 
 from towers.errors import ConfigError
-from towers.metrics.rejection import Answers, choose_threshold
+from towers.metrics.rejection import Answers, choose_threshold, wish_of
 
 RNG = np.random.default_rng(0)
 LOGITS = np.round(3 * RNG.standard_normal((90, 4)), 1)  # some probabilities are equal
@@ -45,10 +45,10 @@ def test_the_curve_is_that_of_a_loop_over_the_images():
 def test_a_threshold_grants_the_wish_and_no_other_grants_more(wish):
     candidates = np.unique(numpy_answers()[0])
     precise = [at(x)[1] for x in candidates - 1e-9 if at(x)[0] >= wish]
-    chosen = choose_threshold(ANSWERS, wish, None)
+    chosen = choose_threshold(ANSWERS, "precision_at", wish)
     assert at(chosen)[0] >= wish and at(chosen)[1] == max(precise)
     covering = [at(x)[0] for x in candidates - 1e-9 if at(x)[1] >= wish]
-    chosen = choose_threshold(ANSWERS, None, wish)
+    chosen = choose_threshold(ANSWERS, "coverage_at", wish)
     assert at(chosen)[1] >= wish and at(chosen)[0] == covering[-1]
     figures = ANSWERS.figures(chosen)
     assert (figures["precision"], figures["coverage"]) == pytest.approx(at(chosen))
@@ -63,18 +63,18 @@ def test_what_cannot_be_reached_is_said_with_what_can():
     answers = Answers(np.array([0.9, 0.8, 0.7, 0.6]), right, 4)
     words = r"precision_at=0.9: .* 0\.6667 can be reached.* coverage 0\.7500"
     with pytest.raises(ConfigError, match=words):
-        choose_threshold(answers, 0.9, None)
-    assert choose_threshold(answers, 0.666, None) == pytest.approx(0.65)
+        choose_threshold(answers, "precision_at", 0.9)
+    assert choose_threshold(answers, "precision_at", 0.666) == pytest.approx(0.65)
     for wishes in ((None, None), (0.5, 0.5), (0.0, None), (None, 1.5)):
         with pytest.raises(ConfigError, match=r"precision_at|coverage_at"):
-            choose_threshold(ANSWERS, *wishes)
+            wish_of(*wishes)
 
 
 def test_an_image_with_nan_is_never_answered():
     logits = LOGITS.copy()
     logits[:7] = np.nan
     answers = Answers.of(logits, LABELS, 1.7)
-    chosen = choose_threshold(answers, None, 0.9)
+    chosen = choose_threshold(answers, "coverage_at", 0.9)
     assert answers.figures(chosen)["coverage"] == pytest.approx(0.9)
     with pytest.raises(ConfigError, match=r"coverage_at=0.91: .*at most 0\.9000"):
-        choose_threshold(answers, None, 0.91)
+        choose_threshold(answers, "coverage_at", 0.91)

@@ -21,8 +21,8 @@ from towers.data.orders import BalancedOrder, BlockOrder, block_order
 from towers.data.pixel_format import PixelFormat
 from towers.data.sets import arrays
 from towers.data.share import Share
-from towers.data.sources import DataSet, Source, Subset
-from towers.data.unknown import unlabeled
+from towers.data.sources import DataSet, Source
+from towers.data.unknown import separated
 from towers.errors import ConfigError
 from towers.models import create
 from towers.models.keras import given
@@ -200,14 +200,9 @@ def split_images(
             data_set.train, config.validation_fraction, config.fold_of_images
         )
         if data_set.unknown is not None:
-            num_classes = len(data_set.class_names)
-            is_known = labels_for(held_out, "unknown_class") < num_classes
-            numbers, train = held_out.indices, data_set.train
-            held_out = Subset(train, numbers[is_known])
-            if not is_known.all():
-                unknown["validation"] = unlabeled(
-                    train, numbers[~is_known], num_classes
-                )
+            held_out, unknown["validation"] = separated(
+                data_set.train, held_out.indices, len(data_set.class_names)
+            )
         return train_source, ("validation", held_out), unknown
     return data_set.train, ("test", data_set.test), unknown
 

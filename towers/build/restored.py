@@ -68,16 +68,6 @@ class RestoredRun:
         return self.dataset_info.image_shape
 
     @property
-    def mean(self) -> tuple[float, ...]:
-        """The mean that standardizes images, per channel, in units of 0..255."""
-        return self.dataset_info.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """The standard deviation, as `mean`."""
-        return self.dataset_info.std
-
-    @property
     def pixels(self) -> PixelFormat:
         """The dtype of images, and the range of values that becomes 0..255."""
         return self.dataset_info.pixels
@@ -244,45 +234,32 @@ def read_run(
     config, checkpoint = stored_config(folder, step), read_checkpoint(folder, step, log)
     info = DatasetInfo.from_values(checkpoint.run_state["dataset_info"])
     step, weights = checkpoint.step, reported_weights(config, use_ema)
-    temperature, below = _read_rejection(folder, step, weights, log)
-    if calibrated and not below:
-        temperature = _read_temperature(folder, step, weights)
-    return RestoredRun(
-        folder.path, step, config, info, checkpoint.tensors, temperature, below
-    )
-
-
-def _read_fitted(path, step, weights):
-    content = parse_json(path.read_bytes())
-    fitted = content["weights"], content["step"]
-    if fitted != (weights.value, step):
-        raise ValueError("it is of the {} weights of step {}".format(*fitted))
-    return content
-
-
-def _read_rejection(folder, step, weights, log):
-    """Return temperature and threshold of `towers.reject`; 1 and 0 if it has none."""
-    try:
-        content = _read_fitted(folder.rejection, step, weights)
-        return float(content["temperature"]), float(content["threshold"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        why = f"{folder.rejection} is not used ({one_line(error)})"
+    fitted, why = _read_fitted(folder.rejection, step, weights, "threshold")
+    if why and folder.rejection.exists():
+        why = f"{folder.rejection} is not used ({why})"
         way = f"{program('eval')} --reject writes it anew"
         log(f"no image is answered with {UNKNOWN}: {why}; {way}")
-    return 1.0, 0.0
+    if calibrated and not fitted:
+        fitted, why = _read_fitted(folder.calibration, step, weights)
+        if why:
+            of = f"the {weights.value} weights of step {step} ({why})"
+            ema = "use_ema" if weights is Weights.EMA else "nouse_ema"
+            command = f"{program('eval')} --calibrate --step={step} --{ema} writes it"
+            why = f"{folder.calibration}: has no temperature of {of}"
+            raise ConfigError(f"{why}; {command}")
+    return RestoredRun(folder.path, step, config, info, checkpoint.tensors, *fitted)
 
 
-def _read_temperature(folder, step, weights):
+def _read_fitted(path, step, weights, *also):
+    """Return the temperature and other values in a file, and why there are none."""
     try:
-        return _read_fitted(folder.calibration, step, weights)["temperature"]
+        content = parse_json(path.read_bytes())
+        fitted = content["weights"], content["step"]
+        if fitted != (weights.value, step):
+            raise ValueError("it is of the {} weights of step {}".format(*fitted))
+        return [float(content[name]) for name in ("temperature", *also)], ""
     except (OSError, ValueError, LookupError, TypeError) as error:
-        of = f"the {weights.value} weights of step {step} ({one_line(error)})"
-        why = f"{folder.calibration}: has no temperature of {of}"
-        ema = "use_ema" if weights is Weights.EMA else "nouse_ema"
-        command = f"{program('eval')} --calibrate --step={step} --{ema}"
-        raise ConfigError(f"{why}; {command} writes it") from None
+        return [], one_line(error)
 
 
 def read_checkpoint(

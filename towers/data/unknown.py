@@ -34,19 +34,18 @@ def set_apart(data_set: DataSet, name: str) -> DataSet:
         raise ConfigError(f"{option}: fewer than two classes are left; drop the option")
     order = {x: number for number, x in enumerate((*rest, name))}
     table = np.array([order[x] for x in names], np.int32)
-    sources, unknown, counts = {}, {}, []
+    sources, counts = {}, []
+    unknown: dict[str, Source] = {}
     for split, source in data_set.sources.items():
-        relabeled: Source = Subset(source, np.arange(source.num_examples), table)
-        is_unknown = labels_for(relabeled, option) == len(rest)
-        counts.append(counted(int(is_unknown.sum()), f"{split} image"))
-        if is_unknown.all():
+        indices = np.arange(source.num_examples)
+        relabeled = Subset(source, indices, table)
+        known, others = separated(relabeled, indices, len(rest))
+        counts.append(counted(others.num_examples, f"{split} image"))
+        if not known.num_examples:
             raise ConfigError(f"{option}: there are no other {split} images")
-        sources[split] = relabeled
+        sources[split] = relabeled if split == "training" else known
         if split != "training":
-            sources[split] = Subset(relabeled, np.flatnonzero(~is_unknown))
-            if is_unknown.any():
-                numbers = np.flatnonzero(is_unknown)
-                unknown[split] = unlabeled(relabeled, numbers, len(rest))
+            unknown[split] = others
     about = f"{', '.join(counts)} of {shown(name, 40)}, which is not a class"
     data_set.inventory.infer("unknown", f"{about}; they train as uniform targets")
     validation = sources.get("validation", data_set.validation and sources["test"])
@@ -60,6 +59,10 @@ def set_apart(data_set: DataSet, name: str) -> DataSet:
     )
 
 
-def unlabeled(source: Source, indices: np.ndarray, num_classes: int) -> Source:
-    """Return some images with the label 0, which a loss can take."""
-    return Subset(source, indices, np.zeros(num_classes + 1, np.int32))
+def separated(
+    source: Source, indices: np.ndarray, num_classes: int
+) -> tuple[Subset, Subset]:
+    """Return images of the classes, and of no class with the label 0 for the loss."""
+    is_known = labels_for(Subset(source, indices), "unknown_class") < num_classes
+    others = Subset(source, indices[~is_known], np.zeros(num_classes + 1, np.int32))
+    return Subset(source, indices[is_known]), others

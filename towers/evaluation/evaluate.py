@@ -174,7 +174,7 @@ def _report(folder, config, evaluated, checkpoint, progress):
     page = write_report(
         folder,
         config,
-        run.image_shape,
+        run.dataset_info,
         read_metrics(folder.metrics)[0],
         evaluated,
         step=checkpoint.step,
@@ -182,7 +182,6 @@ def _report(folder, config, evaluated, checkpoint, progress):
         stopwatch=progress.stopwatch,
         versions=checkpoint.run_state.get("versions", {}),
         run=run,
-        pixel_format=run.pixels,
     )
     console.line(f"report: {page}")
 

@@ -13,10 +13,10 @@ from PIL import Image
 from towers import store
 from towers.build.restored import RestoredRun
 from towers.data.files.image import source_box
-from towers.data.files.paths import reason
 from towers.data.files.reading import is_url
 from towers.data.files.unlabeled import ImageFile, read_upright
 from towers.errors import ConfigError
+from towers.evaluation.tables import errors_of_output
 from towers.metrics.predictions import top_class
 from towers.models.grad_cam import class_maps, enlarged, overlay
 
@@ -68,7 +68,7 @@ class Pictures:
     def __init__(self, folder: str | os.PathLike, paths: Sequence[str]):
         self._name = f"heatmaps={folder}"
         self._folder = pathlib.Path(folder).expanduser().resolve()
-        with self._named_errors(), contextlib.suppress(FileNotFoundError):
+        with errors_of_output(self._name), contextlib.suppress(FileNotFoundError):
             if any(self._folder.iterdir()):
                 raise ConfigError(f"{self._name}: is not empty; choose a new folder")
         for path in map(os.path.realpath, paths):
@@ -86,17 +86,10 @@ class Pictures:
         file = io.BytesIO()
         picture = Image.fromarray(overlay(pixels, heat))
         picture.save(file, FORMATS[suffix.lower()], quality=90)
-        with self._named_errors():
+        with errors_of_output(self._name):
             store.make_folders((self._folder / name).parent)
             target = store.free_name(self._folder / stem, suffix)
             store.write_aside(target, file.getvalue())
-
-    @contextlib.contextmanager
-    def _named_errors(self):
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(f"{self._name}: {reason(error)}") from None
 
 
 def _absolute(path):

@@ -1,44 +1,28 @@
 """Predictions for images, without the data set of the run."""
 
-import collections
-import contextlib
 import dataclasses
-import functools
 import itertools
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from towers import console
-from towers.build.restored import (
-    RestoredRun,
-    evaluation_devices,
-    read_run,
-    reported_weights,
-)
 from towers.config import Config
 from towers.config.options import check_path
-from towers.data.augment.tta import create_tta
-from towers.data.batches import hold_out
-from towers.data.files import image_folder
-from towers.data.files import paths as image_paths
-from towers.data.files.reading import is_url
-from towers.data.files.unlabeled import Images, Labels, paths_or_images, read_files
-from towers.data.sources import checksum, location_of
-from towers.errors import ConfigError, DataError
-from towers.evaluation.heatmaps import Pictures, Take, give_heatmaps
-from towers.evaluation.ranking import MAX_PICTURED, RANKS, ranked, write_sheet
-from towers.evaluation.tables import FORMS, create_features_file, create_table
-from towers.messages import shown
-from towers.metrics.predictions import top_class
-from towers.models.create import with_features, without_noise
-from towers.parallel.copies import Weights
-from towers.parallel.evaluator import create_predictor
+from towers.data.files.paths import is_image_name
+from towers.data.files.unlabeled import Images
+from towers.errors import ConfigError
+from towers.evaluation.heatmaps import Pictures
+from towers.evaluation.image_predictor import ImagePredictor
+from towers.evaluation.tables import (
+    FORMS,
+    create_features_file,
+    create_table,
+    errors_of_output,
+)
 from towers.run.folder import RunFolder
-from towers.run.stored_config import prediction_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,25 +109,23 @@ def predict(
     Raises:
         TowersError: such as a DataError if no file can be read.
     """
-    if heatmaps and rank != "none":
-        raise ConfigError(f"heatmaps={heatmaps} with rank={rank}: drop one")
+    _exclude("heatmaps", heatmaps, rank=rank)
     maps: list[np.ndarray] = []
-    prediction = _Prediction(workdir, images, config, step, use_ema, calibrated, rank)
+    options: dict[str, Any] = {"step": step, "use_ema": use_ema}
+    options["calibrated"] = calibrated
+    predictor = ImagePredictor(workdir, images, config, rank, **options)
     if heatmaps:
-        prediction.take_heatmap = lambda path, pixels, heat: maps.append(heat)
-    batches = list(prediction.batches())
-    prediction.report(may_fail=bool(batches))
-    paths, labels, logits = (
-        list(itertools.chain(*column)) for column in zip(*batches, strict=True)
-    )
-    run, names = prediction.run, prediction.run.class_names
-    probabilities = run.to_probabilities(np.array(logits))
+        predictor.take_heatmap = lambda path, pixels, heat: maps.append(heat)
+    paths, labels, logits = predictor.all()
+    predictor.report(may_fail=True)
+    run, names = predictor.run, predictor.run.class_names
+    probabilities = run.to_probabilities(logits)
     return Predicted(
         paths,
         [names[label] if label >= 0 else None for label in labels],
         probabilities,
         names,
-        prediction.failed,
+        predictor.failed,
         run.thresholds,
         run.answers(probabilities),
         maps,
@@ -155,19 +137,17 @@ def write_predictions(
     images: Images,
     config: Config | None = None,
     *,
-    step: int | str = "best",
-    use_ema: bool | None = None,
-    calibrated: bool = False,
     top: int = 5,
     form: str = "table",
     features: str = "",
     rank: str = "none",
     output: str | os.PathLike = "",
     heatmaps: str | os.PathLike = "",
+    **options: Any,
 ) -> None:
     """Write the predictions for images, batch by batch.
 
-    It takes the arguments of `predict`, and these:
+    It takes `step`, `use_ema` and the other arguments of `predict`, and these:
 
     - `top`: classes of each image; 0 for all, in the order of the classes, which are
       then the columns of "csv".
@@ -187,229 +167,37 @@ def write_predictions(
         raise ConfigError(f"top={top}: must be at least 0, for all classes")
     if form not in FORMS:
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
-    for name, value, default in (
-        ("form", form, "table"),
-        ("rank", rank, "none"),
-        ("heatmaps", heatmaps, ""),
-    ):
-        if features and value != default:
-            raise ConfigError(f"features={features} with {name}={value}: one of them")
-    if heatmaps and rank != "none":
-        raise ConfigError(f"heatmaps={heatmaps} with rank={rank}: drop one")
+    _exclude("features", features, form=form, rank=rank, heatmaps=heatmaps)
+    _exclude("heatmaps", heatmaps, rank=rank)
     check_path("output", output)
     path = os.path.expanduser(output) or ("features.npz" if features else "")
     is_of_features = features and path.endswith(".npz")
-    if image_paths.is_image_name(path) and not is_of_features:
+    if is_image_name(path) and not is_of_features:
         raise ConfigError(f"output={path}: is the name of an image; choose another")
     of_run = {os.path.realpath(x) for x in RunFolder(workdir).files()}
     if path and os.path.realpath(path) in of_run:
         raise ConfigError(f"output={path}: is a file of the run; choose another")
-    prediction = _Prediction(
-        workdir, images, config, step, use_ema, calibrated, rank, features
-    )
+    predictor = ImagePredictor(workdir, images, config, rank, features, **options)
     if heatmaps:
-        prediction.take_heatmap = Pictures(heatmaps, prediction.paths)
+        predictor.take_heatmap = Pictures(heatmaps, predictor.paths)
     if features:
         results = create_features_file(path)
     else:
-        results = create_table(path, form, prediction.run, top)
-    with _errors_of_output(path), results as write:
-        for batch in prediction.batches():
-            write(*batch)
-            if rank != "none":  # all images
-                sheet = f"{path or 'ranked'}.png"
-                with _errors_of_output(sheet):
-                    prediction.write_sheet(sheet, *batch)
-                console.remark(f"the first images to label: {sheet}")
-    prediction.report()
+        results = create_table(path, form, predictor.run, top)
+    with errors_of_output(path), results as write:
+        if rank == "none":
+            for batch in predictor.batches():
+                write(*batch)
+        else:
+            rows, sheet = predictor.all(), f"{path or 'ranked'}.png"
+            write(*rows)
+            with errors_of_output(sheet):
+                predictor.write_sheet(sheet, *rows)
+            console.remark(f"the first images to label: {sheet}")
+    predictor.report()
 
 
-class _Prediction:
-    """The network of a run, the images that it predicts, and the files that failed."""
-
-    def __init__(
-        self, workdir, images, config, step, use_ema, calibrated, rank, features=""
-    ):
-        if rank not in RANKS:
-            raise ConfigError(f"rank={rank}: must be one of {', '.join(RANKS)}")
-        self.take_heatmap: Take | None = None
-        self._rank, self._features = rank, []
-        folder = RunFolder(workdir)
-        self._config = config = config or prediction_config(folder, step)
-        weights = reported_weights(config, use_ema)
-        devices = evaluation_devices(config, folder, console.remark)
-        self.run = read_run(
-            workdir,
-            step=step,
-            calibrated=calibrated,
-            use_ema=use_ema,
-            log=console.remark,
-        )
-        dtype = self.run.pixels.dtype
-        self.paths, self._images = paths_or_images(images, dtype)
-        if rank != "none":  # for the sheet
-            self._images = list(self._images)
-        self._model = model = without_noise(self.run.network(weights), features)
-        if rank == "diverse":
-            model = with_features(model)
-        tta = "none" if features else config.tta
-        if tta != config.tta:
-            console.remark(f"tta={config.tta} is not used for features")
-        self._predictor = create_predictor(model, devices.towers, create_tta(tta))
-        name = "EMA" if weights is Weights.EMA else "raw"
-        message = f"predicting with the {name} weights of step {self.run.step}"
-        if tta != "none":
-            message += f", test-time augmentation {tta}"
-        if self.run.reject_below and not features:
-            message += f"; unknown below a probability of {self.run.reject_below:.4f}"
-        console.remark(message)
-        self._has_classes, self._counts = not features, collections.Counter()
-        self.failed: dict[str, str] = {}
-
-    def batches(self) -> Iterator[tuple[list[str], list[int], np.ndarray]]:
-        """Yield paths, labels (-1 if unknown) and outputs, by batches or ranked."""
-        batches = self._batches()
-        if self._rank == "none":
-            yield from batches
-        elif rows := list(batches):
-            columns = zip(*rows, strict=True)
-            names, labels, outputs = (list(itertools.chain(*x)) for x in columns)
-            logits = np.stack(outputs)
-            features = np.concatenate(self._features) if self._features else logits
-            probabilities = self.run.to_probabilities(logits)
-            order = ranked(self._rank, probabilities, features, self.run.thresholds)
-            yield [names[i] for i in order], [labels[i] for i in order], logits[order]
-
-    def _batches(self):
-        paths, counts = self.paths, self._counts
-        label_of = Labels(self.run.class_names, paths)
-        is_training_image = _training_images(self.run)
-        files, size = self._readable_files(), 0
-        while batch := list(itertools.islice(files, self._config.batch_size)):
-            size = max(size, len(batch))
-            outputs = self._outputs(batch, size)
-            if self._rank == "diverse":
-                num_classes = len(self.run.class_names)
-                self._features.append(outputs[:, num_classes:])
-                outputs = outputs[:, :num_classes]
-            names = [file.path for file in batch]
-            labels = [label_of(name) if paths else -1 for name in names]
-            counts["read"] += len(batch)
-            if self._has_classes:
-                counts["trained"] += sum(map(is_training_image, names if paths else ()))
-                known = np.array(labels) >= 0
-                counts["labeled"] += int(known.sum())
-                counts["correct"] += int(np.sum(known & (top_class(outputs) == labels)))
-            if self.take_heatmap is not None:
-                options = self._config.max_image_pixels, self.take_heatmap
-                give_heatmaps(self.run, self._model, batch, outputs, *options)
-            yield names, labels, outputs
-
-    def write_sheet(self, path, names, labels, logits):
-        """Write thumbnails of the first predicted images to a PNG file."""
-        names = names[:MAX_PICTURED]
-        files = names if self.paths else [(i, self._images[int(i)]) for i in names]
-        answers = self.run.answers(self.run.to_probabilities(logits[:MAX_PICTURED]))
-        write_sheet(path, [file.image for file in self._read(files)], answers)
-
-    def _read(self, files):
-        return read_files(
-            files,
-            self.run.image_shape,
-            self._config.max_image_pixels,
-            self._config.batch_size,
-            pixels=self.run.pixels,
-            **self.run.config.resize_options,
-        )
-
-    def _readable_files(self):
-        files = enumerate(self._images)
-        if self.paths:
-            files = image_paths.walk(self.paths, self._fail)
-        for file in self._read(files):
-            if file.image is None:
-                self._fail(file.path, file.fault)
-            else:
-                yield file
-
-    def _fail(self, path, why):
-        self.failed[path] = why
-        console.error(f"{shown(path)}: {why}")
-
-    def _outputs(self, batch, size):
-        """Return the outputs of a batch, padded to `size` to avoid retracing."""
-        images = np.zeros((size, *self.run.image_shape), self.run.pixels.dtype)
-        images[: len(batch)] = [file.image for file in batch]
-        with tf.device("CPU:0"):
-            mask = tf.constant(np.arange(size) < len(batch), tf.float32)
-            inputs = {"images": self.run.preprocess(images), "mask": mask}
-        outputs = next(self._predictor.predictions([inputs]))[Weights.RAW]
-        result = outputs.get("logits_tta", outputs["logits"])
-        # NumPy has no bfloat16.
-        return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
-
-    def report(self, may_fail: bool = False) -> None:
-        """Print remarks on the images; DataError if files fail that may not."""
-        counts = self._counts
-        if counts["trained"]:
-            images = f"{counts['trained']} of {counts['read']} images"
-            why = "they do not show how well it does on new ones"
-            console.error(f"the network was trained on {images}: {why}")
-        if counts["labeled"]:
-            images = f"{counts['correct']} of {counts['labeled']} labeled images"
-            share = f"({counts['correct'] / counts['labeled']:.4f})"
-            folders = "(in folders named like a class)"
-            console.remark(f"{images} {folders} predicted correctly {share}")
-        if self.failed and not may_fail:
-            files = f"{len(self.failed)} of {counts['read'] + len(self.failed)} files"
-            raise DataError(f"{files} cannot be read; each is named above")
-        if not counts["read"]:
-            paths = shown(", ".join(self.paths)) or "images"
-            way = f"of a folder the {image_paths.FORMATS_TEXT} files are taken"
-            raise DataError(f"{paths}: no image; {way}")
-
-
-def _training_images(run: RestoredRun) -> Callable[[str], bool]:
-    """Return a function that is True for paths of the network's training images.
-
-    It is False if that is unknown, as with a folder of images that has changed since.
-    """
-    config, folder_of = run.config, functools.cache(os.path.realpath)
-    if config.dataset != "image_folder" or is_url(config.data_dir):
-        return lambda path: False
-    root = folder_of(os.path.expanduser(config.data_dir or "data"))
-
-    def place(path):
-        folder, name = os.path.split(path)
-        return folder_of(folder), name
-
-    @functools.cache
-    def trained():
-        try:
-            train = image_folder.training_images(
-                config.data_dir, run.image_shape, config.class_level
-            )
-        except DataError:
-            return ()
-        if checksum(train) != run.dataset_info.checksum:
-            return ()
-        if config.holds_out:
-            fraction, fold = config.validation_fraction, config.fold_of_images
-            train, _ = hold_out(train, fraction, fold)
-        return {place(location_of(train, i)) for i in range(train.num_examples)}
-
-    return lambda path: place(path)[0].startswith(root) and place(path) in trained()
-
-
-@contextlib.contextmanager
-def _errors_of_output(output):
-    """Report errors of writing in a line; a closed pipe (`| head`) is the end."""
-    try:
-        yield
-    except BrokenPipeError:
-        # The exit flushes standard output once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit()
-    except (OSError, UnicodeEncodeError) as error:
-        path, why = output or "standard output", image_paths.reason(error)
-        raise ConfigError(f"{path}: cannot be written: {why}") from None
+def _exclude(option, value, **others):
+    for name, other in others.items():
+        if value and other not in ("", "none", "table"):
+            raise ConfigError(f"{option}={value} with {name}={other}: drop one")

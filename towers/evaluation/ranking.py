@@ -27,27 +27,16 @@ def ranked(
 ) -> np.ndarray:
     """Return the order of images, int64 [n], the ones to label next first.
 
-    "uncertain" orders by `margins`, the smallest first; "diverse" is `farthest_first`
-    of the features [n, f], from the image with the smallest margin on.
-    """
-    order = np.argsort(margins(probabilities, thresholds), kind="stable")
-    return order if rank == "uncertain" else farthest_first(features, int(order[0]))
-
-
-def margins(
-    probabilities: np.ndarray, thresholds: np.ndarray | None = None
-) -> np.ndarray:
-    """Return the difference of the two largest probabilities, float64 [n].
-
-    Of label sets it is the smallest distance from the threshold of a class. An image
-    without finite probabilities has the margin -1.
+    "uncertain" begins with the smallest margin between the two largest probabilities,
+    of label sets between a probability and its threshold; NaN is before all. "diverse"
+    is `farthest_first` of the features [n, f], from the smallest margin on.
     """
     if thresholds is not None:
-        result = np.abs(probabilities - thresholds).min(1)
+        margins = np.abs(probabilities - thresholds).min(1)
     else:
-        second, first = np.sort(probabilities, 1)[:, -2:].T
-        result = first - second
-    return np.nan_to_num(result, nan=-1.0)
+        margins = np.diff(np.sort(probabilities, 1)[:, -2:])[:, 0]
+    order = np.argsort(np.nan_to_num(margins, nan=-1.0), kind="stable")
+    return order if rank == "uncertain" else farthest_first(features, int(order[0]))
 
 
 def farthest_first(features: np.ndarray, first: int) -> np.ndarray:

@@ -118,9 +118,9 @@ def predict_split(
 
     labels, logits = predicted(source)
     labels = labels > 0 if labels.ndim == 2 else labels.astype(np.int64)
-    unknown = np.zeros([0, len(names)], np.float32)
-    if split in parts.unknown:
-        _, unknown = predicted(parts.unknown[split])
+    others, unknown = parts.unknown.get(split), logits[:0]
+    if others and others.num_examples:
+        _, unknown = predicted(others)
     return SplitPredictions(
         checkpoint.step, weights, source, names, labels, logits, unknown
     )
@@ -145,16 +145,12 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
         ConfigError: the run has held out no images.
     """
     split = predict_split(workdir, "validation", **options)
-    temperature = fit_temperature(split.logits, split.labels)
-    result: dict[str, Any] = {"step": split.step, "weights": split.weights.value}
-    result |= {"temperature": temperature, "images": len(split.labels)}
-    for suffix, value in (("", 1.0), ("_calibrated", temperature)):
+    result = _fitted(split)
+    for suffix, value in (("", 1.0), ("_calibrated", result["temperature"])):
         predictions = split.predictions(value)
         result[f"loss{suffix}"] = loss(predictions)
         result[f"calibration_error{suffix}"] = calibration_error(predictions)
-    folder = RunFolder(workdir)
-    with Reports(folder, "eval") as reports:
-        reports.file(folder.calibration, json.dumps(result, indent=2) + "\n")
+    _write(workdir, "calibration", json.dumps(result, indent=2) + "\n")
     console.line(
         "temperature {temperature:.4f} of {images} held-out images: loss {loss:.4f}, "
         "calibrated {loss_calibrated:.4f}; calibration error {calibration_error:.4f}, "
@@ -192,27 +188,37 @@ def reject(
         ConfigError: the run has label sets or no held-out images, the precision is not
             reached, or not exactly one wish is given.
     """
-    wish_of(precision_at, coverage_at)
+    wish = wish_of(precision_at, coverage_at)
     splits = [predict_split(workdir, x, **options) for x in ("validation", "test")]
     held_out, _ = splits
     if held_out.labels.ndim == 2:
         raise ConfigError("reject: classes of label sets have their own thresholds")
-    temperature = fit_temperature(held_out.logits, held_out.labels)
+    result = _fitted(held_out)
     answers, of_test = (
-        Answers.of(np.concatenate([x.logits, x.unknown]), x.labels, temperature)
+        Answers.of(np.append(x.logits, x.unknown, 0), x.labels, result["temperature"])
         for x in splits
     )
-    threshold = choose_threshold(answers, precision_at, coverage_at)
-    result: dict[str, Any] = {"step": held_out.step, "weights": held_out.weights.value}
-    result |= {"temperature": temperature, "threshold": threshold}
+    result["threshold"] = threshold = choose_threshold(answers, *wish)
     result |= answers.figures(threshold) | {"test": of_test.figures(threshold)}
-    folder = RunFolder(workdir)
-    with Reports(folder, "eval") as reports:
-        reports.file(folder.rejection, json.dumps(result, indent=2) + "\n")
+    _write(workdir, "rejection", json.dumps(result, indent=2) + "\n")
     console.line(f"unknown below a calibrated probability of {threshold:.4f}")
     console.line(rejection_line("held-out images", result))
     console.line(rejection_line("test images", result["test"]))
     return result
+
+
+def _fitted(split):
+    """Return the temperature of a split, and the weights that it belongs to."""
+    temperature = fit_temperature(split.logits, split.labels)
+    result: dict[str, Any] = {"step": split.step, "weights": split.weights.value}
+    return result | {"temperature": temperature, "images": len(split.labels)}
+
+
+def _write(workdir, name, text):
+    """Write a file of a run's folder; return whether that is possible."""
+    folder = RunFolder(workdir)
+    with Reports(folder, "eval") as reports:
+        return reports.file(getattr(folder, name), text)
 
 
 def find_suspects(
@@ -243,11 +249,10 @@ def find_suspects(
     predicted = predict_split(workdir, split, **options)
     rows = suspect_rows(predicted)
     text = spreadsheet_csv(SUSPECT_COLUMNS, (row.values() for row in rows))
-    folder = RunFolder(workdir)
-    with Reports(folder, "eval") as reports:
-        if reports.file(folder.suspects, text):
-            count = f"{len(rows)} of {len(predicted.labels)} labels"
-            console.line(f"{count} are suspected to be wrong: {folder.suspects}")
+    if _write(workdir, "suspects", text):
+        count = f"{len(rows)} of {len(predicted.labels)} labels"
+        path = RunFolder(workdir).suspects
+        console.line(f"{count} are suspected to be wrong: {path}")
     return rows
 
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from towers import store
 from towers.build.restored import RestoredRun
+from towers.data.files.paths import reason
 from towers.data.unknown import UNKNOWN
+from towers.errors import ConfigError
 from towers.messages import MAX_NAME, printable, shown
 
 FORMS = ("table", "csv", "json")
@@ -137,3 +139,17 @@ def create_features_file(path: str) -> Iterator[Write]:
         labels = np.array(all_labels, np.int64)
         with store.aside(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, features=features, labels=labels, names=names)
+
+
+@contextlib.contextmanager
+def errors_of_output(output: str) -> Iterator[None]:
+    """Report errors of writing in a line; a closed pipe (`| head`) is the end."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The exit flushes standard output once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit()
+    except (OSError, UnicodeEncodeError) as error:
+        path, why = output or "standard output", reason(error)
+        raise ConfigError(f"{path}: cannot be written: {why}") from None

@@ -64,9 +64,7 @@ def predict_in_new_process(
     """Return logits and class names of an export, from a process without towers."""
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         source, result = f"{folder}/images.npy", f"{folder}/logits.npz"
-        np.save(
-            source, images.astype("uint8" if images.dtype == np.uint8 else "float32")
-        )
+        np.save(source, images)
         # -P: the program's folder has modules with the names of packages.
         done = subprocess.run(
             [sys.executable, "-P", PROGRAM, format, path, source, result],

@@ -260,7 +260,7 @@ _REPLACEMENTS = {
 
 def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     """Return stock layers from images to logits, or raise ConfigError."""
-    augment, model = run.config.augment, run.config.model
+    augment, model, info = run.config.augment, run.config.model, run.dataset_info
     foreign = [
         f"layer {layer.name!r} of model={model} is {type(layer).__name__}"
         for layer in layers_of(network)
@@ -283,8 +283,9 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
         if augment == "tutorial":
             inputs = _standardized_by_itself(scaled)
         else:
-            moments = {"mean": run.mean, "variance": [(x or 1) ** 2 for x in run.std]}
-            inputs = layers.Normalization(**moments, name="standardize")(scaled)
+            mean, variance = info.mean, [(x or 1) ** 2 for x in info.std]
+            standardize = layers.Normalization(-1, mean, variance, name="standardize")
+            inputs = standardize(scaled)
         return keras.Model(images, network(inputs), name="classifier")
 
 

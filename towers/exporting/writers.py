@@ -222,8 +222,8 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     metadata: dict[str, object] = {
         "class_names": run.class_names,
         "input_size": run.input_shape,
-        "mean": [value / 255 for value in run.mean],
-        "std": [value / 255 for value in run.std],
+        "mean": [value / 255 for value in run.dataset_info.mean],
+        "std": [value / 255 for value in run.dataset_info.std],
     }
     augment = choices.find("augment", run.config.augment)
     if run.config.augment == "tutorial" or augment.is_in_a_file:

@@ -22,9 +22,9 @@ from towers.metrics.predictions import (
     LabelSets,
     Predictions,
     average_precision,
+    below,
     precision_recall,
-    sigmoid,
-    softmax,
+    to_probabilities,
 )
 
 Figures = dict[str, Any]  # see `figures`
@@ -76,7 +76,11 @@ def compute(
     """Return the metrics that apply, and the intervals of shares."""
     result: dict[str, Any] = {}
     for name in names:
-        value = globals()[METRICS[name].target or name](predictions)
+        function, suffix = METRICS[name].target or name, "_at_thresholds"
+        decided: Any = predictions
+        if function.endswith(suffix):
+            decided, function = decided.at_thresholds, function.removesuffix(suffix)
+        value = None if decided is None else globals()[function](decided)
         if isinstance(value, np.ndarray):
             result |= ratio(name, int(value.sum()), len(value))
         elif value is not None:
@@ -134,18 +138,6 @@ def micro_f1(predictions: LabelSets) -> float:
     labels, classes = predictions.labels, predictions.classes
     total = labels.sum() + classes.sum()
     return float(2 * (labels & classes).sum() / max(total, 1))
-
-
-def macro_f1_at_thresholds(predictions: LabelSets) -> float | None:
-    """Return `macro_f1` at the thresholds of held-out images."""
-    decided = predictions.at_thresholds
-    return None if decided is None else macro_f1(decided)
-
-
-def micro_f1_at_thresholds(predictions: LabelSets) -> float | None:
-    """Return `micro_f1` at the thresholds of held-out images."""
-    decided = predictions.at_thresholds
-    return None if decided is None else micro_f1(decided)
 
 
 def mean_average_precision(predictions: LabelSets) -> float:
@@ -265,12 +257,13 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the temperature of the lowest cross-entropy (arXiv:1706.04599)."""
     logits = logits.astype(np.float64)
     multi_label = labels.ndim == 2
-    to_probabilities = sigmoid if multi_label else softmax
     targets = labels if multi_label else np.eye(logits.shape[1])[labels]
 
     def slope(log_temperature):
         # Its sign is that of the derivative of the convex cross-entropy.
-        probabilities = to_probabilities(logits * math.exp(-log_temperature))
+        probabilities = to_probabilities(
+            logits * math.exp(-log_temperature), multi_label
+        )
         return np.sum(logits * (probabilities - targets))
 
     low, high = -math.log(100), math.log(100)
@@ -294,10 +287,7 @@ def best_thresholds(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
             labels[:, number], probabilities[:, number]
         )
         f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
-        best = int(f1.argmax())
-        lower = scores[best + 1] if best + 1 < len(scores) else 0.0
-        middle = (scores[best] + lower) / 2
-        thresholds[number] = middle if middle > lower else scores[best]
+        thresholds[number] = below(scores, int(f1.argmax()))
     return thresholds
 
 
@@ -356,7 +346,8 @@ def create_metric(name: str) -> Metric:
         raise ConfigError(f"best_by={name}: {short} is another figure; {way}")
 
     def compute_score(predictions):
-        number = function(predictions.labels, predictions.all_probabilities)
+        logits, multi_label = predictions.logits, predictions.multi_label
+        number = function(predictions.labels, to_probabilities(logits, multi_label))
         try:
             return float(number)
         except (TypeError, ValueError):

@@ -35,11 +35,6 @@ class Predictions:
         return self.classes == self.labels
 
     @property
-    def all_probabilities(self) -> np.ndarray:
-        """The probabilities, float64 [n, classes], if the logits are known."""
-        return softmax(self.logits)
-
-    @property
     def confidences(self) -> np.ndarray:
         """The probabilities of the predicted classes, float64 [n]."""
         return self.probabilities
@@ -89,11 +84,6 @@ class LabelSets:
             return None
         decisions = np.int8(2) * (self.probabilities >= self.thresholds) - np.int8(1)
         return LabelSets(self.labels, decisions, self.losses)
-
-    @property
-    def all_probabilities(self) -> np.ndarray:
-        """See `Predictions`."""
-        return self.probabilities
 
     @property
     def scores(self) -> np.ndarray:
@@ -241,6 +231,13 @@ def precision_recall(
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
     hits = np.cumsum(labels[order])[last]
     return hits / (last + 1), hits / max(labels.sum(), 1), scores[last]
+
+
+def below(scores: np.ndarray, index: int) -> float:
+    """Return a threshold halfway between a score, in falling order, and the next."""
+    score, lower = scores[index], scores[index + 1] if index + 1 < len(scores) else 0.0
+    middle = (score + lower) / 2
+    return float(middle if middle > lower else score)
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from towers.errors import ConfigError
 from towers.metrics.metrics import ratio
-from towers.metrics.predictions import precision_recall, softmax, top_class
+from towers.metrics.predictions import below, precision_recall, softmax, top_class
 
 
 class Answers(NamedTuple):
@@ -59,42 +59,28 @@ def wish_of(precision_at: float | None, coverage_at: float | None) -> tuple[str,
     """Return the name and the value of the one that is given, or raise ConfigError."""
     wishes = {"precision_at": precision_at, "coverage_at": coverage_at}
     given = [(name, value) for name, value in wishes.items() if value is not None]
-    if len(given) != 1:
-        raise ConfigError("reject: give one of precision_at, as 0.99, and coverage_at")
-    [(name, wish)] = given
-    if not 0 < wish <= 1:
-        raise ConfigError(f"{name}={wish}: must be above 0 and at most 1")
-    return name, wish
+    if len(given) != 1 or not 0 < given[0][1] <= 1:
+        listed = ", ".join(f"{name}={value}" for name, value in wishes.items())
+        raise ConfigError(f"{listed}: give one of them, above 0 and at most 1")
+    return given[0]
 
 
-def choose_threshold(
-    answers: Answers, precision_at: float | None, coverage_at: float | None
-) -> float:
-    """Return the threshold that grants one of two wishes.
+def choose_threshold(answers: Answers, name: str, wish: float) -> float:
+    """Return the threshold that grants a wish, or raise ConfigError.
 
-    With `precision_at` it is the lowest one whose answers are at least so precise; with
-    `coverage_at` the highest one that answers at least this share of images of the
+    With "precision_at" it is the lowest one whose answers are at least so precise; with
+    "coverage_at" the highest one that answers at least this share of images of the
     classes. It is halfway between two probabilities.
-
-    Raises:
-        ConfigError: the wish cannot be granted, see also `wish_of`.
     """
-    name, wish = wish_of(precision_at, coverage_at)
     precision, coverage, thresholds = answers.curve()
-    values = coverage if precision_at is None else precision
+    values = precision if name == "precision_at" else coverage
     granting = np.flatnonzero(values >= wish)
     if not granting.size:
-        most, images = (
-            values.max(initial=0.0),
-            f"{len(answers.correct)} held-out images",
-        )
+        most, count = values.max(initial=0.0), len(answers.correct)
         at = coverage[values == most].max(initial=0.0)
-        why = f"at most {most:.4f} can be reached on {images}, at the coverage {at:.4f}"
-        raise ConfigError(f"{name}={wish:g}: {why}")
-    chosen = int(granting[0] if precision_at is None else granting[-1])
-    lower = thresholds[chosen + 1] if chosen + 1 < len(thresholds) else 0.0
-    middle = float(thresholds[chosen] + lower) / 2
-    return middle if middle > lower else float(thresholds[chosen])
+        why = f"at most {most:.4f} can be reached on {count} held-out images"
+        raise ConfigError(f"{name}={wish:g}: {why}, at the coverage {at:.4f}")
+    return below(thresholds, granting[-1 if name == "precision_at" else 0])
 
 
 def rejection_line(split: str, figures: dict[str, Any]) -> str:

@@ -13,8 +13,7 @@ import tensorflow as tf
 from towers import console, store
 from towers.build.restored import RestoredRun
 from towers.config import Config, non_defaults, parse_json
-from towers.data.pixel_format import PHOTO, PixelFormat
-from towers.data.sources import Source
+from towers.data.sources import DataSet, Source
 from towers.errors import data_errors_of_tensorflow
 from towers.messages import command_of, one_line, program
 from towers.metrics.metrics import Figures, figures
@@ -24,6 +23,7 @@ from towers.models.create import without_noise
 from towers.models.grad_cam import class_maps, enlarged, overlay
 from towers.parallel.devices import gpu_names, processor_name
 from towers.parallel.evaluator import Evaluation
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.progress import Stopwatch
 from towers.threads import num_cores
@@ -75,7 +75,7 @@ def try_to_write(write: Callable[[], None]) -> None:
 def write_report(
     folder: RunFolder,
     config: Config,
-    image_shape: Sequence[int],
+    data: DataSet | DatasetInfo,
     records: Sequence[Mapping[str, Any]],
     evaluated: Evaluated | None,
     *,
@@ -84,7 +84,6 @@ def write_report(
     stopwatch: Stopwatch,
     versions: Mapping[str, str],
     run: RestoredRun | None = None,
-    pixel_format: PixelFormat = PHOTO,
 ) -> pathlib.Path:
     """Write `report/index.html`, whose path is returned, and `report.json`.
 
@@ -111,7 +110,7 @@ def write_report(
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "model": config.model,
         "dataset": config.dataset,
-        "image_shape": list(image_shape),
+        "image_shape": list(data.image_shape),
         "result": result,
         "curves": curves_of(records),
         **values,
@@ -124,7 +123,7 @@ def write_report(
     pixels, shown, maps = {}, {}, {}
     if evaluated is not None:
         pixels = _pixels(evaluated.source, values)
-        shown = {index: pixel_format.to_bytes(x) for index, x in pixels.items()}
+        shown = {index: data.pixels.to_bytes(x) for index, x in pixels.items()}
         if run is not None and values["mistakes"]:
             indices = [row["index"] for row in values["mistakes"]]
             maps = _activation_maps(run, evaluated.predictions, indices, pixels)

@@ -96,14 +96,13 @@ def report_run(run: Run) -> None:
         page = write_report(
             run.folder,
             run.config,
-            run.parts.data.image_shape,
+            run.parts.data,
             run.reports.records(),
             evaluated,
             step=step,
             images=step * run.config.images_per_step,
             stopwatch=run.progress.stopwatch,
             versions=versions(),
-            pixel_format=run.parts.data.pixels,
         )
     run.outputs.say(f"report: {page}")
 

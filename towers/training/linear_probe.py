@@ -71,9 +71,8 @@ def fit_head(
         set_initial(state, name, array)
     trainer.load(state)
     kind = "labels" if parts.data.multi_label else "images"
-    fitted = (
-        f"{bias.size - len(known)} of {bias.size} outputs fitted; " if known else ""
-    )
+    count = f"{bias.size - len(known)} of {bias.size} outputs"
+    fitted = f"{count} fitted; " if known else ""
     console.line(f"linear probe: {fitted}the head fits {correct:.1%} of the {kind}")
 
 
