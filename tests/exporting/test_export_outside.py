@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 # For 24 odd photos, of which `run_predict.py` decodes large ones at a reduced scale.
 MAX_PROBABILITY_DIFFERENCE = 0.01
 
-RUNNABLE = [name for name, row in FORMATS.items() if row.checker]
+RUNNABLE = [name for name, row in FORMATS.items() if row.has_network]
 
 # The first of each family.
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
@@ -65,7 +65,7 @@ def test_every_network_in_every_format(tmp_path, name, format):
         if precision == "int8" and name.startswith(("vit", "deit", "dinov")):
             continue  # which that does not hold: see docs/export.md
         path, network = tmp_path / f"{precision}.{format}", stock_network(trained)
-        write = getattr(writers, FORMATS[format].writer)
+        write = getattr(writers, f"write_{format}")
         write(path, network, run, precision, random_images(run, 30))
         logits, names = comparison.predict_in_new_process(format, path, images)
         # int8 is coarse here: random parameters, a tenth of the channels.

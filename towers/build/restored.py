@@ -162,12 +162,11 @@ class RestoredRun:
 
     def answers(self, probabilities: np.ndarray) -> list[str]:
         """Return the most probable class of each image, or UNKNOWN, by [n, classes]."""
-        names = [self.class_names[x] for x in probabilities.argmax(1)]
-        if not self.reject_below:
-            return names
-        is_answered = probabilities.max(1) >= self.reject_below  # not NaN
-        pairs = zip(names, is_answered, strict=True)
-        return [name if is_class else UNKNOWN for name, is_class in pairs]
+        names, classes = (*self.class_names, UNKNOWN), probabilities.argmax(1)
+        if self.reject_below:
+            is_answered = probabilities.max(1) >= self.reject_below  # not NaN
+            classes = np.where(is_answered, classes, -1)
+        return [names[x] for x in classes]
 
     @functools.cached_property
     def _augment(self) -> Augment:

@@ -1,6 +1,5 @@
 """Heat maps of predicted images, and their pictures in a folder."""
 
-import contextlib
 import io
 import os
 import pathlib
@@ -68,8 +67,8 @@ class Pictures:
     def __init__(self, folder: str | os.PathLike, paths: Sequence[str]):
         self._name = f"heatmaps={folder}"
         self._folder = pathlib.Path(folder).expanduser().resolve()
-        with errors_of_output(self._name), contextlib.suppress(FileNotFoundError):
-            if any(self._folder.iterdir()):
+        with errors_of_output(self._name):
+            if self._folder.exists() and any(self._folder.iterdir()):
                 raise ConfigError(f"{self._name}: is not empty; choose a new folder")
         for path in map(os.path.realpath, paths):
             if self._folder.is_relative_to(path):

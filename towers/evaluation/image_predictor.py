@@ -57,9 +57,8 @@ class ImagePredictor:
         if rank not in RANKS:
             raise ConfigError(f"rank={rank}: must be one of {', '.join(RANKS)}")
         folder = RunFolder(workdir)
-        self._config = config = config or prediction_config(
-            folder, loading.get("step", "best")
-        )
+        step = loading.get("step", "best")
+        self._config = config = config or prediction_config(folder, step)
         weights = reported_weights(config, loading.get("use_ema"))
         devices = evaluation_devices(config, folder, console.remark)
         self.run = run = read_run(workdir, **loading, log=console.remark)

@@ -85,14 +85,14 @@ def export(
         )
     expected = comparison.logits_of(run, trained, compared)
 
-    write = getattr(writers, row.writer)
+    write = getattr(writers, f"write_{format}")
     figures: dict[str, Any] = {"precision": precision, "step": run.step}
     figures["images"] = origin
     with staging.staged(output, row, overwrite, figures) as path:
-        if row.checker:
+        if row.has_network:
             network, how = stock.stock_network(trained), "Loaded in a new process"
             write(path, network, run, precision, calibration)
-            results = comparison.predict_in_new_process(row.checker, path, compared)
+            results = comparison.predict_in_new_process(format, path, compared)
         else:
             how = "Read into a new network"
             write(path, trained, run)

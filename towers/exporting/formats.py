@@ -6,35 +6,27 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A row of FORMATS."""
+    """A row of FORMATS; `write_NAME` of `writers` writes it."""
 
-    writer: str  # a function of `writers`
-    # A function of `load_in_new_process`; empty for parameters without a network.
-    checker: str
     suffix: str  # empty for a folder
     # Texts in the file, or in `saved_model.pb`, that identify an earlier export.
     marks: tuple[bytes, ...]
     precisions: tuple[str, ...] = ("float32",)
     packages: tuple[str, ...] = ()  # which the extra of the format's name installs
     has_probabilities: bool = True
+    has_network: bool = True  # which the function NAME of `load_in_new_process` loads
 
 
 _NAMES, _OUTPUTS = b"class_names", b"probabilities"
 _FEWER, _ONNX = ("float32", "float16", "int8"), ("tf2onnx", "onnxruntime")
 
 FORMATS = {
-    "saved_model": Format("write_saved_model", "saved_model", "", (_NAMES, _OUTPUTS)),
-    "keras": Format(
-        "write_keras",
-        "keras",
-        ".keras",
-        (b"class_names.json",),
-        has_probabilities=False,
-    ),
-    "tflite": Format("write_tflite", "tflite", ".tflite", (b"labels.txt",), _FEWER),
-    "onnx": Format("write_onnx", "onnx", ".onnx", (_NAMES, _OUTPUTS), packages=_ONNX),
+    "saved_model": Format("", (_NAMES, _OUTPUTS)),
+    "keras": Format(".keras", (b"class_names.json",), has_probabilities=False),
+    "tflite": Format(".tflite", (b"labels.txt",), _FEWER),
+    "onnx": Format(".onnx", (_NAMES, _OUTPUTS), packages=_ONNX),
     "safetensors": Format(
-        "write_safetensors", "", ".safetensors", (_NAMES,), has_probabilities=False
+        ".safetensors", (_NAMES,), has_probabilities=False, has_network=False
     ),
 }
 

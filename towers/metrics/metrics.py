@@ -241,11 +241,8 @@ def reliability(predictions: Predictions | LabelSets) -> list[dict[str, Any]]:
     for number in range(NUM_BINS):
         is_in = bins == number
         images, correct = int(is_in.sum()), int(is_right[is_in].sum())
-        row: dict[str, Any] = {
-            "low": number / NUM_BINS,
-            "high": (number + 1) / NUM_BINS,
-        }
-        row["images"] = images
+        low, high = number / NUM_BINS, (number + 1) / NUM_BINS
+        row: dict[str, Any] = {"low": low, "high": high, "images": images}
         if images:
             row["probability"] = float(probabilities[is_in].mean())
             row |= ratio("accuracy", correct, images)

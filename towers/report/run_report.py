@@ -16,7 +16,7 @@ from towers.config import Config, non_defaults, parse_json
 from towers.data.sources import DataSet, Source
 from towers.errors import data_errors_of_tensorflow
 from towers.messages import command_of, one_line, program
-from towers.metrics.metrics import Figures, figures
+from towers.metrics.metrics import Figures
 from towers.metrics.predictions import LabelSets, Predictions
 from towers.metrics.results import image_rows, result_of, to_json
 from towers.models.create import without_noise
@@ -43,19 +43,6 @@ class Evaluated(NamedTuple):
     class_names: Sequence[str]
     predictions: Evaluation[Predictions | LabelSets]
     figures: Evaluation[Figures]
-
-    @classmethod
-    def from_counts(
-        cls,
-        split: str,
-        source: Source,
-        class_names: Sequence[str],
-        evaluation: Evaluation[Mapping[str, Any]],
-    ) -> "Evaluated":
-        """Create it from the `figures_of_counts` of an evaluation during training."""
-        predictions = evaluation.map(lambda x: x["predictions"])
-        results = predictions.map(lambda x: figures(x, class_names))
-        return cls(split, source, class_names, predictions, results)
 
     def image_rows(self, indices: np.ndarray) -> list[dict[str, Any]]:
         """Return rows of some images with their predictions."""

@@ -15,6 +15,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.messages import counted
+from towers.metrics.metrics import figures
 from towers.report.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
 from towers.training.callback_list import CallbackError
@@ -90,8 +91,9 @@ def report_run(run: Run) -> None:
     with run.watchdog.activity("writing the report"):
         if run.evaluated is not None:
             step, evaluation = run.evaluated
-            split = run.parts.eval_split
-            evaluated = Evaluated.from_counts(*split, names, evaluation)
+            predictions = evaluation.map(lambda x: x["predictions"])
+            results = predictions.map(lambda x: figures(x, names))
+            evaluated = Evaluated(*run.parts.eval_split, names, predictions, results)
         run.outputs.lock.assert_same_folder()
         page = write_report(
             run.folder,
