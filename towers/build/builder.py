@@ -285,11 +285,9 @@ def load_data_set(
     options = config.options_of("dataset")
     if weights := published_weights(config.model, config.init_from):
         options["default_size"] = weights.size
-    if dataset_info is not None:
-        pixels = dataset_info.pixels
-    options["pixels"] = pixels
-    trained: Any = dataset_info if test_only else None
+    options["pixels"] = dataset_info.pixels if dataset_info else pixels
     options["unknown_class"] = config.unknown_class
+    trained: Any = dataset_info if test_only else None
     data_set = data.load(config.dataset, **options, trained=trained)
     return dataset_info.preprocessing_of_run(data_set) if dataset_info else data_set
 

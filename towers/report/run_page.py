@@ -209,6 +209,10 @@ def _class_table(content):
     return page.details(title, page.table([columns[key] for key in keys], cells))
 
 
+def _reliability_values(evaluated):
+    return metrics.reliability(evaluated.predictions.reported)
+
+
 def _reliability(content):
     title = "Calibration: how often a probability is right"
     rows = content["reliability"]
@@ -327,27 +331,15 @@ def _speed(content):
 
 
 # The figures of the page, in their order.
+CALIBRATION = "Classes and calibration"
 FIGURES = (
     Figure("Curves", _curves),
     Figure("Confusion matrix", _confusion),
-    Figure("Classes and calibration", _class_accuracies),
+    Figure(CALIBRATION, _class_accuracies),
+    Figure(CALIBRATION, _reliability, "reliability", _reliability_values),
+    Figure(CALIBRATION, _risk_coverage, "risk_coverage", _risk_coverage_values),
     Figure(
-        "Classes and calibration",
-        _reliability,
-        "reliability",
-        lambda evaluated: metrics.reliability(evaluated.predictions.reported),
-    ),
-    Figure(
-        "Classes and calibration",
-        _risk_coverage,
-        "risk_coverage",
-        _risk_coverage_values,
-    ),
-    Figure(
-        "Classes and calibration",
-        _precision_recall,
-        "precision_recall",
-        _precision_recall_values,
+        CALIBRATION, _precision_recall, "precision_recall", _precision_recall_values
     ),
     Figure("Table of classes", _class_table),
     Figure(
