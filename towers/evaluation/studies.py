@@ -64,11 +64,6 @@ class SplitPredictions(NamedTuple):
     logits: np.ndarray  # float32 [n, classes]
     unknown: np.ndarray  # float32 [m, classes], logits of the split's m of no class
 
-    def predictions(self, temperature: float = 1.0) -> Predictions | LabelSets:
-        """Return the predictions from the logits over a temperature."""
-        logits = (self.logits / temperature).astype(np.float32)
-        return predictions_of_logits(logits, self.labels)
-
     @property
     def probabilities(self) -> np.ndarray:
         """The probabilities, float64 [n, classes]."""
@@ -147,7 +142,7 @@ def calibrate(workdir: str | os.PathLike, **options: Any) -> dict[str, Any]:
     split = predict_split(workdir, "validation", **options)
     result = _fitted(split)
     for suffix, value in (("", 1.0), ("_calibrated", result["temperature"])):
-        predictions = split.predictions(value)
+        predictions = predictions_of_logits(split.logits / value, split.labels)
         result[f"loss{suffix}"] = loss(predictions)
         result[f"calibration_error{suffix}"] = calibration_error(predictions)
     _write(workdir, "calibration", json.dumps(result, indent=2) + "\n")

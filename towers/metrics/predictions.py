@@ -21,7 +21,7 @@ class Predictions:
 
     labels: np.ndarray  # int64 [n]
     classes: np.ndarray  # int64 [n], see `top_class`
-    probabilities: np.ndarray  # float64 [n], of these classes
+    confidences: np.ndarray  # float64 [n], the probabilities of these classes
     losses: np.ndarray  # float64 [n]
     in_top: np.ndarray | None = None  # bool [n], see TOP
     correct_tta: np.ndarray | None = None  # bool [n], with test-time augmentation
@@ -35,14 +35,9 @@ class Predictions:
         return self.classes == self.labels
 
     @property
-    def confidences(self) -> np.ndarray:
-        """The probabilities of the predicted classes, float64 [n]."""
-        return self.probabilities
-
-    @property
     def decisions(self) -> tuple[np.ndarray, np.ndarray]:
         """The probabilities, and whether each is of the label, [n]."""
-        return self.probabilities, self.correct
+        return self.confidences, self.correct
 
     def texts(self, index: int, class_names: Sequence[str]) -> tuple[str, str]:
         """Return the label of an image and its predicted class, by name."""
@@ -151,9 +146,9 @@ def _predict(logits, labels, loss, logits_tta=None):
     is_above = (logits > label_logits) | ((logits == label_logits) & is_before)
     num_above = np.sum(is_above, 1)
     in_top = (num_above < TOP) & (classes >= 0)
-    probabilities = softmax(logits)[images, classes]
+    confidences = softmax(logits)[images, classes]
     in_top = in_top if logits.shape[1] > TOP else None
-    return Predictions(labels, classes, probabilities, loss, in_top, correct_tta)
+    return Predictions(labels, classes, confidences, loss, in_top, correct_tta)
 
 
 def top_class(logits: np.ndarray) -> np.ndarray:
@@ -179,7 +174,7 @@ def predictions_of_counts(counts: Mapping[str, Any]) -> Predictions | LabelSets:
     return Predictions(
         labels=labels.astype(np.int64),
         classes=classes.astype(np.int64),
-        probabilities=counts["probabilities"],
+        confidences=counts["probabilities"],
         losses=losses,
         correct_tta=correct_tta,
         logits=counts.get("logits", np.zeros((0, 0))),

@@ -21,6 +21,7 @@ from towers.data.sources import location_of
 from towers.errors import ConfigError
 from towers.evaluation.studies import predict_split
 from towers.metrics.metrics import figures
+from towers.metrics.predictions import predictions_of_logits
 from towers.training.train import train
 
 OUT_OF_FOLD = "out_of_fold.csv"
@@ -75,7 +76,10 @@ def cross_validate(
         path = folder / f"fold-{number}"
         train(path, fold, data=data, class_names=class_names, **options)
         predicted = predict_split(path, "validation")
-        result = figures(predicted.predictions(), predicted.class_names)
+        result = figures(
+            predictions_of_logits(predicted.logits, predicted.labels),
+            predicted.class_names,
+        )
         for name in filter(result.__contains__, METRICS):
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
