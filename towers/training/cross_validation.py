@@ -76,10 +76,8 @@ def cross_validate(
         path = folder / f"fold-{number}"
         train(path, fold, data=data, class_names=class_names, **options)
         predicted = predict_split(path, "validation")
-        result = figures(
-            predictions_of_logits(predicted.logits, predicted.labels),
-            predicted.class_names,
-        )
+        predictions = predictions_of_logits(predicted.logits, predicted.labels)
+        result = figures(predictions, predicted.class_names)
         for name in filter(result.__contains__, METRICS):
             values.setdefault(name, []).append(result[name])
         rows += _rows(predicted, number)
