@@ -97,7 +97,7 @@ def test_of_16_bits_the_upper_8_are_kept(kind):
     np.testing.assert_array_equal(decode(pgm, 1)[..., 0], twelve >> 4)
     deep = random_pixels(1, channels=3, dtype=np.uint16)
     np.testing.assert_array_equal(decode(png(deep)), deep >> 8)
-    with pytest.raises(ValueError, match="float32, and the images are read as 8-bit"):
+    with pytest.raises(ValueError, match="float32, and the images are read as 3"):
         decode(file_of(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
 
 

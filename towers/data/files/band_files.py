@@ -1,8 +1,10 @@
 """Readers of image files with other pixels than 8-bit gray and colors."""
 
 import io
+import math
 import re
 import struct
+import threading
 import zipfile
 from collections.abc import Callable
 
@@ -12,6 +14,9 @@ from PIL import ExifTags, Image
 from towers.data.files.bands import Bands, Refused
 from towers.data.files.dicom import dicom
 from towers.data.files.tiff import tiff
+
+# Python 3.11 fails at times if threads parse headers of NumPy (CPython #106905).
+_parsing = threading.Lock()
 
 
 def read_bands(content: bytes, name: str | None, windows: bool) -> Bands | None:
@@ -42,7 +47,6 @@ def png(content: bytes) -> Bands | None:
     orientation = 1
     if b"eXIf" in content or b"Orientation" in content:
         image = Image.OPEN["PNG"][0](io.BytesIO(content), "")
-        image.load()
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     shape = height, width, bands
     return Bands(np.dtype(np.uint16), shape, decode, orientation=orientation)
@@ -100,17 +104,16 @@ def numpy_file(content: bytes) -> Bands:
             raise Refused(f"has several arrays, {names}; save one of them")
         return archive.open(archive.namelist()[0])
 
-    with opened() as file:
-        version = np.lib.format.read_magic(file)
-        headers = np.lib.format
-        read = headers.read_array_header_1_0
-        if version != (1, 0):
-            read = headers.read_array_header_2_0
-        shape, _, dtype = read(file)
+    with opened() as file, _parsing:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        begin = file.tell()
 
     def decode():
         with opened() as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            content = file.read(begin + math.prod(shape) * dtype.itemsize)
+        order = "F" if is_fortran else "C"
+        return np.frombuffer(content, dtype, offset=begin).reshape(shape, order=order)
 
     if len(shape) == 2:
         shape = (*shape, 1)

@@ -3,7 +3,6 @@
 Pillow has no modes for most of them, so that they are arrays.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +18,19 @@ class Refused(ValueError):
     """An image that is not read; the message follows its name."""
 
 
-class Bands(contextlib.AbstractContextManager):
+def differs(kind: str, dtype: str, channels: int) -> str:
+    """Return the message about an image of another kind than its data set."""
+    kinds = f"has {kind}, and the images are read as {channels} band(s) of {dtype}"
+    return f"{kinds}; convert all to one kind"
+
+
+class Bands:
     """An image of any number of bands, with the methods of Pillow's that are used.
 
     Args:
         dtype: Of the stored numbers.
         shape: Height, width and bands, without alpha.
-        decode: Returns an array with these numbers, which is read by `load`.
+        decode: Returns an array with these numbers, called once.
         bits: Bits of an unsigned integer, as 12 in files of 16.
         orientation: In EXIF.
     """
@@ -51,9 +56,6 @@ class Bands(contextlib.AbstractContextManager):
         self.bits, self._orientation = bits or 8 * itemsize, orientation
         self._decode = decode
 
-    def __exit__(self, *_) -> None:
-        """Do nothing; there is no open file."""
-
     @functools.cached_property
     def array(self) -> np.ndarray:
         """The pixels [height, width, bands]; Refused if some are not finite."""
@@ -66,10 +68,6 @@ class Bands(contextlib.AbstractContextManager):
             raise Refused("has pixels that are not finite; replace them by numbers")
         return array
 
-    def load(self) -> np.ndarray:
-        """Decode the pixels."""
-        return self.array
-
     def getexif(self) -> dict[int, int]:
         """Return the orientation as Pillow does."""
         return {ExifTags.Base.Orientation: self._orientation}
@@ -77,7 +75,7 @@ class Bands(contextlib.AbstractContextManager):
     def photo(self) -> Image.Image:
         """Return the upper 8 bits as gray or colors of Pillow; Refused for others."""
         if self.dtype == "float32" or self.num_bands not in (1, 3):
-            raise Refused(f"has {self}, and the images are read as 8-bit colors")
+            raise Refused(differs(str(self), "uint8", 3))
         shifted = (self.array >> self.bits - 8).astype(np.uint8)
         return Image.fromarray(shifted[..., 0] if self.num_bands == 1 else shifted)
 
@@ -90,10 +88,7 @@ class Bands(contextlib.AbstractContextManager):
             array = (array @ np.array(GRAY))[..., None]
             array = (array if dtype == "float32" else np.rint(array)).astype(dtype)
         if self.dtype != dtype or array.shape[-1] != channels:
-            raise Refused(
-                f"has {self}, and the images are read as {channels} of {dtype}; "
-                "convert all to one kind"
-            )
+            raise Refused(differs(str(self), dtype, channels))
         return self._with(array)
 
     def crop(self, box: tuple[int, int, int, int]) -> "Bands":
@@ -109,13 +104,6 @@ class Bands(contextlib.AbstractContextManager):
         if self.dtype != "float32":
             array = np.clip(np.rint(array), 0, np.iinfo(self.dtype).max)
         return self._with(array.astype(self.dtype))
-
-    def transpose(self, turn: Image.Transpose) -> "Bands":
-        """Flip or rotate the image."""
-        places = np.arange(self.height * self.width, dtype=np.int32)
-        image = Image.fromarray(places.reshape(self.height, self.width))
-        pixels = self.array.reshape(-1, self.num_bands)
-        return self._with(pixels[np.asarray(image.transpose(turn))])
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self.array, dtype)

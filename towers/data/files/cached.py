@@ -185,12 +185,14 @@ class CachedSource:
                 self._keep(indices, missing, images, labels)
         return images, labels
 
-    def _read_files(self, indices, crop_numbers, positions, images, labels):
+    def _read_files(
+        self, indices, crop_numbers, positions, images, labels, may_be_plain=True
+    ):
         """Read the images at some positions of a batch."""
         survey = self._options.survey  # counts sizes, which Pillow reads
-        is_whole = crop_numbers is None and self._options.center_crop in (0, 1)
         is_open = survey is not None and not survey.is_closed
-        may_be_plain = is_whole and self.dtype == "uint8" and not is_open
+        is_whole = crop_numbers is None and self._options.center_crop in (0, 1)
+        may_be_plain &= is_whole and self.dtype == "uint8" and not is_open
         numbers = indices.tolist()
         plain: dict[int, bytes] = {}
 
@@ -217,11 +219,7 @@ class CachedSource:
             try:
                 images[some] = decode([plain[x] for x in some], self.image_shape[-1])
             except tf.errors.OpError:  # Pillow says why, if it cannot read it either
-                for position in some:
-                    try:
-                        images[position] = self._decode(plain[position], None)
-                    except (ValueError, MemoryError) as error:
-                        refuse(self._files, numbers[position], error, survey)
+                self._read_files(indices, None, some, images, labels, False)
 
     def _keep_none(self):
         most = int(min(self.num_examples, self._cache.bytes_left / self._image_bytes))
@@ -345,10 +343,8 @@ def _common_kind(kinds):
 def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
     """Return about `count` indices from NUM_BLOCKS blocks at equal distances."""
     chosen = np.unique(blocks)
-    positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS)).astype(
-        int
-    )
-    indices = np.flatnonzero(np.isin(blocks, chosen[positions]))
+    positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS))
+    indices = np.flatnonzero(np.isin(blocks, chosen[positions.astype(int)]))
     return indices[:: -(-len(indices) // count)]
 
 
@@ -422,12 +418,9 @@ def settle_range(
         return pixels, "" if pixels.is_photo else str(pixels)
     values = []
     indices = _sample(source, RANGE_SAMPLE)
-    for batch, labels in read_in_batches(source, 50, indices):
-        flat = batch[_are_read(labels)].reshape(-1, batch.shape[-1])
+    for images in _read_sample(source, indices, options):
+        flat = images.reshape(-1, images.shape[-1])
         values.append(flat[:: 1 + len(flat) * len(indices) // (50 * RANGE_PIXELS)])
-    if not sum(map(len, values)):
-        faults = options.survey.summary() if options.survey else ""
-        raise DataError(f"no training image can be read: {faults}")
     pixels = pixels.with_percentiles(np.concatenate(values))
     low, high = PERCENTILES
     note = f"{pixels}, percentiles {low} and {high} of training images"
@@ -446,20 +439,29 @@ def _sample(source, count):
     return indices
 
 
+def _read_sample(source, indices, options):
+    """Yield batches without unreadable images; DataError if none is left."""
+    num_read = 0
+    for images, labels in read_in_batches(source, 50, indices):
+        images = images[_are_read(labels)]
+        num_read += len(images)
+        yield images
+    if not num_read:
+        faults = options.survey.summary() if options.survey else ""
+        raise DataError(f"no training image can be read: {faults}")
+
+
 def sampled_moments(
     source: Source, options: ImageOptions, pixels: PixelFormat = PHOTO
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of at most SAMPLE images."""
     indices, num_flat = _sample(source, SAMPLE), 0
     counts: np.ndarray = np.zeros(1)
-    for batch, labels in read_in_batches(source, 50, indices):
-        images = np.asarray(pixels.scale(batch[_are_read(labels)]))
+    for stored in _read_sample(source, indices, options):
+        images = np.asarray(pixels.scale(stored))
         counts = counts + channel_counts(images)
         spans = images.max((1, 2, 3)) - images.min((1, 2, 3))  # not below 0
         num_flat += int(np.sum(spans < FLAT_RANGE))
-    if not counts.any():
-        faults = options.survey.summary() if options.survey else ""
-        raise DataError(f"no training image can be read: {faults}")
     if num_flat >= FLAT_SHARE * len(indices):
         console.warn(
             f"{num_flat:,} of {len(indices):,} training images are constant or nearly "

@@ -14,7 +14,7 @@ from PIL.TgaImagePlugin import TgaImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.band_files import read_bands
-from towers.data.files.bands import Bands, Refused
+from towers.data.files.bands import Bands, Refused, differs
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
 from towers.data.files.plain import END_OF_JPEG
 from towers.data.files.reading import LFS, LFS_HINT
@@ -37,17 +37,8 @@ FILTERS = {
 MAX_PIXEL_BYTES = 2 * 10**9
 memory = Memory(MAX_PIXEL_BYTES)
 
-# EXIF orientation -> what turns the image upright, as `ImageOps.exif_transpose`.
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
+# EXIF orientations that exchange rows and columns, and that then reverse each.
+SIDEWAYS, REVERSED_ROWS, REVERSED_COLUMNS = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
 # (height, width) of an image -> (top, left, height, width) of a part.
 Crop = Callable[[int, int], Sequence[float]]
@@ -85,8 +76,7 @@ def read_image(
         if note_size is not None:
             note_size(*full_size)
         if is_whole and full_size == (height, width):
-            whole = _pixels(image, channels, dtype)
-            return np.asarray(_upright(whole, orientation)).reshape(shape)
+            return _upright(_pixels(image, channels, dtype), orientation, channels)
         if not resize:
             raise Refused(
                 f"is {full_size[0]}x{full_size[1]} (height x width), expected "
@@ -110,7 +100,7 @@ def read_image(
         # At a reduced scale the last pixel may stand for less than the others.
         box[2:] = min(box[2], stored.width), min(box[3], stored.height)
         resized = stored.resize(size[::-1], FILTERS[interpolation], box)
-        result = np.asarray(_upright(resized, orientation)).reshape(*inside, channels)
+        result = _upright(resized, orientation, channels)
         if result.shape == shape:
             return result
         black = 0 if dtype == "uint8" else result.min()
@@ -163,15 +153,15 @@ def opened(
     if content.startswith(LFS):
         raise Refused(LFS_HINT)
     try:
-        with _opened(content, windows) as image:
-            num_pixels = image.width * image.height
-            if num_pixels > max_pixels:
-                raise Refused(
-                    f"has {num_pixels:,} pixels, and at most max_image_pixels="
-                    f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
-                )
-            with memory.taking(getattr(image, "num_bytes", 4 * num_pixels)):
-                yield _completed(image, content)
+        image = _opened(content, windows)
+        num_pixels = image.width * image.height
+        if num_pixels > max_pixels:
+            raise Refused(
+                f"has {num_pixels:,} pixels, and at most max_image_pixels="
+                f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
+            )
+        with memory.taking(getattr(image, "num_bytes", 4 * num_pixels)):
+            yield _completed(image, content)
     except (Refused, MemoryError) as error:
         raise error from None
     except Exception as error:  # damaged files raise any class
@@ -226,16 +216,15 @@ def _loaded(image):
 
 
 def _pixels(image, channels, dtype):
-    image = _loaded(image)
+    may_be_photo = dtype == "uint8" and channels in (1, 3)
     if isinstance(image, Bands):
-        if dtype != "uint8" or channels not in (1, 3):
+        if not may_be_photo:
             return image.converted(dtype, channels)
         image = image.photo()
-    if image.mode in ("I", "F") or dtype != "uint8" or channels not in (1, 3):
-        bits = 32 if image.mode in ("I", "F") else 8
-        raise Refused(
-            f"has {bits} bits, and the images are read as {channels} band(s) of {dtype}"
-        )
+    image = _loaded(image)
+    if image.mode in ("I", "F") or not may_be_photo:
+        kind = "32-bit pixels" if image.mode in ("I", "F") else "8-bit gray or colors"
+        raise Refused(differs(kind, dtype, channels))
     image.info.pop("transparency", None)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
@@ -243,7 +232,7 @@ def _pixels(image, channels, dtype):
 
 def _inspect(image):
     """Return (height, width) of the upright image, and its EXIF orientation."""
-    if not isinstance(image, JpegImageFile):
+    if not isinstance(image, JpegImageFile | Bands):
         image.load()  # metadata may follow the pixels, and Pillow turns some formats
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -252,30 +241,30 @@ def _inspect(image):
     return _turned((image.height, image.width), orientation), orientation
 
 
-def _upright(image, orientation):
-    turn = TURNS.get(orientation)
-    return image if turn is None else image.transpose(turn)
+def _upright(image, orientation, channels):
+    pixels = np.asarray(image).reshape(image.height, image.width, channels)
+    if orientation in SIDEWAYS:
+        pixels = pixels.swapaxes(0, 1)
+    pixels = pixels[::-1] if orientation in REVERSED_ROWS else pixels
+    return pixels[:, ::-1] if orientation in REVERSED_COLUMNS else pixels
 
 
 def _turned(size, orientation):
     return tuple(size[::-1] if orientation in SIDEWAYS else size)
 
 
-def _middle(full_size, size, share):
-    """Return the largest middle part with the proportions of a size, or a share."""
-    scale = max(new / old for new, old in zip(size, full_size, strict=True))
-    part = [  # rounding must not exceed the image
-        share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
-    ]
-    return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
-
-
 def _part(full_size, size, fit, crop, share):
     """Return top, left, height and width; they may exceed the image by borders."""
+    both = list(zip(full_size, size, strict=True))
     if fit not in ("pad", "stretch"):
-        return crop(*full_size) if crop else _middle(full_size, size, share)
+        if crop:
+            return crop(*full_size)
+        # A share of the largest part; rounding must not exceed the image.
+        scale = max(new / old for old, new in both)
+        part = [share * min(old, new / scale) for old, new in both]
+        return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
     # The smallest area with the proportions of the result that contains the image.
-    scale = max(old / new for old, new in zip(full_size, size, strict=True))
+    scale = max(old / new for old, new in both)
     area = [scale * new for new in size]
     box = crop(*map(round, area)) if crop else (0, 0, *area)
     if fit == "stretch":
@@ -306,10 +295,8 @@ def _inside(box, full_size, size):
 def _stored_box(box, full_size, orientation):
     """Convert a box of the upright image to one of the stored pixels."""
     top, left, height, width = box
-    if orientation in (3, 4, 7, 8):
+    if orientation in REVERSED_ROWS:
         top = max(0.0, full_size[0] - top - height)  # negative by rounding
-    if orientation in (2, 3, 6, 7):
+    if orientation in REVERSED_COLUMNS:
         left = max(0.0, full_size[1] - left - width)
-    if orientation in SIDEWAYS:
-        return left, top, width, height
-    return top, left, height, width
+    return *_turned((top, left), orientation), *_turned((height, width), orientation)

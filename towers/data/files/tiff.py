@@ -58,11 +58,7 @@ def _bands(content, kind, bits, extra, orientation):
     # Other files of a set, which OME-TIFF names, are not read.
     file = TiffFile(io.BytesIO(content), _multifile=False)
     series = file.series[0]
-    sizes = {
-        x: n
-        for x, n in zip(series.axes, series.shape, strict=True)
-        if n > 1 or x in "YX"
-    }
+    sizes = dict(zip(series.axes, series.shape, strict=True))
     if set(sizes) - {"C"} - {"S"} != {"Y", "X"} or len(sizes) > 3:
         raise Refused(
             f"is a TIFF file of {len(file.pages)} pages, {list(series.shape)} with "
