@@ -278,16 +278,15 @@ def settle_format(
     `options.pixels` is the format of the compared images if it is not known; gray and
     colors of 8 and 16 bits together are read as 8 bits.
     """
-    size, notes = options.image_size, {}
+    size, notes, survey = options.image_size, {}, options.survey
     if options.pixels and options.pixels.bands != 3:
         channels = options.pixels.bands
     if size and options.pixels:
         return options, (*height_and_width(size), channels), {}
-    sizes, survey = set(), None
-    kinds: dict[tuple[str, int], list[str]] = {}
+    sizes, kinds = set(), dict[tuple[str, int], list[str]]()
     count = min(len(files), NUM_COMPARED)
-    if options.survey is not None:  # a full pass detects them again
-        survey = Survey(skips=options.survey.skips)
+    # A full pass detects them again.
+    survey = survey and Survey(skips=survey.skips)
     indices = np.linspace(0, len(files) - 1, count).astype(int)
     if (blocks := blocks_of(files)) is not None:
         indices = indices_in_blocks(blocks, count)
@@ -316,9 +315,8 @@ def settle_format(
         shape = height_and_width(size) if size else sizes.pop()
         return options, (*shape, channels), notes
     size = options.default_size
-    notes["sizes"] = (
-        f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
-    )
+    about = f"sizes differ: resized to {size}x{size}"
+    notes["sizes"] = f"{about}, --image_size=N for another size"
     options = dataclasses.replace(options, image_size=size)
     return options, (size, size, channels), notes
 
@@ -443,9 +441,9 @@ def _read_sample(source, indices, options):
     """Yield batches without unreadable images; DataError if none is left."""
     num_read = 0
     for images, labels in read_in_batches(source, 50, indices):
-        images = images[_are_read(labels)]
-        num_read += len(images)
-        yield images
+        is_read = _are_read(labels)
+        num_read += is_read.sum()
+        yield images[is_read]
     if not num_read:
         faults = options.survey.summary() if options.survey else ""
         raise DataError(f"no training image can be read: {faults}")

@@ -59,22 +59,22 @@ def _bands(content, kind, bits, extra, orientation):
     file = TiffFile(io.BytesIO(content), _multifile=False)
     series = file.series[0]
     sizes = dict(zip(series.axes, series.shape, strict=True))
-    if set(sizes) - {"C"} - {"S"} != {"Y", "X"} or len(sizes) > 3:
+    if {*sizes} - {"C"} - {"S"} != {"Y", "X"} or len(series.axes) > 3:
         raise Refused(
             f"is a TIFF file of {len(file.pages)} pages, {list(series.shape)} with "
             f"axes {series.axes}, and it is unclear which are bands; save one page, or "
             "[height, width, bands] by tifffile.imwrite(NAME, image, photometric="
             "'minisblack', planarconfig='contig')"
         )
-    count = sizes.get("C", sizes.get("S", 1))
+    axis = next((i for i, x in enumerate(sizes) if x in "CS"), None)
+    count = 1 if axis is None else series.shape[axis]
     kinds = (0,) * (count - len(extra)) + extra
     kept = [i for i, x in enumerate(kinds) if x not in (ALPHA, ASSOCIATED_ALPHA)]
-    axis = next((i for i, x in enumerate(sizes) if x in "CS"), 2)
     num_bands = 3 if kind == CMYK else len(kept)
 
     def decode():
-        pixels = series.asarray().reshape(tuple(sizes.values()))
-        pixels = np.moveaxis(pixels if len(sizes) == 3 else pixels[..., None], axis, -1)
+        pixels = series.asarray()
+        pixels = pixels[..., None] if axis is None else np.moveaxis(pixels, axis, -1)
         most = np.float64(2**bits - 1)
         colors = pixels[..., kept]
         if kind == WHITE_IS_ZERO:

@@ -103,9 +103,8 @@ def _give(arrays, class_names, multi_label=False):
         crc = crc if weights is None else zlib.crc32(weights, crc)
     name = factories.given_name(crc)
     # The sources are created later, as the devices may not be configured yet.
-    factories.give(
-        "dataset", name, functools.partial(data_set, arrays, class_names, inventory)
-    )
+    create = functools.partial(data_set, arrays, class_names, inventory)
+    factories.give("dataset", name, create)
     return name
 
 

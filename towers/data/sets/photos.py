@@ -77,12 +77,12 @@ def photo_options(
         image_size, (images, least, most) = FINE_TUNED_SIZE, FINE_TUNING
     else:
         sample = paths[:: len(paths) // SAMPLE + 1]
-        sides = [min(size) for size in map(_size, sample) if size]
-        side = statistics.median(sides or [64])
+        known = list(filter(None, map(_size_and_depth, sample)))
+        side = statistics.median([min(size) for size, _ in known] or [64])
         image_size = 128 if side >= 128 and len(paths) >= 10_000 else 64
         image_size = 32 if side < 48 else image_size
         images, least, most = FROM_SCRATCH
-        if all(map(_is_deep, sample)):
+        if known and all(is_deep for _, is_deep in known):
             colors = {"color_jitter": 0.0, "random_gray": 0.0}
     return {
         "dataset": "image_folder",
@@ -140,22 +140,12 @@ def _image_paths(root, class_level):
     return sorted(itertools.chain(*classes.values()))
 
 
-def _size(path):
+def _size_and_depth(path):
+    """Return the size, and whether pixels are not 8-bit gray or colors; or None."""
     with contextlib.suppress(Exception):  # loading the data set names the file
-        if bands := _bands(path):
-            return bands.width, bands.height
+        content = pathlib.Path(path).read_bytes()
+        if bands := read_bands(content, format_of(content), True):
+            return (bands.width, bands.height), True
         with Image.open(path) as image:
-            return image.size
+            return image.size, False
     return None
-
-
-def _is_deep(path):
-    """Return whether an image has other pixels than 8-bit gray and colors."""
-    with contextlib.suppress(Exception):
-        return _bands(path) is not None
-    return False
-
-
-def _bands(path):
-    content = pathlib.Path(path).read_bytes()
-    return read_bands(content, format_of(content), True)
