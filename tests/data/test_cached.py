@@ -21,6 +21,7 @@ from towers.data.files.cached import (
     settle_format,
 )
 from towers.data.files.image_files import ImageOptions, Survey
+from towers.data.inventory import Inventory
 from towers.data.pixel_format import PHOTO
 from towers.errors import data_errors_of_tensorflow
 
@@ -160,22 +161,24 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
 
 
 def test_the_size_is_that_of_the_images_or_of_the_option(files):
-    read = ImageOptions(pixels=PHOTO)
-    assert settle_format(files, 3, ImageOptions()) == (read, SHAPE, {})
+    read, notes = ImageOptions(pixels=PHOTO), Inventory()
+    assert settle_format(files, 3, ImageOptions(), notes) == (read, SHAPE)
     odd = Files([*files.contents, png(random_pixels(0, 6, 8))])
-    options, shape, notes = settle_format(odd, 3, ImageOptions(image_cache_mb=1))
-    assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
-    assert "64x64" in notes["sizes"] and "--image_size=N" in notes["sizes"]
     given = ImageOptions(image_size=5, pixels=PHOTO)
-    assert settle_format(files, 1, given) == (given, (5, 5, 1), {})
+    assert settle_format(files, 1, given, notes) == (given, (5, 5, 1))
+    assert notes.inferred == {}
+    options, shape = settle_format(odd, 3, ImageOptions(image_cache_mb=1), notes)
+    assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
+    text = notes.inferred["sizes"]
+    assert "64x64" in text and "--image_size=N" in text
     files.contents[0] = b""
-    text = message(settle_format, files, 3, ImageOptions())
+    text = message(settle_format, files, 3, ImageOptions(), notes)
     assert "0.png: the file is empty" in text
-    survey = Survey()
-    assert settle_format(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, {})
+    options = ImageOptions(survey=Survey())
+    assert settle_format(files, 3, options, notes)[1] == SHAPE
     nothing = Files([b"", b""])
     assert "can be read: 2 like folder/0.png: the file is empty" in message(
-        settle_format, nothing, 3, ImageOptions(survey=survey)
+        settle_format, nothing, 3, options, notes
     )
 
 
@@ -185,7 +188,7 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
     indices, numbers = tf.constant([0], tf.int64), tf.ones([1, ATTEMPTS + 1, 2])
     source = CachedSource(files, (4, 4, 3), ImageOptions(image_size=4))
     for call in (
-        lambda: settle_format(files, 3, ImageOptions()),
+        lambda: settle_format(files, 3, ImageOptions(), Inventory()),
         lambda: source.read(indices),
         lambda: source.read(indices, numbers),
     ):

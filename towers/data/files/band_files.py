@@ -15,7 +15,8 @@ from towers.data.files.bands import Bands, Refused
 from towers.data.files.dicom import dicom
 from towers.data.files.tiff import tiff
 
-# Python 3.11 fails at times if threads parse headers of NumPy (CPython #106905).
+# Threads of Python 3.11 that parse headers of NumPy occasionally raise SystemError:
+# AST constructor recursion depth mismatch (CPython #106905).
 _parsing = threading.Lock()
 
 

@@ -270,19 +270,19 @@ class CachedSource:
 
 
 def settle_format(
-    files: ImageFiles, channels: int, options: ImageOptions
-) -> tuple[ImageOptions, tuple[int, int, int], dict[str, str]]:
-    """Return options, the shape to read images in, and heading -> note of both.
+    files: ImageFiles, channels: int, options: ImageOptions, inventory: Inventory
+) -> tuple[ImageOptions, tuple[int, int, int]]:
+    """Return options and the shape to read images in, and record what is inferred.
 
     The size is `image_size`, or that of all compared images, or else `default_size`.
     `options.pixels` is the format of the compared images if it is not known; gray and
     colors of 8 and 16 bits together are read as 8 bits.
     """
-    size, notes, survey = options.image_size, {}, options.survey
+    size, survey = options.image_size, options.survey
     if options.pixels and options.pixels.bands != 3:
         channels = options.pixels.bands
     if size and options.pixels:
-        return options, (*height_and_width(size), channels), {}
+        return options, (*height_and_width(size), channels)
     sizes, kinds = set(), dict[tuple[str, int], list[str]]()
     count = min(len(files), NUM_COMPARED)
     # A full pass detects them again.
@@ -308,17 +308,17 @@ def settle_format(
         channels = channels if bands == 3 else bands
         if len(kinds) > 1:
             text = f"8 bits; of {len(kinds['uint16', 3]):,} of {count:,} images, with "
-            notes["pixels"] = f"{text}16, the upper ones"
+            inventory.infer("pixels", f"{text}16, the upper ones")
         pixels = PixelFormat(dtype, bands).with_range(options.value_range)
         options = dataclasses.replace(options, pixels=pixels)
     if size or len(sizes) == 1:
         shape = height_and_width(size) if size else sizes.pop()
-        return options, (*shape, channels), notes
+        return options, (*shape, channels)
     size = options.default_size
     about = f"sizes differ: resized to {size}x{size}"
-    notes["sizes"] = f"{about}, --image_size=N for another size"
+    inventory.infer("sizes", f"{about}, --image_size=N for another size")
     options = dataclasses.replace(options, image_size=size)
-    return options, (size, size, channels), notes
+    return options, (size, size, channels)
 
 
 def _common_kind(kinds):
@@ -408,12 +408,14 @@ def progress(
 
 
 def settle_range(
-    source: Source, options: ImageOptions, is_known: bool
-) -> tuple[PixelFormat, str]:
-    """Return the pixel format, with its range by value_range, and a note or ""."""
+    source: Source, options: ImageOptions, is_known: bool, inventory: Inventory
+) -> PixelFormat:
+    """Return the pixel format, with its range by value_range, and record it."""
     pixels = options.pixels or PHOTO
     if is_known or options.value_range != "auto" or pixels.dtype == "uint8":
-        return pixels, "" if pixels.is_photo else str(pixels)
+        if not pixels.is_photo:
+            inventory.infer("pixels", str(pixels))
+        return pixels
     values = []
     indices = _sample(source, RANGE_SAMPLE)
     for images in _read_sample(source, indices, options):
@@ -422,7 +424,8 @@ def settle_range(
     pixels = pixels.with_percentiles(np.concatenate(values))
     low, high = PERCENTILES
     note = f"{pixels}, percentiles {low} and {high} of training images"
-    return pixels, f"{note}; --value_range=LOW:HIGH for others"
+    inventory.infer("pixels", f"{note}; --value_range=LOW:HIGH for others")
+    return pixels
 
 
 def _sample(source, count):

@@ -79,8 +79,7 @@ def data_set(
         classes = files.class_names
         for line in similar_names(classes):
             console.warn(line)
-        options, shape, notes = settle_format(files, channels, options)
-        inventory.inferred.update(notes)
+        options, shape = settle_format(files, channels, options, inventory)
         train = CachedSource(files, shape, options, cache)
 
     def opened(split):
@@ -105,9 +104,7 @@ def data_set(
     train, validation, test = leave_out_bad_images(
         (train, validation, test), options, inventory
     )
-    pixels, note = settle_range(train, options, is_known)
-    if note:
-        inventory.infer("pixels", note)
+    pixels = settle_range(train, options, is_known, inventory)
     known = trained and (trained.mean, trained.std)
     mean, std = known or sampled_moments(train, options, pixels)
     return DataSet(

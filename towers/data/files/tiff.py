@@ -10,7 +10,6 @@ from towers.data.files.bands import Bands, Refused
 # Values of PhotometricInterpretation, and of ExtraSamples.
 WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, CMYK, YCBCR, LAB = 0, 1, 2, 5, 6, 8
 ASSOCIATED_ALPHA, ALPHA = 1, 2
-SAVE_HINT = "save it as gray, colors or bands"
 
 
 def tiff(content: bytes) -> Bands | None:
@@ -31,22 +30,22 @@ def tiff(content: bytes) -> Bands | None:
     is_planar = tags.get(tag.PlanarConfiguration) == 2
     is_sampled = tags.get(tag.YCbCrSubSampling, (1, 1)) != (1, 1)
     is_signed = set(tags.get(tag.SampleFormat, (1,))) != {1}
-    refused = {
-        "a thumbnail, as of a raw photo": tags.get(tag.NewSubfileType, 0) & 1,
-        "planar LAB": kind == LAB and is_planar,
-        "subsampled YCbCr": kind == YCBCR and compression == 1 and is_sampled,
-    }
     expected = {WHITE_IS_ZERO: 1, BLACK_IS_ZERO: 1, RGB: 3}.get(kind, num_bands)
     is_misread = compression == 1 and is_planar and (not kind or bits != 8)
     is_known = compression in TiffImagePlugin.COMPRESSION_INFO
     is_8_bit = bits in (1, 2, 4, 8) and not is_signed
     is_photo = is_8_bit and num_bands == expected and is_known and not is_misread
-    if not is_photo and kind not in (WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, CMYK):
-        refused[f"{bits} bits, photometric interpretation {kind}"] = True
-    if not kind and is_signed:
-        refused["signed or floating numbers with white as zero"] = True
+    is_other = kind not in (WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, CMYK)
+    refused = {
+        "a thumbnail, as of a raw photo": tags.get(tag.NewSubfileType, 0) & 1,
+        "planar LAB": kind == LAB and is_planar,
+        "subsampled YCbCr": kind == YCBCR and compression == 1 and is_sampled,
+        f"{bits} bits, photometric interpretation {kind}": not is_photo and is_other,
+        "signed or floating numbers with white as zero": not kind and is_signed,
+    }
     for what in filter(refused.get, refused):
-        raise Refused(f"is a TIFF file of {what}, which is not read; {SAVE_HINT}")
+        hint = "save it as gray, colors or bands"
+        raise Refused(f"is a TIFF file of {what}, which is not read; {hint}")
     if is_photo:
         return None
     return _bands(content, kind, bits, extra, tags.get(tag.Orientation, 1))

@@ -29,7 +29,6 @@ from towers.errors import DataError
 from towers.messages import one_line
 
 ORIGIN = "given in Python"
-
 # Maximum number of classes without class names, besides ten for each image.
 MAX_CLASSES = 1000
 
@@ -58,8 +57,7 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
         raise DataError(
             f"data: the images of its parts differ: {dtypes}; give all in one unit"
         )
-    shapes = {images.shape[1:] for images, *_ in arrays.values()}
-    if len(shapes) > 1:
+    if len(shapes := {images.shape[1:] for images, *_ in arrays.values()}) > 1:
         raise DataError(f"data: the images of its parts differ in shape: {shapes}")
     return _give(arrays, class_names or getattr(splits[0], "class_names", None))
 
@@ -155,9 +153,7 @@ def data_set(
         bands = 3 if images.shape[-1] == 1 else images.shape[-1]
         found = PixelFormat(first.dtype, bands).with_range(options.value_range)
         options = dataclasses.replace(options, pixels=found)
-    pixels, note = settle_range(first, options, is_known)
-    if note:
-        inventory.infer("pixels", note)
+    pixels = settle_range(first, options, is_known, inventory)
     mean, std = channel_moments(np.asarray(pixels.scale(images)))
     return DataSet(
         name="arrays",
