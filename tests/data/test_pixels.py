@@ -9,9 +9,11 @@ import json
 import os
 import pathlib
 
+import imagecodecs
 import numpy as np
 import pytest
 import tensorflow as tf
+import tifffile
 from pictures import png, random_pixels
 from PIL import Image
 
@@ -42,7 +44,6 @@ def of_numpy(array: np.ndarray) -> bytes:
 
 
 def in_tiff(array: np.ndarray, **options) -> bytes:
-    tifffile = pytest.importorskip("tifffile")
     file = io.BytesIO()
     tifffile.imwrite(file, array, **options)
     return file.getvalue()
@@ -88,7 +89,6 @@ def test_tiff_tags_are_followed():
 
 def test_bands_of_gdal_are_those_that_it_wrote():
     """`files_of_others.json` has what rasterio 1.4.4 wrote, LZW with a predictor."""
-    pytest.importorskip("tifffile")
     others = pathlib.Path(__file__).parent / "files_of_others.json"
     content = gzip.decompress(
         base64.b64decode(json.loads(others.read_text())["bands.tif"])
@@ -98,7 +98,6 @@ def test_bands_of_gdal_are_those_that_it_wrote():
 
 
 def test_other_files_of_16_bits_have_their_values():
-    imagecodecs = pytest.importorskip("imagecodecs")
     twelve = DEEP >> 4
     for content, expected in (
         (png(DEEP), DEEP),
@@ -218,7 +217,6 @@ def test_other_bands_have_a_range_each(tmp_path):
 
 
 def test_8_bits_among_16_are_read_as_8_and_other_kinds_refused(tmp_path):
-    pytest.importorskip("imagecodecs")
     images = [
         png((DEEP >> 8).astype(np.uint8)) if i % 4 > 1 else png(DEEP) for i in range(8)
     ]

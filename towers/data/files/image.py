@@ -33,9 +33,8 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
 }
 
-# Maximum size in bytes of the images that are decoded at the same time.
-MAX_PIXEL_BYTES = 2 * 10**9
-memory = Memory(MAX_PIXEL_BYTES)
+# For the images that are decoded at the same time.
+memory = Memory(num_bytes=2 * 10**9)
 
 # EXIF orientations that exchange rows and columns, and that then reverse each.
 SIDEWAYS, REVERSED_ROWS, REVERSED_COLUMNS = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
