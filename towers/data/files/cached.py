@@ -284,12 +284,9 @@ def settle_format(
     if size and options.pixels:
         return options, (*height_and_width(size), channels)
     sizes, kinds = set(), dict[tuple[str, int], list[str]]()
-    count = min(len(files), NUM_COMPARED)
     # A full pass detects them again.
     survey = survey and Survey(skips=survey.skips)
-    indices = np.linspace(0, len(files) - 1, count).astype(int)
-    if (blocks := blocks_of(files)) is not None:
-        indices = indices_in_blocks(blocks, count)
+    indices = _sample(files, len(files), NUM_COMPARED)
     for index in indices.tolist():
         try:
             content, _ = files.read(index)
@@ -307,8 +304,9 @@ def settle_format(
         dtype, bands = _common_kind(kinds)
         channels = channels if bands == 3 else bands
         if len(kinds) > 1:
-            text = f"8 bits; of {len(kinds['uint16', 3]):,} of {count:,} images, with "
-            inventory.infer("pixels", f"{text}16, the upper ones")
+            deep = len(kinds["uint16", 3])
+            text = f"of {deep:,} of {len(indices):,} images, with 16, the upper ones"
+            inventory.infer("pixels", f"8 bits; {text}")
         pixels = PixelFormat(dtype, bands).with_range(options.value_range)
         options = dataclasses.replace(options, pixels=pixels)
     if size or len(sizes) == 1:
@@ -336,14 +334,6 @@ def _common_kind(kinds):
         f"the images have several kinds of pixels: {', '.join(texts)}; convert all to "
         "one kind, or keep them in different folders"
     )
-
-
-def indices_in_blocks(blocks: np.ndarray, count: int) -> np.ndarray:
-    """Return about `count` indices from NUM_BLOCKS blocks at equal distances."""
-    chosen = np.unique(blocks)
-    positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS))
-    indices = np.flatnonzero(np.isin(blocks, chosen[positions.astype(int)]))
-    return indices[:: -(-len(indices) // count)]
 
 
 def read_in_batches(
@@ -417,7 +407,7 @@ def settle_range(
             inventory.infer("pixels", str(pixels))
         return pixels
     values = []
-    indices = _sample(source, RANGE_SAMPLE)
+    indices = _sample(source, source.num_examples, RANGE_SAMPLE)
     for images in _read_sample(source, indices, options):
         flat = images.reshape(-1, images.shape[-1])
         values.append(flat[:: 1 + len(flat) * len(indices) // (50 * RANGE_PIXELS)])
@@ -428,16 +418,20 @@ def settle_range(
     return pixels
 
 
-def _sample(source, count):
-    """Return indices of at most about `count` images, always the same."""
-    indices = np.arange(source.num_examples)
-    blocks = blocks_of(source)
-    if len(indices) > count and blocks is not None:
-        return indices_in_blocks(blocks, count)
-    if len(indices) > count:
+def _sample(files, num_files, count):
+    """Return indices of at most about `count` images, always the same.
+
+    If they are read in blocks, they are from NUM_BLOCKS at equal distances.
+    """
+    if num_files <= count:
+        return np.arange(num_files)
+    if (blocks := blocks_of(files)) is None:
         rng = np.random.Generator(np.random.Philox(0))
-        return np.sort(rng.choice(indices, count, replace=False))
-    return indices
+        return np.sort(rng.choice(num_files, count, replace=False))
+    chosen = np.unique(blocks)
+    positions = np.linspace(0, len(chosen) - 1, min(len(chosen), NUM_BLOCKS))
+    indices = np.flatnonzero(np.isin(blocks, chosen[positions.astype(int)]))
+    return indices[:: -(-len(indices) // count)]
 
 
 def _read_sample(source, indices, options):
@@ -456,7 +450,7 @@ def sampled_moments(
     source: Source, options: ImageOptions, pixels: PixelFormat = PHOTO
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of at most SAMPLE images."""
-    indices, num_flat = _sample(source, SAMPLE), 0
+    indices, num_flat = _sample(source, source.num_examples, SAMPLE), 0
     counts: np.ndarray = np.zeros(1)
     for stored in _read_sample(source, indices, options):
         images = np.asarray(pixels.scale(stored))

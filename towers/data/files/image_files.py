@@ -79,7 +79,7 @@ class ImageOptions:
 
     Attributes:
         image_size: pixels of height and width to resize to, or HEIGHTxWIDTH; 0 keeps a
-            common stored size, see `cached.settle_size`.
+            common stored size, see `cached.settle_format`.
         image_cache_mb: megabytes of decoded images in memory.
         max_image_pixels: maximum number of pixels of an image.
         survey: records faults and sizes; a faulty image is black with label -1. Without
