@@ -111,10 +111,11 @@ def numpy_file(content: bytes) -> Bands:
         begin = file.tell()
 
     def decode():
+        count = math.prod(shape)
         with opened() as file:
-            content = file.read(begin + math.prod(shape) * dtype.itemsize)
-        order = "F" if is_fortran else "C"
-        return np.frombuffer(content, dtype, offset=begin).reshape(shape, order=order)
+            stored = file.read(begin + count * dtype.itemsize)
+        pixels = np.frombuffer(stored, dtype, count, begin)
+        return pixels.reshape(shape, order="F" if is_fortran else "C")
 
     if len(shape) == 2:
         shape = (*shape, 1)

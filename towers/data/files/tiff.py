@@ -57,8 +57,9 @@ def _bands(content, kind, bits, extra, orientation):
     # Other files of a set, which OME-TIFF names, are not read.
     file = TiffFile(io.BytesIO(content), _multifile=False)
     series = file.series[0]
-    sizes = dict(zip(series.axes, series.shape, strict=True))
-    if {*sizes} - {"C"} - {"S"} != {"Y", "X"} or len(series.axes) > 3:
+    axes = zip(series.axes, series.shape, strict=True)
+    sizes = {x: n for x, n in axes if n > 1 or x in "YX"}
+    if {*sizes} - {"C"} - {"S"} != {"Y", "X"} or len(sizes) > 3:
         raise Refused(
             f"is a TIFF file of {len(file.pages)} pages, {list(series.shape)} with "
             f"axes {series.axes}, and it is unclear which are bands; save one page, or "
@@ -66,13 +67,13 @@ def _bands(content, kind, bits, extra, orientation):
             "'minisblack', planarconfig='contig')"
         )
     axis = next((i for i, x in enumerate(sizes) if x in "CS"), None)
-    count = 1 if axis is None else series.shape[axis]
+    count = sizes.get("C", sizes.get("S", 1))
     kinds = (0,) * (count - len(extra)) + extra
     kept = [i for i, x in enumerate(kinds) if x not in (ALPHA, ASSOCIATED_ALPHA)]
     num_bands = 3 if kind == CMYK else len(kept)
 
     def decode():
-        pixels = series.asarray()
+        pixels = series.asarray().reshape(tuple(sizes.values()))
         pixels = pixels[..., None] if axis is None else np.moveaxis(pixels, axis, -1)
         most = np.float64(2**bits - 1)
         colors = pixels[..., kept]
