@@ -124,9 +124,7 @@ class ImagePredictor:
                 give_heatmaps(self.run, self._model, batch, outputs, *options)
             yield names, labels, outputs
 
-    def write_sheet(
-        self, path: str, names: list[str], labels: list[int], logits: np.ndarray
-    ) -> None:
+    def write_sheet(self, path: str, names: list[str], logits: np.ndarray) -> None:
         """Write thumbnails of the first predicted images to a PNG file."""
         names = names[:MAX_PICTURED]
         files = names if self.paths else [(i, self._images[int(i)]) for i in names]

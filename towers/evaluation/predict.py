@@ -189,10 +189,11 @@ def write_predictions(
             for batch in predictor.batches():
                 write(*batch)
         else:
-            rows, sheet = predictor.all(), f"{path or 'ranked'}.png"
-            write(*rows)
+            names, labels, logits = predictor.all()
+            write(names, labels, logits)
+            sheet = f"{path or 'ranked'}.png"
             with errors_of_output(sheet):
-                predictor.write_sheet(sheet, *rows)
+                predictor.write_sheet(sheet, names, logits)
             console.remark(f"the first images to label: {sheet}")
     predictor.report()
 

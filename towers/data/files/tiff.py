@@ -43,7 +43,7 @@ def tiff(content: bytes) -> Bands | None:
         f"{bits} bits, photometric interpretation {kind}": not is_photo and is_other,
         "signed or floating numbers with white as zero": not kind and is_signed,
     }
-    for what in filter(refused.get, refused):
+    if what := next(filter(refused.get, refused), ""):
         hint = "save it as gray, colors or bands"
         raise Refused(f"is a TIFF file of {what}, which is not read; {hint}")
     if is_photo:
