@@ -3,12 +3,12 @@
     python run_train.py --config=cifar10_speedrun_96 --data_dir=DATA
 
 Network, epochs and rates are as in airbench96_spectral of
-KellerJordan/research-airbench, a successor of airbench96 (0.9601 in 31 epochs with SGD
-and wider groups). Theirs are for the summed loss, so that here the bias of the
+KellerJordan/research-airbench, commit 02737ac (the next one has the rate 0.16 for
+filters), a successor of legacy/airbench96.py in KellerJordan/cifar10-airbench (0.9603
+in 37 epochs with SGD). Theirs are for the summed loss, so that here the bias of the
 whitening has the rate 0.0011464 * 1024, offsets 64 times that, and the head, whose
 logits they divide by 9, the 81st part of the first. The factors depend on this rate and
-    batch size: after a change of either, compute `param_rates` and `weight_decay`
-    again.
+batch size: after a change of either, compute `param_rates` and `weight_decay` again.
 
 What differs: the rate of that bias falls to zero over three epochs, theirs with the
 others'; filters move by three steps of a quintic iteration, theirs by ten of another;

@@ -16,8 +16,8 @@ def create_model(**options: Any) -> keras.Model:
     """Build a network with the options of `vit`.
 
     Queries and keys are rotated by their positions and have no biases; epsilon is 1e-5.
-    The head reads the mean of the patches, timm's default; the authors' reads the class
-    token.
+    The head reads the mean of the patches, timm's default; the authors' head of ViT-7B
+    also reads the class token.
     """
     options |= {"patch_size": 16, "num_registers": 4, "initial_scale": 1e-5}
     return vit.create_model(is_rotary=True, **options)
