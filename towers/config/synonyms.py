@@ -85,7 +85,7 @@ SYNONYMS = {
     "tta": "views test_time_augmentation",
     "use_ema": "ema averaged use_averages",
     "validation_fraction": "val_split validation_split val_fraction",
-    "warmup_epochs": "warmup warm_up num_warmup_epochs warmup_ratio",
+    "warmup_epochs": "warmup warm_up num_warmup_epochs warmup_ratio warmup_steps",
     "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
     "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
