@@ -7,8 +7,9 @@ imagenet2012; a folder of images in train/CLASS and test/CLASS instead:
 --dataset=image_folder --data_dir=ROOT.
 Published: 0.765 in 90 epochs, 0.80 in 300 (Beyer et al. 2022, arXiv:2205.01580;
 big_vision/configs/vit_s16_i1k.py). There a hidden layer is before the logits, GELU is
-approximated, and RandAugment has sixteen operations at magnitude 10 of 10; its shears,
-translations, rotations and factors equal magnitude 30 of 30 here. The weight decay of
+approximated, and RandAugment has sixteen operations at magnitude 10 of 10: its shears
+and rotations equal magnitude 30 of 30 here, its translations are 100 pixels (here 101),
+its factors 1.9 (here 0.1 or 1.9), and its solarize does nothing. The weight decay of
 0.0001 there, which the rate of 0.001 does not multiply, is 0.1 here; the warm-up is of
 its 10,000 steps. Not measured here.
 """
