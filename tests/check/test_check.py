@@ -150,7 +150,7 @@ def test_a_picture_is_not_written_among_the_images(run, root, capfd):
 
 def pairs_of_arrays(train, other):
     sources = (ArraySource(x, np.zeros(len(x), int)) for x in (train, other))
-    return identical_images(*sources)
+    return identical_images(*sources, max_secs=60.0)
 
 
 def test_identical_images_in_memory_are_found_whatever_their_order():

@@ -15,13 +15,7 @@ from typing import Any
 from absl import flags
 
 from towers.cli import flags as config_flags
-from towers.cli.recipes import (
-    FINETUNE_RECIPE,
-    PHOTO_SETS,
-    RECIPES,
-    load_recipe,
-    photo_recipe,
-)
+from towers.cli import recipes
 from towers.config import Config
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
@@ -55,11 +49,12 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if "dataset" not in given:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
-        recipe = photo_recipe(RECIPES, {})
-        is_tuned = recipe == FINETUNE_RECIPE
+        name = recipes.photo_recipe(recipes.RECIPES, {})
+        is_tuned = name == recipes.FINETUNE_RECIPE
         given = photo_options(folder, is_tuned, values.class_level) | given
-        if given["dataset"] in PHOTO_SETS:  # as a training reads them
-            given.setdefault("image_size", load_recipe(recipe, RECIPES).image_size)
+        if given["dataset"] in recipes.PHOTO_SETS:  # as a training reads them
+            recipe = recipes.load_recipe(name, recipes.RECIPES)
+            given.setdefault("image_size", recipe.image_size)
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     from towers.check import report
 

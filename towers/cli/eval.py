@@ -10,23 +10,69 @@ With --eval_interval_secs it follows a run that is under way.
 from absl import flags
 
 import towers
-from towers.cli import eval_flags
 from towers.cli import flags as config_flags
+from towers.errors import ConfigError
 from towers.run.folder import RunFolder
-from towers.run.stored_config import evaluation_config
+from towers.run.stored_config import EVALUATION_BATCH_SIZE, evaluation_config
 
 PRINTS_RESULTS = True  # see `flags.start`
+
+_OF_ONE_RUN = ("tta", "report", "eval_interval_secs")
+_WISHES = ("precision_at", "coverage_at")
+_STUDIES = ("average", "calibrate", "suspects", "reject", *_WISHES)
+_OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE_RUN)
+_OF_MACHINES = ("data_dir", "device", "num_towers", "strategy", "batch_size")
+# What is done instead of an evaluation -> flags that have no effect then.
+_WITHOUT_EFFECT = {
+    "compare": (*_STUDIES, *_OF_A_CHECKPOINT, *_OF_MACHINES),
+    "ensemble": (*_STUDIES, *_OF_ONE_RUN),
+    "calibrate": ("suspects", "reject", *_WISHES, "split", *_OF_ONE_RUN),
+    "reject": ("suspects", "split", *_OF_ONE_RUN),
+    "suspects": _OF_ONE_RUN,
+}
 
 
 def define_flags() -> None:
     """Define the program's flags."""
-    eval_flags.define_flags()
+    flags.DEFINE_string("workdir", None, "Folder of the run.")
+    flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
+    about = "Runs whose average probabilities are evaluated."
+    flags.DEFINE_list("ensemble", None, about)
+    flags.register_multi_flags_validator(
+        ["workdir", "compare", "ensemble"],
+        lambda given: list(given.values()).count(None) == 2,
+        "give --workdir, --compare or --ensemble",
+    )
+    about = "Runs whose parameters are averaged into --workdir first."
+    flags.DEFINE_list("average", None, about)
+    about = "Fit a calibration temperature to held-out images."
+    flags.DEFINE_bool("calibrate", False, about)
+    about = "Choose a threshold below which images are unknown (--precision_at)."
+    flags.DEFINE_bool("reject", False, about)
+    about = "Precision of the answers that --reject grants on held-out images."
+    flags.DEFINE_float("precision_at", None, about, 0.0, 1.0)
+    about = "Share of held-out images that --reject answers, in place of a precision."
+    flags.DEFINE_float("coverage_at", None, about, 0.0, 1.0)
+    about = "List images of --split with suspected label errors."
+    flags.DEFINE_bool("suspects", False, about)
+    splits = ("test", "validation", "train")
+    flags.DEFINE_enum("split", "test", splits, "Split of --suspects and --ensemble.")
+    config_flags.define_step_flag()
+    flags.DEFINE_bool("use_ema", None, "Only EMA weights, or only raw weights.")
+    about = "Seconds between checks for new checkpoints; 0 for one check."
+    flags.DEFINE_float("eval_interval_secs", 0.0, about, 0.0, 1e6)
+    flags.DEFINE_bool("report", False, "Write report/index.html of the run.")
+    # An evaluation may use other devices than the training.
+    config_flags.define_config_flags(["data_dir", "device", "num_towers", "strategy"])
+    config_flags.define_config_flags(
+        ["group_size", "batch_size", "tta"], batch_size=EVALUATION_BATCH_SIZE
+    )
 
 
 def main(_):
     """Evaluate a run, or do what the flags ask for instead."""
     values = flags.FLAGS
-    eval_flags.validate_flags()
+    _validate_flags()
     if values.compare is not None:
         towers.compare(values.compare)
         return
@@ -56,3 +102,16 @@ def main(_):
         eval_interval_secs=values.eval_interval_secs,
         report=values.report,
     )
+
+
+def _validate_flags():
+    """Raise ConfigError if a flag has no effect on what is done."""
+    values = flags.FLAGS
+    if any(values[name].value is not None for name in _WISHES):
+        values["reject"].value = True
+    study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
+    if study:
+        config_flags.refuse_with(study, _WITHOUT_EFFECT[study])
+    elif values.split != "test":
+        why = "an evaluation is of the test images; add --suspects, or leave it out"
+        raise ConfigError(f"--split={values.split}: {why}")

@@ -85,12 +85,10 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     return {n: values[n].value for n in names if not values[n].using_default_value}
 
 
-def refuse_with(
-    subject: str, names: Iterable[str], values: flags.FlagValues = flags.FLAGS
-) -> None:
+def refuse_with(subject: str, names: Iterable[str]) -> None:
     """Raise ConfigError if one of these flags is set: `subject` ignores them."""
     for name in names:
-        if values[name].value != values[name].default:
+        if flags.FLAGS[name].value != flags.FLAGS[name].default:
             what = f"--{name} has no effect with --{subject}"
             raise ConfigError(f"{what}; drop one of the two")
 

@@ -22,22 +22,16 @@ from towers.run.stored_config import config_to_continue
 flags.disclaim_key_flags()  # they are of the program that defines them
 
 
-def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Define the flags that name a run."""
+def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Define the program's flags, without options of a run and the cluster."""
+    switch = functools.partial(flags.DEFINE_bool, flag_values=values)
+    words = functools.partial(flags.DEFINE_list, default=[], flag_values=values)
     about = "Recipe: a name of --list, a Python file, a run folder, or a JSON or YAML "
     about += "file of options."
     flags.DEFINE_string("config", None, about, flag_values=values)
     about = "Run folder; default: runs/<recipe>."
     flags.DEFINE_string("workdir", None, about, flag_values=values)
-    about = "Remove the earlier run and restart."
-    flags.DEFINE_bool("overwrite", False, about, flag_values=values)
-
-
-def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Define the program's flags, without options of a run and the cluster."""
-    define_run_flags(values)
-    switch = functools.partial(flags.DEFINE_bool, flag_values=values)
-    words = functools.partial(flags.DEFINE_list, default=[], flag_values=values)
+    switch("overwrite", False, "Remove the earlier run and restart.")
     about = "Options that may differ from the stored options of the run."
     words("allow_change", help=about)
     switch("dry_run", False, "Validate everything, run a few steps, write nothing.")

@@ -76,10 +76,8 @@ class ArraySource:
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
         if labels.ndim not in (1, 2):
-            raise ValueError(
-                "labels must be integers [n] or sets [n, classes], got "
-                f"{list(labels.shape)}"
-            )
+            shape = list(labels.shape)
+            raise ValueError(f"labels must be [n] or [n, classes], got {shape}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
         self.dtype = images.dtype.name
@@ -104,9 +102,9 @@ class ArraySource:
         """CRC-32 of the labels and the sample weights."""
         labels, weights = self.labels, self.sample_weights
         crc = zlib.crc32(labels.astype(labels.dtype.newbyteorder("<")).tobytes())
-        return (
-            crc if weights is None else zlib.crc32(weights.astype("<f4").tobytes(), crc)
-        )
+        if weights is not None:
+            crc = zlib.crc32(weights.astype("<f4").tobytes(), crc)
+        return crc
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Source.read`."""
@@ -354,10 +352,7 @@ def split_off_test(
         count = max(round(TEST_FRACTION * len(indices)), int(len(indices) > 1))
         is_test[indices[:count]] = True
     if not is_test.any():
-        raise DataError(
-            f"{location}: no class has two images, one of which could be held out for "
-            "testing"
-        )
+        raise DataError(f"{location}: no class has two images, to hold one out")
     rest, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     return Subset(source, rest), Subset(source, test)
 

@@ -18,19 +18,12 @@ from towers.config.networks import MODELS
 from towers.config.pretrained import IMAGENET, find_weights
 from towers.data.files.paths import reason
 from towers.data.files.reading import local_copy
-from towers.errors import CheckpointError, ConfigError, DataError
+from towers.errors import CheckpointError, DataError
 from towers.messages import one_line, shown
-from towers.models.create import create_model, pretrained
+from towers.models.create import pretrained
 from towers.models.keras import applications
 from towers.parallel.trainer import Trainer
-from towers.pretrained import hub
-from towers.pretrained.variable_names import (
-    KINDS,
-    shapes_by_layer,
-    split_number,
-    with_automatic_names,
-    with_torch_names,
-)
+from towers.pretrained import hub, variable_names
 from towers.pretrained.weights import (
     Stored,
     StoredWeights,
@@ -42,10 +35,6 @@ from towers.run.folder import RunFolder
 
 # Minimum share of the parameters outside of the head that a source must have.
 MIN_TAKEN = 0.9
-
-# Number of networks of about the size of a file to compare with it, and their image
-# size for files of PyTorch.
-NUM_NEAR, SIDE = 6, 224
 
 
 class Match(NamedTuple):
@@ -87,10 +76,9 @@ def start_from(
         used = {x.name for x in (*match.taken.values(), *match.drawn.values())}
         not_used = [x for x in weights.all() if x.name not in used]
         if problem := _mismatch_reason(state, match, not_used, weights, head):
-            raise CheckpointError(
-                f"init_from={init_from}: {weights.path} is of another network than "
-                f"model={model}: {problem}. {_nearest_networks(weights, trainer.model)}"
-            )
+            what = f"{weights.path} is of another network than model={model}"
+            why = f"{what}: {problem}. {_nearest_networks(weights)}"
+            raise CheckpointError(f"init_from={init_from}: {why}")
         fill(state, match.taken)
     if choice.own_moments:
         applications.correct_variances(choice.options["name"], state)
@@ -108,7 +96,7 @@ def start_from(
             new |= dict.fromkeys(of_head, known if is_taken else ())
         drawn = {name: x for name, x in drawn.items() if name not in of_head}
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
-    stems = sorted({split_number(name)[0] for name in unknown})
+    stems = sorted({variable_names.split_number(name)[0] for name in unknown})
     for line in (
         *(f"layers {x}, {x}_1, ...: there are more or fewer there" for x in stems),
         *_other_shapes(drawn, state),
@@ -182,35 +170,18 @@ def _block(name):
     return match[0] if match else name
 
 
-def _nearest_networks(weights, model):
-    """Return a sentence with the three networks that share most weights."""
-    # Files of PyTorch are of large images.
-    shape = (SIDE, SIDE, 3) if weights.of_torch else model.inputs[0].shape[1:]
-    arrays = (weights.of_torch or {x.name: x for x in weights.all()}).values()
+def _nearest_networks(weights):
+    """Return the names in a file, and the networks of about its size."""
+    arrays = [*(weights.of_torch.values() or weights.all())]
     total = max(1, sum(math.prod(x.shape) for x in arrays))
     sizes = {name: row.num_params for name, row in MODELS.items() if row.num_params}
-    names = sorted(sizes, key=lambda name: abs(math.log(sizes[name] / total)))
-    scores = []
-    for name in names[:NUM_NEAR]:
-        with contextlib.suppress(CheckpointError, ConfigError):
-            network = create_model(name, image_shape=shape, num_classes=2)
-            named = weights
-            if weights.of_torch:
-                named = with_torch_names(weights, name, network)
-            state = {f"params/{x.path}": x for x in network.trainable_variables}
-            state |= {f"state/{x.path}": x for x in network.non_trainable_variables}
-            counts = {k: math.prod(x.shape) for k, x in state.items()}
-            count = sum(counts[k] for k in match_variables(state, named).taken)
-            scores.append((count / max(total, sum(counts.values())), name))
-    nearest = [f"{name} ({x:.0%})" for x, name in sorted(scores)[:-4:-1] if x > 0.01]
-    if nearest:
-        return (
-            f"Nearest networks by names and shapes: {', '.join(nearest)}; give others "
-            "as --model=FILE.py:FUNCTION, with TORCH_NAMES"
-        )
+    nearest = sorted(sizes, key=lambda name: abs(math.log(sizes[name] / total)))
     names = one_line(", ".join(x.name for x in arrays), 200)
-    nearest = [name for name, row in MODELS.items() if row.pretrained]
-    return f"It has {names}. Files of these networks are read: {', '.join(nearest)}"
+    return (
+        f"It has {total:,} numbers in {names}. Networks of about this size: "
+        f"{', '.join(nearest[:3])}; --model=FILE.py:FUNCTION, with TORCH_NAMES, gives "
+        "others"
+    )
 
 
 def read_variables(
@@ -221,8 +192,8 @@ def read_variables(
     with open_weights(path) as weights:
         if weights is None:
             raise CheckpointError(f"{path} is not a file of PyTorch or safetensors")
-        taken = match_variables(state, with_torch_names(weights, model, network)).taken
-        fill(state, taken)
+        named = variable_names.with_torch_names(weights, model, network)
+        fill(state, taken := match_variables(state, named).taken)
     return {name.partition("/")[2]: state[name] for name in taken}
 
 
@@ -245,10 +216,10 @@ def match_variables(
     change: Callable[[str, Stored], Stored] = lambda name, stored: stored,
 ) -> Match:
     """Find the variables of a state in weights; `change` may replace an array."""
-    match, layers = Match({}, [], {}), shapes_by_layer(state)
+    match, layers = Match({}, [], {}), variable_names.shapes_by_layer(state)
     for name, value in state.items():
         kind, _, variable = name.partition("/")
-        if kind not in KINDS:
+        if kind not in variable_names.KINDS:
             continue
         shapes = layers[variable.rpartition("/")[0]]
         stored = weights.find(kind, variable, shapes)
@@ -315,11 +286,11 @@ def open_source(
         if weights is None:
             yield _weights_of_run(path)
         elif weights.of_torch:
-            named = with_torch_names(weights, model, trainer.model)
+            named = variable_names.with_torch_names(weights, model, trainer.model)
             names = class_names or weights.class_names
             yield dataclasses.replace(named, class_names=names)
         elif choice.own_moments or choice.is_in_a_file or choice.is_given:
-            yield with_automatic_names(weights, state)
+            yield variable_names.with_automatic_names(weights, state)
         else:
             yield weights
 
@@ -337,8 +308,8 @@ def _weights_of_run(path):
             "trained run, a .keras, .h5, .safetensors or .pth file, a SavedModel or a "
             "checkpoint of TensorFlow, or drop --init_from"
         )
-    tensors = checkpoint.tensors
-    kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
+    kinds, tensors = variable_names.KINDS, checkpoint.tensors
+    kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in kinds}
     names = checkpoint.run_state["dataset_info"]["class_names"]
     weights = weights_in_memory(str(checkpoint.path), kept)
     return dataclasses.replace(weights, class_names=tuple(map(str, names)))

@@ -5,9 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
-import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -255,16 +253,10 @@ def _refuse_paths(file, column):
     """Raise ValueError if a file without images has their paths."""
     [row] = next(file.iter_batches(1, columns=[f"{column}.path"])).to_pylist()
     if path := (row.get(column) or {}).get("path"):
-        text = (
-            f"has paths of images, such as {shown(path)}, and no images, as datasets "
-            "writes a data set that it has not saved; in Python, where the files are: "
-            "from datasets import Dataset; Dataset.from_parquet('FILE').save_to_disk("
-            "'FOLDER'); Dataset.load_from_disk('FOLDER').to_parquet('NEW')"
+        raise ValueError(
+            f"has paths of images, such as {shown(path)}, and no images; docs/"
+            "containers.md#parquet completes it, or --dataset=image_folder reads them"
         )
-        if os.path.exists(path):
-            folder = shlex.quote(os.path.dirname(os.path.dirname(path)))
-            text += f"; or train on --dataset=image_folder --data_dir={folder}"
-        raise ValueError(text)
 
 
 def _label_numbers(values, columns, numbers):

@@ -53,9 +53,8 @@ def find_prepared(name: str, data_dir: str) -> str | None:
         # TFDS writes it last, so an unfinished folder has none.
         and os.path.exists(os.path.join(folder, entry, "dataset_info.json"))
     ]
-    if not versions:
-        return None
-    return os.path.join(folder, ".".join(map(str, max(versions))))
+    newest = ".".join(map(str, max(versions, default=())))
+    return os.path.join(folder, newest) if newest else None
 
 
 @contextlib.contextmanager
@@ -72,14 +71,11 @@ def reading(folder: str) -> Iterator[Any]:
     except TowersError:
         raise
     except ImportError as error:  # array_record is not built for every system
-        reason = one_line(error)[:100]
-        raise DataError(f"{shown(folder)}: cannot be read here: {reason}") from error
+        why = f"cannot be read here: {one_line(error)[:100]}"
+        raise DataError(f"{shown(folder)}: {why}") from error
     except Exception as error:  # from TensorFlow, protobuf or json
-        raise DataError(
-            f"{shown(folder)}: tensorflow-datasets cannot read it: "
-            f"{one_line(error)[:100]}; "
-            f"delete the folder to have it prepared anew"
-        ) from error
+        why = f"tensorflow-datasets cannot read it: {one_line(error)[:100]}"
+        raise DataError(f"{shown(folder)}: {why}; prepare it anew") from error
     finally:
         logging.set_verbosity(verbosity)
 
@@ -97,11 +93,9 @@ def _only_own_features(folder: str) -> Iterator[None]:
 
     def find_own(name):
         if not name.startswith("tensorflow_datasets."):
-            raise DataError(
-                f"{folder}: features.json names the class {one_line(name, 100)}, which "
-                "is not one of tensorflow-datasets; it is not imported. Prepare the "
-                "data set without that feature"
-            )
+            what = f"features.json names the class {one_line(name, 100)}"
+            why = f"{what}, which is not one of tensorflow-datasets, nor imported"
+            raise DataError(f"{folder}: {why}; prepare it without that feature")
         return find(name)
 
     FeatureConnector.cls_from_name = find_own
@@ -156,24 +150,19 @@ def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
     if supervised and supervised[0] in images and supervised[1] in labels:
         images, labels = [supervised[0]], [supervised[1]]
     if len(images) != 1 or len(labels) != 1:
-        raise DataError(
-            f"{folder}: one image with one class label is needed, but its features are "
-            + shown(", ".join(f"{k} ({type(v).__name__})" for k, v in features.items()))
-        )
-    image = features[images[0]]
-    if image.np_dtype not in (np.uint8, np.uint16):
-        raise DataError(
-            f"{folder}: {images[0]} is of type {np.dtype(image.np_dtype)}; only images "
-            "of 8 or 16 bits are read"
-        )
+        text = ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
+        why = f"one image with one class label is needed, not {shown(text)}"
+        raise DataError(f"{folder}: {why}")
+    if (dtype := features[images[0]].np_dtype) not in (np.uint8, np.uint16):
+        why = f"{images[0]} is {np.dtype(dtype)}, and 8 or 16 bits are read"
+        raise DataError(f"{folder}: {why}")
     return images[0], labels[0]
 
 
 def _find(name: str, data_dir: str) -> str:
     root, shared = data_folder(data_dir), default_dir()
     for folder in (root, shared):
-        prepared = find_prepared(name, folder)
-        if prepared:
+        if prepared := find_prepared(name, folder):
             return prepared
     configs = [
         f"{name}/{entry}"
@@ -182,14 +171,11 @@ def _find(name: str, data_dir: str) -> str:
         if find_prepared(f"{name}/{entry}", folder)
     ]
     if configs:
-        raise DataError(
-            f"{PREFIX}{name} is prepared as {', '.join(configs)}; choose one of them: "
-            f"--dataset={PREFIX}{configs[0]}"
-        )
+        what = f"{PREFIX}{name} is prepared as {', '.join(configs)}"
+        raise DataError(f"{what}; choose one: --dataset={PREFIX}{configs[0]}")
     raise DataError(
         f"{PREFIX}{name} was not found: no {name}/VERSION in {root} (--data_dir) or "
-        f"{shared}; to prepare it, on a machine with a network: tfds build {name} "
-        "--file_format=array_record"
+        f"{shared}; prepare it: tfds build {name} --file_format=array_record"
     )
 
 
@@ -248,9 +234,8 @@ class Split:
         """Return values of all keys; for errors see `ImageFiles.read`."""
         _, label, *_ = values = self._values(index)
         if not 0 <= label < self._num_classes:
-            raise ValueError(
-                f"has the label {label}, expected 0 to {self._num_classes - 1}"
-            )
+            most = self._num_classes - 1
+            raise ValueError(f"has the label {label}, expected 0 to {most}")
         return values
 
     def is_labeled(self) -> bool:
@@ -284,10 +269,8 @@ def _open_split(folder, builder, split, keys):
         return len(examples), values
 
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
-        raise DataError(
-            f"{folder}: is prepared as {info.file_format.value}, and only array_record "
-            "and tfrecord are read: tfds build --file_format=array_record"
-        )
+        why = f"is {info.file_format.value}, and array_record or tfrecord are read"
+        raise DataError(f"{folder}: {why}: tfds build --file_format=array_record")
     records = open_records([os.fspath(x) for x in info.splits[split].filepaths])
 
     def values(index):
@@ -300,9 +283,8 @@ def _open_split(folder, builder, split, keys):
             )
             return tuple(value for [value] in lists)
         except Exception as error:  # any error of protobuf
-            raise ValueError(
-                f"is not a record of an image: {one_line(error)}"
-            ) from error
+            why = f"is not a record of an image: {one_line(error)}"
+            raise ValueError(why) from error
 
     return len(records), values
 
@@ -320,9 +302,9 @@ def read_arrays(
         keys: tuple[str, ...] = _image_and_label(folder, builder.info)
         image, label = (builder.info.features[key] for key in keys)
         if image.np_dtype != np.uint8 or image.shape != image_shape:
+            actual = f"{np.dtype(image.np_dtype)} {list(image.shape)}"
             raise DataError(
-                f"{folder}: expected uint8 images of {list(image_shape)}, got "
-                f"{np.dtype(image.np_dtype)} {list(image.shape)}"
+                f"{folder}: expected uint8 {list(image_shape)}, got {actual}"
             )
         if "id" in builder.info.features:
             keys = (*keys, "id")
