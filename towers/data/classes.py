@@ -41,10 +41,8 @@ def few_images(data_set: DataSet) -> list[str]:
             named.append(f"{', '.join(names)} of {counts.max():,} {split} images")
     if not named:
         return []
-    return [
-        "few images of some classes, compared with the largest: "
-        f"{'; '.join(named)}; see --class_weights and --sampler"
-    ]
+    about = "few images of some classes, compared with the largest"
+    return [f"{about}: {'; '.join(named)}; see --class_weights and --sampler"]
 
 
 def similar_names(class_names: Sequence[str]) -> list[str]:
@@ -100,10 +98,9 @@ def class_weights(
         content = text if is_json else read_data_file(text, MAX_FILE_BYTES)
         weights = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{option}: {reason(error)}; give {BALANCED}, or a JSON file such as "
-            f'{{"{shown(class_names[0], 40)}": 2.0}}'
-        ) from None
+        example = f'{{"{shown(class_names[0], 40)}": 2.0}}'
+        way = f"give {BALANCED}, or a JSON file such as {example}"
+        raise ConfigError(f"{option}: {reason(error)}; {way}") from None
     weights = dict(weights) if is_json else weights
     if not isinstance(weights, dict):
         raise ConfigError(f"{option}: an object of classes and weights is expected")
@@ -118,10 +115,8 @@ def class_weights(
             message = f"{option}: unknown class {shown(str(name), 40)!r}"
             raise ConfigError(with_nearest(message, name, names))
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-            raise ConfigError(
-                f"{option}: the weight of {shown(str(name), 40)} must be a number of "
-                f"at least 0, is {weight!r:.40}"
-            )
+            what = f"the weight of {shown(str(name), 40)}"
+            raise ConfigError(f"{option}: {what} must be 0 or more, is {weight!r:.40}")
     return tuple(
         float(weights.get(number, weights.get(name, 1)))
         for number, name in enumerate(names)

@@ -63,17 +63,15 @@ class PixelFormat:
         if given is None and value_range == "dtype" and self.dtype != "float32":
             given = (0.0,), (float(np.iinfo(self.dtype).max),)
         elif value_range == "dtype":
-            raise ConfigError(
-                "value_range=dtype: the pixels are signed or floating numbers, which "
-                "have no usual range; give it, such as --value_range=-1000:400"
-            )
+            why = "signed or floating numbers have no usual range"
+            way = "give it, such as --value_range=-1000:400"
+            raise ConfigError(f"value_range=dtype: {why}; {way}")
         if given is None:
             return self
         if len(given[0]) not in (1, self.bands):
-            raise ConfigError(
-                f"value_range={value_range}: {len(given[0])} ranges for images of "
-                f"{self.bands} channels; give one for all, or one for each"
-            )
+            why = f"{len(given[0])} ranges for images of {self.bands} channels"
+            way = "give one for all, or one for each"
+            raise ConfigError(f"value_range={value_range}: {why}; {way}")
         return dataclasses.replace(self, low=given[0], high=given[1], windows=False)
 
     def with_percentiles(self, values: np.ndarray) -> "PixelFormat":

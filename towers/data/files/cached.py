@@ -3,7 +3,6 @@
 import atexit
 import dataclasses
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +114,7 @@ class CachedSource:
         self._cache = cache or ImageCache(options.image_cache_mb)
         self._pixels = options.pixels or PHOTO
         self.dtype = self._pixels.dtype
-        self._image_bytes = math.prod(image_shape) * np.dtype(self.dtype).itemsize
+        self._image_bytes = bytes_of_image(self)
         self._has_read_crops, self._label_sets = False, None
         if self.labels is not None and self.labels.ndim == 2:
             with tf.device("CPU:0"):
@@ -226,10 +225,8 @@ class CachedSource:
         try:
             images = np.empty((most, *self.image_shape), self.dtype)
         except MemoryError:
-            raise ConfigError(
-                f"image_cache_mb={self._options.image_cache_mb:g}: out of memory; what "
-                "does not fit is decoded in every epoch"
-            ) from None
+            option = f"image_cache_mb={self._options.image_cache_mb:g}"
+            raise ConfigError(f"{option}: out of memory; lower it") from None
         self._num_kept = 0
         self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
 
@@ -315,8 +312,7 @@ def settle_format(
     size = options.default_size
     about = f"sizes differ: resized to {size}x{size}"
     inventory.infer("sizes", f"{about}, --image_size=N for another size")
-    options = dataclasses.replace(options, image_size=size)
-    return options, (size, size, channels)
+    return dataclasses.replace(options, image_size=size), (size, size, channels)
 
 
 def _common_kind(kinds):
@@ -330,10 +326,8 @@ def _common_kind(kinds):
         f"{len(images):,} of {bands} band(s) of {dtype} such as {shown(images[0], 60)}"
         for (dtype, bands), images in kinds.items()
     )
-    raise DataError(
-        f"the images have several kinds of pixels: {', '.join(texts)}; convert all to "
-        "one kind, or keep them in different folders"
-    )
+    why = f"the images have several kinds of pixels: {', '.join(texts)}"
+    raise DataError(f"{why}; convert all to one kind, or keep them in other folders")
 
 
 def read_in_batches(
@@ -458,8 +452,6 @@ def sampled_moments(
         spans = images.max((1, 2, 3)) - images.min((1, 2, 3))  # not below 0
         num_flat += int(np.sum(spans < FLAT_RANGE))
     if num_flat >= FLAT_SHARE * len(indices):
-        console.warn(
-            f"{num_flat:,} of {len(indices):,} training images are constant or nearly "
-            f"so, their values span less than {FLAT_RANGE} of 255"
-        )
+        what = f"{num_flat:,} of {len(indices):,} training images are constant"
+        console.warn(f"{what}, or their values span less than {FLAT_RANGE} of 255")
     return moments(counts)

@@ -113,15 +113,13 @@ def split_folders(
         listed = " and ".join(f"{named[0]}/" for named in alike.values())
         if not _are_splits(root, names, alike):
             if "train" in deep and len(deep) > 1:
-                raise DataError(
-                    f"{shown(root)}: are {shown(listed, 60)} splits of the images? "
-                    "Rename them to train/ and test/. Or classes? --class_level=1"
-                )
+                what = f"{shown(root)}: are {shown(listed, 60)} splits of the images?"
+                way = "Rename them to train/ and test/. Or classes? --class_level=1"
+                raise DataError(f"{what} {way}")
         elif "train" not in deep:
-            raise DataError(
-                f"{shown(root)}: {shown(listed, 60)} are named like splits and have no "
-                f"class folders inside; {LAYOUT}; --class_level=1 if they are classes"
-            )
+            why = f"{shown(listed, 60)} are named like splits, without class folders"
+            way = f"{LAYOUT}; --class_level=1 if they are classes"
+            raise DataError(f"{shown(root)}: {why}; {way}")
         else:
             splits = alike
     if not splits and "train" in deep:
@@ -137,10 +135,8 @@ def split_folders(
     for split, named in splits.items():
         short = [x for x in named if x.lower() in _SHORT] or named
         if short[1:]:
-            raise DataError(
-                f"{os.path.join(root, short[0])} and {short[1]}/: two folders for the "
-                "same split; move one of them away"
-            )
+            both = f"{os.path.join(root, short[0])} and {short[1]}/"
+            raise DataError(f"{both}: two folders for the same split; move one away")
         chosen[split] = short[0]
     return chosen
 

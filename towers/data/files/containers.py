@@ -64,11 +64,8 @@ def data_set(
     openers = {split: functools.cache(opener) for split, opener in openers.items()}
     if "train" in openers and trained is None:
         openers["train"]()  # its errors come first
-    unlabeled = [
-        split
-        for split in ("validation", "test")
-        if openers.keys() > {split} and (openers[split]().labels < 0).all()
-    ]
+    held_out = [x for x in ("validation", "test") if openers.keys() > {x}]
+    unlabeled = [x for x in held_out if (openers[x]().labels < 0).all()]
     if "train" not in openers and (trained is None or unlabeled):
         raise DataError(f"{shown(location)}: has no images for training")
     inventory.leave_out("splits without labels", *unlabeled)
@@ -111,10 +108,8 @@ def parse_columns(text: str, container: str, roles: Collection[str]) -> dict[str
     for item in filter(None, text.split(",")):
         role, colon, name = item.partition(":")
         if role not in roles or not colon or not name or role in columns:
-            message = (
-                f"columns={text}: expected ROLE:NAME by commas, and the roles of "
-                f"{container} are {', '.join(roles)}"
-            )
+            known = f"the roles of {container} are {', '.join(roles)}"
+            message = f"columns={text}: expected ROLE:NAME by commas, and {known}"
             raise ConfigError(with_nearest(message, role, roles))
         columns[role] = name
     return columns
@@ -149,10 +144,8 @@ def find_files(
             paths = named
         if not paths:
             endings = ", ".join(CONTAINERS[container].endings)
-            raise DataError(
-                f"{shown(location)}: no {endings} file; --data_dir names a file, a "
-                "folder of them, or a pattern such as train-{00..99}.tar"
-            )
+            way = "--data_dir names a file, a folder, or a pattern: train-{00..99}.tar"
+            raise DataError(f"{shown(location)}: no {endings} file; {way}")
     else:
         paths = reading.expand(location)
     begin = len(location)
@@ -168,10 +161,8 @@ def find_files(
     rest = by_split.pop("", [])
     if not by_split:
         if container == "table" and rest[1:]:
-            raise DataError(
-                f"{shown(location)}: has several tables; name one, such as "
-                f"--data_dir={shown(rest[0])}"
-            )
+            way = f"name one, such as --data_dir={shown(rest[0])}"
+            raise DataError(f"{shown(location)}: has several tables; {way}")
         return location, {"train": rest}
     inventory.leave_out("files of no split", *rest)
     return location, by_split

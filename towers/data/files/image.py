@@ -77,10 +77,9 @@ def read_image(
         if is_whole and full_size == (height, width):
             return _upright(_pixels(image, channels, dtype), orientation, channels)
         if not resize:
-            raise Refused(
-                f"is {full_size[0]}x{full_size[1]} (height x width), expected "
-                f"{height}x{width}; --image_size=N resizes and crops all images"
-            )
+            what = f"is {full_size[0]}x{full_size[1]} (height x width)"
+            way = "--image_size=N resizes and crops all images"
+            raise Refused(f"{what}, expected {height}x{width}; {way}")
         box = _part(full_size, (height, width), fit, crop, center_crop or 1)
         box, inside, borders = _inside(box, full_size, (height, width))
         top, left, *part = _stored_box(box, full_size, orientation)
@@ -155,10 +154,9 @@ def opened(
         image = _opened(content, windows)
         num_pixels = image.width * image.height
         if num_pixels > max_pixels:
-            raise Refused(
-                f"has {num_pixels:,} pixels, and at most max_image_pixels="
-                f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
-            )
+            most = f"at most max_image_pixels={max_pixels} are decoded"
+            way = "shrink it, or raise --max_image_pixels"
+            raise Refused(f"has {num_pixels:,} pixels, and {most}; {way}")
         with memory.taking(getattr(image, "num_bytes", 4 * num_pixels)):
             yield _completed(image, content)
     except (Refused, MemoryError) as error:

@@ -83,11 +83,9 @@ class Listing:
         classes = tuple(map(class_name, by_class))
         for name, count in collections.Counter(classes).items():
             if count > 1:
-                raise DataError(
-                    f"{shown(os.path.join(folder, name))}: there are two folders of "
-                    "this name, which differ in spaces or in composed letters "
-                    "(Unicode's NFC and NFD); move their images to one of them"
-                )
+                why = "there are two folders of this name, which differ in spaces or "
+                why += "in composed letters (NFC, NFD); move their images to one"
+                raise DataError(f"{shown(os.path.join(folder, name))}: {why}")
         counts = [paths.count(0) for paths in by_class.values()]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         names = Names(b"".join(by_class.values()), folder)
@@ -131,10 +129,9 @@ class Listing:
         num_nested = sum(path.count("/") > 1 for path in paths)
         if num_nested and not self.class_level and _has_splits(folder.path):
             hint = class_folders.suggestion(os.path.dirname(folder.path))
-            raise DataError(
-                f"{shown(folder.path)}: contains folders for training or testing, so "
-                f"it is not a class folder; {hint}{LAYOUT}; --class_level=1 if it is"
-            )
+            why = "contains folders for training or testing, and not one class"
+            way = f"{hint}{LAYOUT}; --class_level=1 if it is a class folder"
+            raise DataError(f"{shown(folder.path)}: {why}; {way}")
         self.num_nested += num_nested
         return paths
 

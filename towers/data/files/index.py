@@ -198,11 +198,8 @@ def find_column(
         return header.index(name)
     plain = [str(x).strip().lower().replace(" ", "_").replace("-", "_") for x in header]
     for pattern in patterns:
-        fitting = [
-            i
-            for i, text in enumerate(plain)
-            if i not in taken and re.fullmatch(pattern, text)
-        ]
+        matching = (i for i, x in enumerate(plain) if re.fullmatch(pattern, x))
+        fitting = [i for i in matching if i not in taken]
         if fitting[1:]:
             raise ambiguous_column(role, [header[i] for i in fitting])
         if fitting:
@@ -212,14 +209,14 @@ def find_column(
 
 def ambiguous_column(role: str, names: Sequence[str]) -> ValueError:
     """Return the error about two columns that may have a role."""
-    text = f"ambiguous {role} column: {names[0]} or {names[1]}; choose one with "
-    return ValueError(f"{text}--columns={role}:{names[0]}")
+    text = f"ambiguous {role} column: {names[0]} or {names[1]}"
+    return ValueError(f"{text}; choose one with --columns={role}:{names[0]}")
 
 
 def missing_column(role: str, header: Sequence[str]) -> ValueError:
     """Return the error about a role that no column has."""
-    text = f"no {role} column found among {shown(', '.join(header), 100)}; choose one "
-    return ValueError(f"{text}with --columns={role}:NAME")
+    text = f"no {role} column found among {shown(', '.join(header), 100)}"
+    return ValueError(f"{text}; choose one with --columns={role}:NAME")
 
 
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
@@ -259,19 +256,14 @@ def label_text(value: Any) -> str | None:
         value = int(value)
     text = "" if value is None or value != value else str(value).strip()
     if not isinstance(value, str | int | None) and text:
-        raise ValueError(
-            f"{shown(text, 40)} is not a label: expected a name or an integer"
-        )
+        expected = "expected a name or an integer"
+        raise ValueError(f"{shown(text, 40)} is not a label: {expected}")
     if text[:1] == "[" and text[-1:] == "]":
-        raise ValueError(
-            f"{shown(text, 40)} is a list written as a text; write its names with ; "
-            "between them"
-        )
+        why = f"{shown(text, 40)} is a list written as a text"
+        raise ValueError(f"{why}; write its names with ; between them")
     if text.lower() in _MISSING:
-        raise ValueError(
-            f"is {text} a missing label, or a class? Leave the image out, or rename "
-            "the class"
-        )
+        way = "Leave the image out, or rename the class"
+        raise ValueError(f"is {text} a missing label, or a class? {way}")
     return text or None
 
 

@@ -68,10 +68,8 @@ class Version(NamedTuple):
         """Raise DataError if a file changed; some file systems renumber inodes."""
         is_same = self.inode == found.inode or self.changed == found.changed
         if self[:2] != found[:2] or not is_same:
-            raise DataError(
-                f"{printable(path)}: was replaced or changed after this program had "
-                "indexed it; start again to read it as it is now"
-            )
+            why = "was replaced or changed after this program had indexed it"
+            raise DataError(f"{printable(path)}: {why}; start again to read it anew")
 
 
 def is_url(path: str | os.PathLike) -> bool:
@@ -134,10 +132,9 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
     most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
     num_bytes = known_version(path).size
     if num_bytes > most_bytes:
-        raise ValueError(
-            f"has {num_bytes:,} bytes, and at most {most_bytes:,} are read with "
-            f"max_image_pixels={max_pixels}; shrink it, or raise --max_image_pixels"
-        )
+        why = f"has {num_bytes:,} bytes, and at most {most_bytes:,} are read with"
+        way = f"max_image_pixels={max_pixels}; shrink it, or raise --max_image_pixels"
+        raise ValueError(f"{why} {way}")
     if is_url(path):
         return read_range(path, 0, num_bytes)
     with open_file(path) as file:
@@ -324,11 +321,9 @@ def _retry(path, request, *arguments):
             pause = next(pauses, None)
             if pause is None:
                 why = getattr(error, "strerror", None) or one_line(error, 150)
-                what = "fetched" if is_url(path) else "read"
-                raise UnavailableDataError(
-                    f"{printable(path)}: cannot be {what}: {why}; the same command "
-                    "may succeed later"
-                ) from error
+                why = f"cannot be {'fetched' if is_url(path) else 'read'}: {why}"
+                why = f"{printable(path)}: {why}; the same command may succeed later"
+                raise UnavailableDataError(why) from error
         time.sleep(pause)
 
 
@@ -410,10 +405,8 @@ def _open_url(path, headers):
 def _list(pattern):
     scheme = pattern.split(":")[0]
     if is_web(pattern):
-        raise DataError(
-            f"{printable(pattern)}: a web server lists no files; name them, such as "
-            "https://HOST/train-{000..146}.tar"
-        )
+        way = "name them, such as https://HOST/train-{000..146}.tar"
+        raise DataError(f"{printable(pattern)}: a web server lists no files; {way}")
     bucket = _bucket(pattern)
     try:
         found = bucket.glob(pattern, detail=True)
@@ -433,9 +426,8 @@ def _bucket(path):
     except (ImportError, ValueError) as error:
         package = PACKAGES.get(scheme)
         hint = f"pip install {package}" if package else one_line(error, 100)
-        raise DataError(
-            f"{printable(path)}: {scheme}:// cannot be read here; {hint}"
-        ) from None
+        why = f"{scheme}:// cannot be read here; {hint}"
+        raise DataError(f"{printable(path)}: {why}") from None
 
 
 def cache_folder() -> str:
@@ -468,9 +460,8 @@ def _read_block(path, version, begin, first, last):
             content = _retry(place, _pread, first - begin, last - first)
             if len(content) == last - first:
                 return content
-    raise UnavailableDataError(
-        f"{cache_folder()}: files are deleted before they are read"
-    )
+    why = "files are deleted before they are read"
+    raise UnavailableDataError(f"{cache_folder()}: {why}")
 
 
 def _cached(path: str, version: Version, begin: int, end: int) -> str:
@@ -500,10 +491,9 @@ def _cached(path: str, version: Version, begin: int, end: int) -> str:
                 os.remove(temporary)
             if not isinstance(error, OSError) or error.filename == path:
                 raise
-            raise DataError(
-                f"{cache_folder()}: remote files cannot be kept there: "
-                f"{error.strerror}; TOWERS_CACHE_DIR names another folder"
-            ) from error
+            why = f"remote files cannot be kept there: {error.strerror}"
+            way = "TOWERS_CACHE_DIR names another folder"
+            raise DataError(f"{cache_folder()}: {why}; {way}") from error
         _shrink(place, end - begin, most)
     return place
 

@@ -72,10 +72,9 @@ def _text(path):
         return content.decode("utf-16" if is_wide else "utf-8-sig")
     except UnicodeDecodeError as error:
         row = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"row {row}: is not UTF-8 ({error.reason}); save the table as CSV UTF-8, "
-            "or convert it: iconv -f LATIN1 -t UTF-8"
-        ) from error
+        way = "save the table as CSV UTF-8, or convert it: iconv -f LATIN1 -t UTF-8"
+        why = f"row {row}: is not UTF-8 ({error.reason}); {way}"
+        raise ValueError(why) from error
 
 
 def _text_rows(text, kind, columns):
@@ -129,11 +128,8 @@ def _json_rows(text):
     if any(map(is_image_name, names)):
         found = "names of images as keys"
     if found:
-        raise ValueError(
-            f"holds {found}, and not a table, which is a list of objects such as "
-            '[{"image": "1.jpg", "label": "cat"}], or a CSV with a row path,label for '
-            "each image"
-        )
+        example = '[{"image": "1.jpg", "label": "cat"}]'
+        raise ValueError(f"holds {found}, and not a table, such as {example} or a CSV")
     yield list(names)
     for number, value in enumerate(objects, 1):
         yield number, [value.get(name) for name in names]

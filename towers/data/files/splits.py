@@ -8,24 +8,12 @@ import numpy as np
 
 from towers import console
 from towers.config.list_options import height_and_width
+from towers.data import sources
 from towers.data.classes import similar_names
-from towers.data.files.cached import (
-    CachedSource,
-    ImageCache,
-    leave_out_bad_images,
-    sampled_moments,
-    settle_format,
-    settle_range,
-)
+from towers.data.files import cached
 from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageOptions
 from towers.data.inventory import Inventory
-from towers.data.sources import (
-    TEST_FRACTION,
-    DataSet,
-    Trained,
-    checksum,
-    split_off_test,
-)
+from towers.data.sources import DataSet, Trained
 from towers.errors import DataError
 from towers.messages import shown
 
@@ -57,7 +45,7 @@ def data_set(
     """
     testing = next((x for x in ("test", "validation") if x in splits), None)
     is_known = trained is not None or options.pixels is not None
-    cache = ImageCache(options.image_cache_mb)
+    cache = cached.ImageCache(options.image_cache_mb)
     inventory = inventory or Inventory()
     is_alone = trained is not None and not testing and "train" in splits
     if is_alone and not _was_trained_on(trained, splits, options, location):
@@ -79,11 +67,11 @@ def data_set(
         classes = files.class_names
         for line in similar_names(classes):
             console.warn(line)
-        options, shape = settle_format(files, channels, options, inventory)
-        train = CachedSource(files, shape, options, cache)
+        options, shape = cached.settle_format(files, channels, options, inventory)
+        train = cached.CachedSource(files, shape, options, cache)
 
     def opened(split):
-        return CachedSource(splits[split](classes, where), shape, options, cache)
+        return cached.CachedSource(splits[split](classes, where), shape, options, cache)
 
     if testing:
         test = opened(testing)
@@ -96,17 +84,18 @@ def data_set(
     else:
         per_class = " of each class" if hasattr(files, "labels") else ""
         labels = getattr(files, "labels", np.zeros(len(files)))
-        train, test = split_off_test(train, labels, location)
+        train, test = sources.split_off_test(train, labels, location)
+        share = f"{sources.TEST_FRACTION:.0%}{per_class}"
         inventory.splits |= {
             "training": names.get("train", "all images"),
-            "test": f"{TEST_FRACTION:.0%}{per_class} of these, held out at random",
+            "test": f"{share} of these, held out at random",
         }
-    train, validation, test = leave_out_bad_images(
+    train, validation, test = cached.leave_out_bad_images(
         (train, validation, test), options, inventory
     )
-    pixels = settle_range(train, options, is_known, inventory)
+    pixels = cached.settle_range(train, options, is_known, inventory)
     known = trained and (trained.mean, trained.std)
-    mean, std = known or sampled_moments(train, options, pixels)
+    mean, std = known or cached.sampled_moments(train, options, pixels)
     return DataSet(
         name=name,
         train=train,
@@ -127,13 +116,13 @@ def _was_trained_on(trained, splits, options, location):
         return True
     try:
         files = splits["train"](None, "")
-        source = CachedSource(
+        source = cached.CachedSource(
             files, trained.image_shape, ImageOptions(image_cache_mb=0)
         )
-        train, _ = split_off_test(source, files.labels, location)
+        train, _ = sources.split_off_test(source, files.labels, location)
     except DataError:  # such as a class of one image
         return False
-    return checksum(train) == trained.checksum
+    return sources.checksum(train) == trained.checksum
 
 
 def _trained_size(options, trained):

@@ -210,10 +210,8 @@ class TableReader:
             if "split" in table.roles:
                 self.names[split] += f", column {table.roles['split']}"
             if any(row.table.split != table.split for row in rows):
-                raise DataError(
-                    f"{shown(rows[-1].table.path)}: images of the split {split} are in "
-                    "another table too; name one table"
-                )
+                why = f"images of the split {split} are in another table too"
+                raise DataError(f"{shown(rows[-1].table.path)}: {why}; name one table")
             if are_sets and split in labeled:
                 alike = [row for row in used if row.table.split == table.split]
                 names = {class_name(x) for row in alike for x in row.label}
@@ -302,10 +300,9 @@ class TableReader:
         elif {x.removesuffix(".0") for x in splits} == {"0", "1"} and (
             not name.lower().startswith("is")
         ):
-            raise DataError(
-                f"{shown(table.path)}: column {name}: is 0 or 1 for training? Write "
-                "train and test instead, or call the column is_test or is_train"
-            )
+            way = "Write train and test, or call the column is_test or is_train"
+            what = f"{shown(table.path)}: column {name}: is 0 or 1 for training?"
+            raise DataError(f"{what} {way}")
         elif any(text != split for text, split in splits.items()):
             about = ", ".join(f"{text} is {split}" for text, split in splits.items())
             self.inventory.infer("split", f"column {name}: {shown(about, 100)}")
@@ -324,10 +321,9 @@ class TableReader:
             row.split = "test" if row.fold == self.fold else "train"
         folds = sorted({row.fold for row in rows})
         if self.fold not in folds:
-            raise DataError(
-                f"{shown(self.first.path)}: no row has the fold {self.fold}, only "
-                f"{shown(', '.join(map(str, folds)), 60)}; --fold names one"
-            )
+            known = shown(", ".join(map(str, folds)), 60)
+            why = f"no row has the fold {self.fold}, only {known}; --fold names one"
+            raise DataError(f"{shown(self.first.path)}: {why}")
 
     def _find_files(self, table, rows, first_rows):
         """Set the file of each row; `first_rows` are file -> row that names it."""
@@ -341,13 +337,11 @@ class TableReader:
                 if before is not row:
                     raise DataError(f"{row}: {shown(row.path)} is also in {before}")
             elif self.options.survey is not None:
-                text = f"no file {shown(name)}"
-                self.options.survey.misplaced[str(row)] = text
+                self.options.survey.misplaced[str(row)] = f"no file {shown(name)}"
             else:
-                raise DataError(
-                    f"{row}: {finder.missing(name)} ({found.count(None):,} of "
-                    f"{len(rows):,} rows have none, --bad_images=skip leaves them out)"
-                )
+                count = f"{found.count(None):,} of {len(rows):,} rows have none"
+                way = "--bad_images=skip leaves them out"
+                raise DataError(f"{row}: {finder.missing(name)} ({count}, {way})")
 
 
 def _warn_of_joined_labels(names: Sequence[str]) -> None:
@@ -355,9 +349,7 @@ def _warn_of_joined_labels(names: Sequence[str]) -> None:
         joined = [name for name in names if mark in name]
         parts = {part.strip() for name in names for part in name.split(mark)}
         if joined and len(parts) <= len(names):
-            console.warn(
-                f"classes such as {shown(joined[0], 60)!r} share their parts; if these "
-                f"are several labels of an image, --label_separator={mark!r} divides "
-                "them"
-            )
+            what = f"classes such as {shown(joined[0], 60)!r} share their parts"
+            way = f"--label_separator={mark!r} divides several labels of an image"
+            console.warn(f"{what}; {way}")
             return

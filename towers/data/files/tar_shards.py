@@ -192,10 +192,8 @@ def _resolved(members):
         if target in spans and target not in targets:
             spans[name] = spans[target]
         elif os.path.splitext(name)[1]:
-            raise ValueError(
-                f"{shown(name, 60)} is a link to {shown(target, 60)}, not to a file in "
-                "the archive; tar --dereference packs the files themselves"
-            )
+            why = f"{shown(name, 60)} is a link to {shown(target, 60)}, not in the file"
+            raise ValueError(f"{why}; tar --dereference packs the files themselves")
         else:  # to a folder
             spans.pop(name)
     return spans
@@ -209,10 +207,8 @@ def _require_one_split(members):
         splits = {split_of(name): name for name in sorted(names) if is_split(name)}
     if len(splits) > 1:
         both = " and ".join(f"{name}/" for name in list(splits.values())[:2])
-        raise ValueError(
-            f"has the folders {both}; unpack it and give --data_dir the folder, or "
-            "pack an archive for each split"
-        )
+        way = "unpack it and give the folder, or pack an archive for each split"
+        raise ValueError(f"has the folders {both}; {way}")
 
 
 def _paired(names, wanted, label_endings):
@@ -239,10 +235,8 @@ def _pairs(names, wanted, label_endings, cut, with_folder):
     is_image = {x: x == wanted if wanted else is_image_name(f"x.{x}") for x in endings}
     for (stem, ending), name in members.items():
         if is_image[ending] and (other := images.setdefault(stem, ending)) != ending:
-            raise ValueError(
-                f"{name} has two images, {other} and {ending}; --columns=image:{other} "
-                "names one"
-            )
+            both = f"{name} has two images, {other} and {ending}"
+            raise ValueError(f"{both}; --columns=image:{other} names one")
     labels = [next((x for x in label_endings if (y, x) in members), 0) for y in images]
     label_names = [members.get(x) for x in zip(images, labels, strict=True)]
     used = {*images.values(), *labels} - {0}
@@ -258,11 +252,10 @@ def _folders(names):
     for folder in folders:
         name = folder.rpartition("/")[2]
         if folder != by_class[name]:
-            raise ValueError(
-                f"{shown(folder, 60)} and {shown(by_class[name], 60)}: is "
-                f"{shown(name, 40)} the class, or the folder above? Unpack it and use "
-                "--dataset=image_folder"
-            )
+            both = f"{shown(folder, 60)} and {shown(by_class[name], 60)}"
+            what = f"is {shown(name, 40)} the class, or the folder above?"
+            way = "Unpack it and use --dataset=image_folder"
+            raise ValueError(f"{both}: {what} {way}")
     return [name.split("/")[-2] for name in names]
 
 
@@ -273,10 +266,9 @@ def _label(name, key, content):
         values = json.loads(content)
         keys = values if isinstance(values, dict) else ()
         if key not in keys:
-            raise ValueError(
-                f"has no key {key}, only {shown(', '.join(keys), 100)}; "
-                "--columns=label:json:KEY names it"
-            )
+            known = shown(", ".join(keys), 100)
+            way = "--columns=label:json:KEY names it"
+            raise ValueError(f"has no key {key}, only {known}; {way}")
         return label_text(values[key])
     except RecursionError:
         raise ValueError(f"{shown(name, 60)} is nested too deeply") from None

@@ -125,9 +125,8 @@ def _label(features, where):
     for feature in features:
         values = [x for x in feature if x not in (b"", b"-1")]
         if values[1:]:
-            raise ValueError(
-                f"{where} has several labels; one is read, or several from a table"
-            )
+            way = "one is read, or several from a table"
+            raise ValueError(f"{where} has several labels; {way}")
         if values:
             try:
                 return label_text(values[0].decode())
@@ -160,10 +159,8 @@ def _spans(path):
             header = os.pread(file.fileno(), 8, offset).ljust(8, b"\xff")
             [length] = struct.unpack("<Q", header)
             if offset + _BEFORE + length + _AFTER > size:
-                raise ValueError(
-                    f"{path}: record {len(spans)} (counted from 0) breaks off, or it "
-                    "is not a TFRecord file"
-                )
+                what = f"record {len(spans)} (counted from 0) breaks off"
+                raise ValueError(f"{path}: {what}, or it is not a TFRecord file")
             spans.append((offset + _BEFORE, length))
             offset += _BEFORE + length + _AFTER
     return np.array(spans, np.int64).reshape(-1, 2).T

@@ -179,10 +179,8 @@ def pixels(
     """
     first = images[0] if isinstance(images, list | tuple) and len(images) else None
     if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
-        raise DataError(
-            f"{what} are a {type(images).__name__} of inputs; a network has one: give "
-            "one array, [n, height, width, channels]"
-        )
+        kind, way = type(images).__name__, "give one array"
+        raise DataError(f"{what} are a {kind} of inputs; a network has one: {way}")
     try:
         images = np.asarray(images)
     except ValueError as error:  # lists of different lengths

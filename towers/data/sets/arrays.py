@@ -29,6 +29,8 @@ from towers.errors import DataError
 from towers.messages import one_line
 
 ORIGIN = "given in Python"
+# How labels become whole numbers from 0 on.
+WHOLE = "np.unique(labels, return_inverse=True)[1]"
 # Maximum number of classes without class names, besides ten for each image.
 MAX_CLASSES = 1000
 
@@ -111,24 +113,18 @@ def _class_names(labels, class_names):
     if labels.ndim == 2:
         num_classes = labels.shape[1]
         if class_names and len(class_names) != num_classes:
-            raise DataError(
-                f"data: the labels have {num_classes} columns, and there are "
-                f"{len(class_names)} class_names; give one for each column"
-            )
+            why = f"{num_classes} columns of labels, and {len(class_names)} class_names"
+            raise DataError(f"data: {why}; give one for each column")
         return class_names or tuple(map(str, range(num_classes)))
     low, high = int(labels.min()), int(labels.max())
     begin = f"data: the labels go from {low} to {high}"
     if low > 0 and (not class_names or (low == 1 and high == len(class_names))):
-        raise DataError(
-            f"{begin}, and none is 0; subtract {low}, or give class_names of all "
-            "classes, in the order of the labels"
-        )
+        way = f"subtract {low}, or give class_names of all classes, in their order"
+        raise DataError(f"{begin}, and none is 0; {way}")
     most = len(class_names) or MAX_CLASSES + 10 * len(labels)
     if low < 0 or high >= most:
-        raise DataError(
-            f"{begin}, of {len(labels)} images; they should be at least 0 and below "
-            f"{most}, as np.unique(labels, return_inverse=True)[1] gives them"
-        )
+        way = f"they should be at least 0 and below {most}, as {WHOLE} gives them"
+        raise DataError(f"{begin}, of {len(labels)} images; {way}")
     return class_names or tuple(map(str, range(high + 1)))
 
 
@@ -205,10 +201,8 @@ def _arrays(split, name, dtype=""):
         images, labels, *weights = split
         [weights] = weights or [None]
     except (TypeError, ValueError):
-        raise DataError(
-            f"data: the {name} part should be (images, labels), (images, labels, "
-            "sample_weight) or a tf.data.Dataset of them"
-        ) from None
+        parts = "(images, labels[, sample_weight]), or a tf.data.Dataset of them"
+        raise DataError(f"data: the {name} part should be {parts}") from None
     images = as_pixels(images, f"data: the {name} images", dtype)
     labels = _labels(labels, name)
     if not len(images) or len(images) != len(labels):
@@ -238,15 +232,13 @@ def _read(dataset, name):
     length = dataset.cardinality().numpy()
     if length < 0:
         which = "has no end" if length == tf.data.INFINITE_CARDINALITY else "is unknown"
-        raise DataError(
-            f"data: the length of the {name} part {which}; leave out repeat(), or add "
-            "apply(tf.data.experimental.assert_cardinality(n))"
-        )
+        way = "leave out repeat(), or apply tf.data.experimental.assert_cardinality(n)"
+        raise DataError(f"data: the length of the {name} part {which}; {way}")
     spec = dataset.element_spec
     is_tuple = isinstance(spec, tuple) and len(spec) in (2, 3)
     if not is_tuple or not all(isinstance(x, tf.TensorSpec) for x in spec):
-        elements = "elements (image, label) or (image, label, weight)"
-        raise DataError(f"data: the {name} part should have {elements}")
+        elements = "(image, label) or (image, label, weight)"
+        raise DataError(f"data: the elements of the {name} part should be {elements}")
     if not length:
         raise DataError(f"data: the {name} part is empty")
     image, label = (x.shape for x in spec[:2])
@@ -279,9 +271,8 @@ def _labels(labels, name):
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
-            "should be whole numbers [n], or [n, classes] of 0 and 1, one-hot or with "
-            "a 1 for each label of an image; np.unique(labels, return_inverse=True)[1] "
-            "gives whole numbers"
+            "should be [n, classes] of 0 and 1, one-hot or with a 1 for each label, or "
+            f"whole numbers [n], as {WHOLE} gives them"
         )
     return labels
 
@@ -289,10 +280,8 @@ def _labels(labels, name):
 def _weights(weights, count, name):
     """Return float32 [n], finite, at least 0 and not all 0."""
     if name != "training":
-        raise DataError(
-            f"data: the {name} part has sample weights, and only training uses them; "
-            "give (x, y)"
-        )
+        why = f"the {name} part has sample weights, and only training uses them"
+        raise DataError(f"data: {why}; give (x, y)")
     weights = _column(weights, "sample weights")
     begin = f"{weights.dtype} {list(weights.shape)}"
     if weights.shape == (count,) and weights.dtype.kind in "biuf":
@@ -301,10 +290,8 @@ def _weights(weights, count, name):
         if np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0:
             return weights
         begin += f" from {weights.min():g} to {weights.max():g}"
-    raise DataError(
-        f"data: the sample weights are {begin}; they should be finite numbers "
-        f"[{count}] of at least 0, and not all 0"
-    )
+    expected = f"finite numbers [{count}] of at least 0, and not all 0"
+    raise DataError(f"data: the sample weights are {begin}; give {expected}")
 
 
 def _column(values, what):

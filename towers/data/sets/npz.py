@@ -42,10 +42,9 @@ def load(data_dir: str = "", image_options: ImageOptions | None = None) -> DataS
         if len(found) == 2:
             parts.append(tuple(found))
         elif found or split == "train":
-            raise DataError(
-                f"{shown(data_dir)}: {split}_images and {split}_labels, or x_{split} "
-                f"and y_{split}, are not both in it; left are {[*values]}"
-            )
+            both = f"{split}_images and {split}_labels, or x_{split} and y_{split}"
+            why = f"{both}, are not both in it; left are {[*values]}"
+            raise DataError(f"{shown(data_dir)}: {why}")
     name = arrays.give(tuple(parts))
     options = image_options or ImageOptions()
     data_set = factories.create("dataset", name, image_options=options)

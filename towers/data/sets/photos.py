@@ -11,14 +11,8 @@ from typing import Any
 from PIL import Image
 
 from towers.config.choices import CONTAINERS
+from towers.data.files import class_folders
 from towers.data.files.band_files import read_bands
-from towers.data.files.class_folders import (
-    find_folders,
-    folders_in,
-    images_below,
-    misfit,
-    training_folder,
-)
 from towers.data.files.paths import advice, data_folder, format_of, is_image_name
 from towers.data.files.reading import is_url, matches
 from towers.data.files.rows import read_rows
@@ -65,10 +59,9 @@ def photo_options(
         if not names:
             raise
         if names[1:]:
-            raise ConfigError(
-                f"--data_dir={root} holds {', '.join(names)}: name one, as in "
-                f"--dataset={names[0]}"
-            ) from None
+            way = f"name one, as in --dataset={names[0]}"
+            why = f"--data_dir={root} holds {', '.join(names)}: {way}"
+            raise ConfigError(why) from None
         return {"dataset": names[0]}
     if not is_named:
         _refuse_tables_of(paths, root)
@@ -109,9 +102,9 @@ def _refuse_tables_of(paths, root):
                 named.append(any(os.path.splitext(x)[0] in stems for x in names))
         if 2 * sum(named) > len(named):
             raise DataError(
-                f"--data_dir={root} has folders of images and a table of them, {name}: "
-                "are the folders the classes, --dataset=image_folder, or has the table "
-                f"the labels, --dataset=table --data_dir={table}?"
+                f"--data_dir={root} has folders of images and a table of them: are the "
+                "folders the classes, --dataset=image_folder, or has the table the "
+                f"labels, --dataset=table --data_dir={table}?"
             )
 
 
@@ -132,11 +125,13 @@ def _containers_in(root):
 
 def _image_paths(root, class_level):
     """Return the images of all classes, sorted."""
-    train = training_folder(root, find_folders(root, None, class_level))
-    classes = {x.name: list(images_below(x.path)) for x in folders_in(train)}
+    folders = class_folders.find_folders(root, None, class_level)
+    train = class_folders.training_folder(root, folders)
+    entries = class_folders.folders_in(train)
+    classes = {x.name: list(class_folders.images_below(x.path)) for x in entries}
     counts = {name: len(paths) for name, paths in classes.items() if paths}
     if len(counts) < 2 and class_level < 2:
-        raise misfit(root, train, counts)
+        raise class_folders.misfit(root, train, counts)
     return sorted(itertools.chain(*classes.values()))
 
 

@@ -52,19 +52,16 @@ def load(name: str, data_dir: str = "") -> DataSet:
     _refuse_pickled(published, root)
     names = os.listdir(root) if os.path.isdir(root) else []
     if data_dir and (has_classes(root) or any(map(is_image_name, names))):
-        raise DataError(
-            f"{root}: holds images, and not {published.title}; set "
-            "--dataset=image_folder, or omit --data_dir"
-        )
+        way = "set --dataset=image_folder, or omit --data_dir"
+        raise DataError(f"{root}: holds images, and not {published.title}; {way}")
     if data_set := _read(name, downloads) or _read(name, shared):
         return data_set
     folder = root if data_dir else downloads
     if data_dir and (others := _other_things(names)):
-        raise DataError(
-            f"{published.title} is not in {root}, and is not downloaded into a folder "
-            f"with other things, such as {shown(others[0], 60)}; name an empty folder, "
-            f"or omit --data_dir; {published.how_to_get_it}"
-        )
+        what = f"{root} has other things than {published.title}, such as "
+        what += shown(others[0], 60)
+        way = "name an empty folder to download into, or omit --data_dir"
+        raise DataError(f"{what}; {way}; {published.how_to_get_it}")
     try:
         download(published, folder)
     except (OSError, ValueError) as error:
@@ -141,11 +138,9 @@ def _read(name: str, root: str) -> DataSet | None:
     elif folder := tfds.find_prepared(name, root):
         train, test, origin, names = tfds.read_arrays(folder, published.image_shape)
         if names != published.class_names:
-            raise DataError(
-                f"{folder}: these are not the classes of {published.title}: expected "
-                f"{shown(' '.join(published.class_names), 100)}, got "
-                f"{shown(' '.join(names[:20]), 100) or 'none'}"
-            )
+            text = shown(" ".join(names[:20]), 100) or "none"
+            why = f"expected the classes of {published.title}, got {text}"
+            raise DataError(f"{folder}: {why}")
     else:
         return None
     mean, std = channel_moments(train[0])
@@ -173,10 +168,9 @@ def _refuse_pickled(published, root):
         path, archive = os.path.join(root, name), next(iter(published.archives))
         if os.path.exists(path):
             raise DataError(
-                f"{path} is the pickled layout of {published.title}, which is not read "
-                "because unpickling runs code out of the file; the binary layout is "
-                f"expected: {published.folders[0]}/*.bin or {archive} "
-                f"({published.url(archive)}) in {root}"
+                f"{path} is the pickled layout of {published.title}, which could run "
+                f"code; the binary one is read: {published.folders[0]}/*.bin or "
+                f"{archive} ({published.url(archive)}) in {root}"
             )
 
 
@@ -206,10 +200,8 @@ def read_official(
         first = other.first_labels
         is_other = first and first != published.first_labels
         if is_other and tuple(train[1][: len(first)].tolist()) == first:
-            raise DataError(
-                f"{origin}: these are the files of {other.title}, as the first labels "
-                f"say; --dataset={name} reads them"
-            )
+            why = f"has the first labels of {other.title}; --dataset={name} reads it"
+            raise DataError(f"{origin}: {why}")
     return train, test, origin
 
 
@@ -258,10 +250,8 @@ def _read_archive(published, path, files):
     with _reading(path), open_data_file(path, MAX_ARCHIVE_BYTES) as packed:
         digest = hashlib.file_digest(packed, "sha256").hexdigest()
         if digest != sha256:
-            raise DataError(
-                f"{path}: expected sha256 {sha256}, got {digest}; it may be a partial "
-                f"download: delete it and fetch {published.url(path)} again"
-            )
+            way = f"delete it and fetch {published.url(path)} again"
+            raise DataError(f"{path}: expected sha256 {sha256}, got {digest}; {way}")
         packed.seek(0)
         counts = published.label_counts
         with tarfile.open(fileobj=packed) as archive:
@@ -280,17 +270,12 @@ def read_records(
     # One byte more than expected reveals a file that is too long.
     content = file.read(size + 1)
     if header != wanted.header:
-        raise DataError(
-            f"{location}: begins with 0x{header.hex()}, expected "
-            f"0x{wanted.header.hex()}: magic number of IDX files, number of records, "
-            "height and width"
-        )
+        expected = f"0x{wanted.header.hex()} as the header of an IDX file"
+        raise DataError(f"{location}: begins with 0x{header.hex()}, not {expected}")
     if len(content) != size:
         actual = "more" if len(content) > size else len(content)
-        raise DataError(
-            f"{location}: expected {size} bytes ({wanted.num_records} records of "
-            f"{record}), got {actual}"
-        )
+        what = f"{size} bytes ({wanted.num_records} records of {record})"
+        raise DataError(f"{location}: expected {what}, got {actual}")
     records = np.frombuffer(content, wanted.dtype)
     for kind in (x for x in label_counts if x in (wanted.dtype.names or ())):
         labels, most = records[kind], label_counts[kind] - 1
