@@ -20,7 +20,7 @@ from towers import console, data, store
 from towers.data.classes import images_of_classes
 from towers.data.files.cached import progress, read_in_batches
 from towers.data.files.image_files import Survey
-from towers.data.pixel_format import PHOTO, PixelFormat
+from towers.data.pixel_format import PixelFormat
 from towers.data.sources import DataSet, Source, channel_counts, location_of, moments
 from towers.errors import ConfigError, DataError, refuse_url
 from towers.messages import shown
@@ -98,11 +98,10 @@ def check(
     sources = data_set.sources
     total = sum(source.num_examples for source in sources.values())
     count_read = progress(total, say)
+    num_classes, pixels = len(data_set.class_names), data_set.pixels
     statistics = {
-        name: read_through(
-            source, len(data_set.class_names), count_read, data_set.pixels
-        )
-        for name, source in sources.items()
+        split: read_through(source, num_classes, count_read, pixels)
+        for split, source in sources.items()
     }
     train = statistics["training"]
     _write(grid_path, grid(train, data_set.image_shape), subject)
@@ -125,8 +124,8 @@ def check(
 def read_through(
     source: Source,
     num_classes: int,
-    count_read: Callable[[int], None] = lambda num_images: None,
-    pixels: PixelFormat = PHOTO,
+    count_read: Callable[[int], None],
+    pixels: PixelFormat,
 ) -> Statistics:
     """Read every image once; call `count_read` with the size of each batch."""
     counts = np.zeros(num_classes, np.int64)
@@ -142,10 +141,8 @@ def read_through(
         images, labels = (x[codes >= 0] for x in batch)
         is_set = labels.ndim == 2
         if not is_set and (largest := labels.max(initial=0)) >= num_classes:
-            raise DataError(
-                f"an image has the label {largest}, expected 0 to {num_classes - 1} "
-                f"for {num_classes} classes"
-            )
+            expected = f"0 to {num_classes - 1} for {num_classes} classes"
+            raise DataError(f"an image has the label {largest}, expected {expected}")
         counts += images_of_classes(labels, num_classes)
         values = values + channel_counts(np.asarray(pixels.scale(images)))
         images = pixels.to_bytes(images)
@@ -186,9 +183,8 @@ def duplicates(
     """Yield (heading, text) on images that are in two splits, or classes."""
     names, sizes = list(prints), [len(x.labels) for x in prints.values()]
     begins = np.cumsum([0, *sizes])
-    labels, digests, thumbnails = map(
-        np.concatenate, zip(*prints.values(), strict=True)
-    )
+    joined = map(np.concatenate, zip(*prints.values(), strict=True))
+    labels, digests, thumbnails = joined
     # The first of identical images, and each of the others.
     _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
     identical = np.stack([firsts[groups], np.arange(len(digests))], 1)
@@ -248,14 +244,11 @@ def report(
             text = f"the crop cuts away {cut:.0%} of the photos' area on average; "
             lines.append(("fit", text + "if objects are at the edges, use --fit=pad"))
     if train.values.any():
-        measured = moments(train.values)
-        used = data_set.mean, data_set.std
-        for name, values, used_values in zip(
-            ("mean", "std"), measured, used, strict=True
-        ):
+        pairs = zip(moments(train.values), (data_set.mean, data_set.std), strict=True)
+        for name, (values, used) in zip(("mean", "std"), pairs, strict=True):
             line = _numbers(values)
-            if _numbers(used_values) != line:
-                line += f" (training uses a sample: {_numbers(used_values)})"
+            if _numbers(used) != line:
+                line += f" (training uses a sample: {_numbers(used)})"
             lines.append((name, line))
     names = ", ".join(statistics)
     lines.append(("classes", f"{len(data_set.class_names)}: {names} images"))
@@ -263,10 +256,7 @@ def report(
     for label, name in enumerate(data_set.class_names):
         counts = (f"{x.labels[label]:8,}" for x in statistics.values())
         lines.append(("", f"{name:{longest}} {' '.join(counts)}"))
-    faults = survey.bad_images
-    lines += [
-        ("fault", f"{shown(location)}: {text}") for location, text in faults.items()
-    ]
+    lines += [("fault", f"{shown(x)}: {y}") for x, y in survey.bad_images.items()]
     return [f"{name:11} {text}" for name, text in lines]
 
 
@@ -284,19 +274,14 @@ def cut_away(sizes: Mapping[tuple[int, int], int], size: tuple[int, int]) -> flo
 
 def _sizes(sizes) -> str:
     if len(sizes) <= LISTED_SIZES:
-        return ", ".join(
-            f"{height}x{width} ({count:,})"
-            for (height, width), count in sizes.most_common()
-        )
+        return ", ".join(f"{h}x{w} ({n:,})" for (h, w), n in sizes.most_common())
     heights, widths = zip(*sizes, strict=True)
-    shorter = sorted(map(min, sizes))
-    return (
-        f"{len(sizes)} sizes: heights {min(heights)} to {max(heights)}, widths "
-        f"{min(widths)} to {max(widths)}, shorter sides {shorter[0]} to {shorter[-1]}"
-    )
+    values = {"heights": heights, "widths": widths, "shorter sides": [*map(min, sizes)]}
+    ranges = (f"{name} {min(x)} to {max(x)}" for name, x in values.items())
+    return f"{len(sizes)} sizes: {', '.join(ranges)}"
 
 
-def _numbers(values) -> str:
+def _numbers(values):
     return " ".join(f"{value:.2f}" for value in values)
 
 

@@ -86,15 +86,12 @@ def options_of_weights(init_from: str, model: str = "") -> dict[str, Any]:
     row = find("model", model) if model else None
     is_own = row is not None and (row.is_in_a_file or row.is_given)
     if not (named.model or model):
-        raise ConfigError(
-            f"init_from={init_from}: {named.about}, which is not a network here; one "
-            "with the same layers may be given as --model=NAME"
-        )
+        why = f"{named.about}, which is not a network here"
+        way = "one with the same layers may be given as --model=NAME"
+        raise ConfigError(f"init_from={init_from}: {why}; {way}")
     if model and named.model not in ("", model) and not is_own:
-        raise ConfigError(
-            f"model={model} with init_from={init_from}: {named.about}, which is "
-            f"--model={named.model}; drop one of the two"
-        )
+        why = f"{named.about}, which is --model={named.model}; drop one of the two"
+        raise ConfigError(f"model={model} with init_from={init_from}: {why}")
     options: dict[str, Any] = {"model": model or named.model}
     facts = named.preprocessing or (row.pretrained if row else None)
     if facts is not None:
@@ -159,12 +156,11 @@ def fetch(init_from: str) -> tuple[str, dict[str, str]]:
     if expected and not digest.startswith(expected[1] or expected[2]):
         os.remove(os.path.realpath(path))
         _repository_file.cache_clear()
-        raise DataError(
-            f"init_from={init_from}: the SHA-256 of {path} is {digest}, not that in "
-            f"its name, {name}; it was removed, and the same command fetches it again"
-        )
-    facts = {"revision": named.revision, "sha256": digest}
-    return path, {name: value for name, value in facts.items() if value}
+        why = f"the SHA-256 of {path} is {digest}, not as its name, {name}, says"
+        way = "it was removed, and the same command fetches it again"
+        raise DataError(f"init_from={init_from}: {why}; {way}")
+    facts = {"revision": named.revision} if named.revision else {}
+    return path, facts | {"sha256": digest}
 
 
 @functools.cache
@@ -193,9 +189,8 @@ def _torchvision_file(init_from, name):
             with store.aside(path) as temporary:
                 shutil.move(local_copy(url), temporary)
         except (OSError, DataError) as error:
-            raise UnavailableDataError(
-                f"init_from={init_from}: {reason(error)}; the file may be put at {path}"
-            ) from error
+            why = f"{reason(error)}; the file may be put at {path}"
+            raise UnavailableDataError(f"init_from={init_from}: {why}") from error
     return path
 
 
@@ -223,11 +218,10 @@ def _repository_file(init_from, name, revision=""):
         cause = error.__cause__ or error
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if status not in (401, 403, 404):
-            raise UnavailableDataError(
-                f"{place}/resolve/{revision}/{name} cannot be fetched: "
-                f"{one_line(cause, 150)}; put {CONFIG} and {WEIGHTS} from there into a "
-                "folder, and give --init_from=FOLDER"
-            ) from error
+            place = f"{place}/resolve/{revision}/{name}"
+            way = f"put {CONFIG} and {WEIGHTS} into a folder: --init_from=FOLDER"
+            why = f"{place} cannot be fetched: {one_line(cause, 150)}; {way}"
+            raise UnavailableDataError(why) from error
         why = "does not exist, or needs HF_TOKEN and that its terms are accepted there"
         why = with_nearest(why, repository, (f"timm/{x}" for _, x in _TIMM.values()))
     raise DataError(f"{place} {why}")

@@ -303,11 +303,9 @@ def _weights_of_run(path):
         if not os.path.lexists(path):
             raise CheckpointError(f"init_from={path}: no such file or folder")
         place = path if os.path.isfile(path) else folder.checkpoints
-        raise CheckpointError(
-            f"init_from={path}: {place} holds no checkpoint; give the folder of a "
-            "trained run, a .keras, .h5, .safetensors or .pth file, a SavedModel or a "
-            "checkpoint of TensorFlow, or drop --init_from"
-        )
+        way = "give the folder of a trained run, a .keras, .h5, .safetensors or .pth "
+        way += "file, a SavedModel or a checkpoint of TensorFlow, or drop --init_from"
+        raise CheckpointError(f"init_from={path}: {place} holds no checkpoint; {way}")
     kinds, tensors = variable_names.KINDS, checkpoint.tensors
     kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in kinds}
     names = checkpoint.run_state["dataset_info"]["class_names"]

@@ -308,10 +308,8 @@ def _known_global(name):
     if re.fullmatch(r"torch\.float[48]_\w+", name):
         raise ValueError(f"it has tensors of {name[:100]}, {QUANTIZED}")
     if name not in CALLED and name not in DTYPES:
-        raise ValueError(
-            f"it refers to {name[:100]}, which is not executed here; save the state "
-            "dict alone, as a .safetensors file or with torch.save"
-        )
+        way = "save the state dict alone, as a .safetensors file or with torch.save"
+        raise ValueError(f"it refers to {name[:100]}, which is not executed; {way}")
     return Global(name)
 
 

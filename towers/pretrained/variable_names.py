@@ -50,10 +50,9 @@ def with_torch_names(
     places, table = torch_names.places(shapes, tables, own)
     for name in torch_names.missing_variables(table, shapes).values():
         if name in own:
-            raise CheckpointError(
-                f"init_from={weights.path}: model={model} has no variable for its "
-                f"{name}; deit_* and dinov2_* have one"
-            )
+            why = f"model={model} has no variable for its {name}"
+            way = "deit_* and dinov2_* have one"
+            raise CheckpointError(f"init_from={weights.path}: {why}; {way}")
     grids = {
         layer.table.path: tuple(layer.input.shape[1:3])
         for layer in layers_of(network)

@@ -210,15 +210,11 @@ def _read_hdf5(path, content):
         *outer, name = path.split("/")
         if name != "vars" or "optimizer" in outer or not isinstance(child, h5py.Group):
             return
-        layer, places = (
-            child.attrs.get("name"),
-            sorted(child, key=lambda x: (len(x), x)),
-        )
+        layer = child.attrs.get("name")
+        places = sorted(child, key=lambda x: (len(x), x))
         if places and layer is None:
-            raise ValueError(
-                "it lacks the names of layers, like files of tf_keras and of Keras "
-                "before 3.7; save the model with these as FILE.h5"
-            )
+            why = "it lacks the names of layers, as files of Keras before 3.7 do"
+            raise ValueError(f"{why}; save the model with that Keras as FILE.h5")
         if places:
             stored = [_stored(child, x, f"{layer}/{x}") for x in places]
             groups.append((str(layer), child.name, stored))
