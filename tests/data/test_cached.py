@@ -13,13 +13,8 @@ from towers.data import streams
 from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import ATTEMPTS
 from towers.data.batches import TrainBatches
-from towers.data.files import cached
-from towers.data.files.cached import (
-    CachedSource,
-    ImageCache,
-    read_in_batches,
-    settle_format,
-)
+from towers.data.files import samples
+from towers.data.files.cached import CachedSource, ImageCache, read_in_batches
 from towers.data.files.image_files import ImageOptions, Survey
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PHOTO
@@ -162,12 +157,14 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
 
 def test_the_size_is_that_of_the_images_or_of_the_option(files):
     read, notes = ImageOptions(pixels=PHOTO), Inventory()
-    assert settle_format(files, 3, ImageOptions(), notes) == (read, SHAPE)
+    assert samples.settle_format(files, 3, ImageOptions(), notes) == (read, SHAPE)
     odd = Files([*files.contents, png(random_pixels(0, 6, 8))])
     given = ImageOptions(image_size=5, pixels=PHOTO)
-    assert settle_format(files, 1, given, notes) == (given, (5, 5, 1))
+    assert samples.settle_format(files, 1, given, notes) == (given, (5, 5, 1))
     assert notes.inferred == {}
-    options, shape = settle_format(odd, 3, ImageOptions(image_cache_mb=1), notes)
+    options, shape = samples.settle_format(
+        odd, 3, ImageOptions(image_cache_mb=1), notes
+    )
     assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
     text = notes.inferred["sizes"]
     assert "64x64" in text and "--image_size=N" in text
@@ -175,7 +172,7 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     text = message(settle_format, files, 3, ImageOptions(), notes)
     assert "0.png: the file is empty" in text
     options = ImageOptions(survey=Survey())
-    assert settle_format(files, 3, options, notes)[1] == SHAPE
+    assert samples.settle_format(files, 3, options, notes)[1] == SHAPE
     nothing = Files([b"", b""])
     assert "can be read: 2 like folder/0.png: the file is empty" in message(
         settle_format, nothing, 3, options, notes
@@ -188,7 +185,7 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
     indices, numbers = tf.constant([0], tf.int64), tf.ones([1, ATTEMPTS + 1, 2])
     source = CachedSource(files, (4, 4, 3), ImageOptions(image_size=4))
     for call in (
-        lambda: settle_format(files, 3, ImageOptions(), Inventory()),
+        lambda: samples.settle_format(files, 3, ImageOptions(), Inventory()),
         lambda: source.read(indices),
         lambda: source.read(indices, numbers),
     ):
@@ -202,7 +199,7 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
 def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     files, pixels, monkeypatch
 ):
-    mean, std = cached.sampled_moments(
+    mean, std = samples.sampled_moments(
         CachedSource(files, SHAPE, ImageOptions()), ImageOptions()
     )
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
@@ -212,6 +209,6 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     for _ in range(2):
         files.num_reads = 0
         source = CachedSource(files, SHAPE, ImageOptions())
-        actual.append(cached.sampled_moments(source, ImageOptions()))
+        actual.append(samples.sampled_moments(source, ImageOptions()))
         assert files.num_reads == 4
     assert actual[0] == actual[1]

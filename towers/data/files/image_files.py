@@ -79,7 +79,7 @@ class ImageOptions:
 
     Attributes:
         image_size: pixels of height and width to resize to, or HEIGHTxWIDTH; 0 keeps a
-            common stored size, see `cached.settle_format`.
+            common stored size, see `samples.settle_format`.
         image_cache_mb: megabytes of decoded images in memory.
         max_image_pixels: maximum number of pixels of an image.
         survey: records faults and sizes; a faulty image is black with label -1. Without
@@ -90,7 +90,7 @@ class ImageOptions:
         interpolation: filter of the resize, see `image.FILTERS`.
         fit: "crop", "pad" or "stretch", see `image.read_image`; "auto" is "crop".
         value_range: "auto", "dtype" or LOW:HIGH, see `PixelFormat`.
-        pixels: format to read; None infers it, see `cached.settle_format`.
+        pixels: format to read; None infers it, see `samples.settle_format`.
         default_size: pixels of height and width if `image_size` is 0 and sizes differ.
         shuffle_buffer_mb: megabytes of Parquet row groups, or of remote blocks,
             kept for shuffling.

@@ -10,7 +10,7 @@ from towers import console
 from towers.config.list_options import height_and_width
 from towers.data import sources
 from towers.data.classes import similar_names
-from towers.data.files import cached
+from towers.data.files import cached, samples
 from towers.data.files.image_files import DEFAULT_IMAGE_SIZE, ImageOptions
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
@@ -67,7 +67,7 @@ def data_set(
         classes = files.class_names
         for line in similar_names(classes):
             console.warn(line)
-        options, shape = cached.settle_format(files, channels, options, inventory)
+        options, shape = samples.settle_format(files, channels, options, inventory)
         train = cached.CachedSource(files, shape, options, cache)
 
     def opened(split):
@@ -93,9 +93,9 @@ def data_set(
     train, validation, test = cached.leave_out_bad_images(
         (train, validation, test), options, inventory
     )
-    pixels = cached.settle_range(train, options, is_known, inventory)
+    pixels = samples.settle_range(train, options, is_known, inventory)
     known = trained and (trained.mean, trained.std)
-    mean, std = known or cached.sampled_moments(train, options, pixels)
+    mean, std = known or samples.sampled_moments(train, options, pixels)
     return DataSet(
         name=name,
         train=train,

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
-from towers.data.files.cached import settle_range
 from towers.data.files.image_files import ImageOptions
+from towers.data.files.samples import settle_range
 from towers.data.files.unlabeled import fit_images, reading
 from towers.data.files.unlabeled import pixels as as_pixels
 from towers.data.inventory import Inventory
