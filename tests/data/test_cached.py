@@ -169,13 +169,13 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     text = notes.inferred["sizes"]
     assert "64x64" in text and "--image_size=N" in text
     files.contents[0] = b""
-    text = message(settle_format, files, 3, ImageOptions(), notes)
+    text = message(samples.settle_format, files, 3, ImageOptions(), notes)
     assert "0.png: the file is empty" in text
     options = ImageOptions(survey=Survey())
     assert samples.settle_format(files, 3, options, notes)[1] == SHAPE
     nothing = Files([b"", b""])
     assert "can be read: 2 like folder/0.png: the file is empty" in message(
-        settle_format, nothing, 3, options, notes
+        samples.settle_format, nothing, 3, options, notes
     )
 
 
@@ -204,7 +204,7 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
     )
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(std, pixels.std((0, 1, 2)))
-    monkeypatch.setattr(cached, "SAMPLE", 4)
+    monkeypatch.setattr(samples, "SAMPLE", 4)
     actual = []
     for _ in range(2):
         files.num_reads = 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from towers import store
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.files import reading
+from towers.data.files import byte_cache, reading
 from towers.data.files.paths import class_name, reason
 from towers.data.inventory import Inventory
 from towers.data.streams import call_in_readers
@@ -367,7 +367,7 @@ def _arrays(shard):
 
 def _cached_arrays(key, make):
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-    path = os.path.join(reading.cache_folder(), "index", f"{name}.npz")
+    path = os.path.join(byte_cache.folder(), "index", f"{name}.npz")
     try:
         with np.load(path) as arrays:
             return dict(arrays)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import glob
-import hashlib
 import http.client
 import io
 import os
@@ -18,15 +17,14 @@ import resource
 import socket
 import stat
 import string
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
 from typing import BinaryIO, NamedTuple, Self
 
-from towers.errors import ConfigError, DataError, TowersError, UnavailableDataError
+from towers.data.files import byte_cache
+from towers.errors import DataError, TowersError, UnavailableDataError
 from towers.messages import one_line, printable
 
 BLOCK_BYTES = 4 * 2**20
@@ -430,27 +428,6 @@ def _bucket(path):
         raise DataError(f"{printable(path)}: {why}") from None
 
 
-def cache_folder() -> str:
-    """Return TOWERS_CACHE_DIR, or `towers` in XDG_CACHE_HOME or ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.environ.get("TOWERS_CACHE_DIR") or os.path.join(home, "towers")
-
-
-def _cache_bytes():
-    text = os.environ.get("TOWERS_CACHE_GB", "20")
-    with contextlib.suppress(ValueError):
-        if float(text) >= 0:
-            return float(text) * 1e9
-    raise ConfigError(f"TOWERS_CACHE_GB={text}: should be a number of gigabytes")
-
-
-# One thread fetches bytes; others that need them wait.
-_fetching = [threading.Lock() for _ in range(256)]
-_guard = threading.Lock()
-# Name in the cache without the checksum -> path, inode, size, time of last change.
-_checked: dict[str, tuple[str, int, int, int]] = {}
-
-
 def _read_block(path, version, begin, first, last):
     end = min(begin + BLOCK_BYTES, version.size)
     first, last = max(first, begin), min(last, end)
@@ -461,83 +438,13 @@ def _read_block(path, version, begin, first, last):
             if len(content) == last - first:
                 return content
     why = "files are deleted before they are read"
-    raise UnavailableDataError(f"{cache_folder()}: {why}")
+    raise UnavailableDataError(f"{byte_cache.folder()}: {why}")
 
 
-def _cached(path: str, version: Version, begin: int, end: int) -> str:
-    """Return the path of cached bytes of a remote file; its name has their checksum."""
+def _cached(path, version, begin, end):
+    """Return the path of a copy of some bytes of a remote file."""
     key = f"{path} {version.size} {version.tag} {begin} {end}"
-    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-    prefix = os.path.join(cache_folder(), "remote", name[:2], name)
-    with _fetching[hash(prefix) % len(_fetching)]:
-        if place := _intact(prefix):
-            return place
-        most = _cache_bytes()
-        # Several machines may share the folder: process numbers are not enough.
-        temporary, digest = f"{prefix}.{uuid.uuid4().hex}.partial", hashlib.sha256()
-        ending = os.path.splitext(without_query(path))[1][:12]
-        try:
-            os.makedirs(os.path.dirname(prefix), exist_ok=True)
-            with open(temporary, "wb") as file:
-                for first in range(begin, end, BLOCK_BYTES):
-                    last = min(first + BLOCK_BYTES, end)
-                    content = _retry(path, _fetch, version, first, last)
-                    digest.update(content)
-                    file.write(content)
-            place = f"{prefix}-{digest.hexdigest()[:16]}{ending}"
-            os.replace(temporary, place)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            if not isinstance(error, OSError) or error.filename == path:
-                raise
-            why = f"remote files cannot be kept there: {error.strerror}"
-            way = "TOWERS_CACHE_DIR names another folder"
-            raise DataError(f"{cache_folder()}: {why}; {way}") from error
-        _shrink(place, end - begin, most)
-    return place
-
-
-def _intact(prefix):
-    """Return the path of an undamaged cached file, or None."""
-    known = _checked.get(prefix)
-    for path in [known[0]] if known else glob.glob(f"{glob.escape(prefix)}-*"):
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            about = path, status.st_ino, status.st_size, status.st_mtime_ns
-            if known == about or path.startswith(f"{prefix}-{_checksum(path)}"):
-                _checked[prefix] = about
-                with contextlib.suppress(OSError):  # it was used now
-                    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
-                return path
-            os.remove(path)
-    _checked.pop(prefix, None)
-    return None
-
-
-def _checksum(path):
-    with open_data_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-_written = [float("inf")]  # bytes since the cache was last measured
-
-
-def _shrink(kept, num_bytes, most):
-    """Delete the least recently used files, once in a twentieth of the limit."""
-    with _guard:
-        _written[0] += num_bytes
-        if _written[0] < most / 20:
-            return
-        _written[0] = 0
-    files = []
-    for path in matches(os.path.join(cache_folder(), "remote")):
-        with contextlib.suppress(FileNotFoundError):  # renamed or deleted
-            status = os.stat(path)
-            files.append((status.st_atime, status.st_size, path))
-    excess = sum(size for _, size, _ in files) - 0.95 * most
-    for _, size, path in sorted(files):
-        if excess > 0 and path != kept:
-            with contextlib.suppress(OSError):
-                os.remove(path)
-            excess -= size
+    firsts = range(begin, end, BLOCK_BYTES)
+    spans = ((first, min(first + BLOCK_BYTES, end)) for first in firsts)
+    contents = (_retry(path, _fetch, version, *span) for span in spans)
+    return byte_cache.cached(path, key, end - begin, contents)
