@@ -101,8 +101,7 @@ def parse(
 ) -> Sequence[str]:
     """Give flags the values of a command line; return the program's name and paths.
 
-    Raises:
-        ConfigError: a flag is wrong, or there are paths and the program takes none.
+    ConfigError if a flag is wrong, or there are paths and the program takes none.
     """
     values.set_gnu_getopt(takes_paths)
     known = {*values}

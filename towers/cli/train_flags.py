@@ -65,11 +65,7 @@ def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def arguments_of_flags() -> dict[str, Any]:
-    """Return the arguments of the function of `towers` that the flags ask for.
-
-    Raises:
-        ConfigError: flags contradict each other.
-    """
+    """Return arguments of `towers.train` or such; ConfigError if flags clash."""
     values = flags.FLAGS
     options = "dry_run", "lr_range_test", "folds", "minutes"
     chosen = [x for x in options if values[x].value]
@@ -111,17 +107,16 @@ def cluster_of_flags(config: Config | None = None) -> dict[str, Any]:
 def config_of_command(**options: Any) -> CommandLine:
     """Return the config of the command line; options are of `config_to_continue`."""
     values = flags.FLAGS
-    stored = functools.partial(
-        config_to_continue, overwrite=values.overwrite, **options
-    )
-    given = given_flags()
+    options["overwrite"], given = values.overwrite, given_flags()
     if values.batch_size == "auto":
         del given["batch_size"]
-    photos = functools.partial(
-        photo_options, class_level=values.class_level, is_named="dataset" in given
+    about = {"class_level": values.class_level, "is_named": "dataset" in given}
+    return config_of_flags(
+        *(values.config, RECIPES, given, values.workdir),
+        functools.partial(config_to_continue, **options),
+        functools.partial(photo_options, **about),
+        options_of_weights,
     )
-    places = values.config, RECIPES, given, values.workdir
-    return config_of_flags(*places, stored, photos, options_of_weights)
 
 
 def command_to_train(learning_rate: float, module: str) -> str:

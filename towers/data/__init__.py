@@ -37,11 +37,10 @@ def load(
             and `train` is None.
         columns: ROLE:NAME by commas, for columns of a container with unusual names, see
             `files.containers`.
-        image_dir: for tables, as `fold` and `label_separator`, see
-            `files.tables.TableReader`.
+        image_dir: of tables, see `files.tables.TableReader`.
         fold: part of a table to test on.
         label_separator: between labels of a cell.
-        class_level: for folders, see `files.image_folder.load`.
+        class_level: of folders, see `files.image_folder.load`.
         unknown_class: name of the class whose images are of no class.
         image_options: fields of `image_files.ImageOptions`, for images that are decoded
             when they are read.
@@ -77,10 +76,9 @@ def load(
         **vars(options),
     )
     if not isinstance(data_set, DataSet):
-        raise ConfigError(
-            f"dataset={name}: gave {type(data_set).__name__}; return a "
-            "towers.data.sources.DataSet"
-        )
+        kind = type(data_set).__name__
+        way = "return a towers.data.sources.DataSet"
+        raise ConfigError(f"dataset={name}: gave {kind}; {way}")
     validate(data_set, is_own=choices.find("dataset", name).is_in_a_file)
     if data_set.train is None and trained is None:
         raise DataError(f"{data_set.name}: it has no training images")

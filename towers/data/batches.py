@@ -9,6 +9,7 @@ nothing here knows how many towers there are.
 
 import dataclasses
 import hashlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,21 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from towers import tf_internals
-from towers.data import randomness, streams
+from towers.data import randomness, sources, streams
 from towers.data.augment.augmentation import Augment
 from towers.data.augment.crops import draw_numbers
 from towers.data.augment.mixing import Mix
 from towers.data.orders import BlockOrder
 from towers.data.share import Share, shares
-from towers.data.sources import (
-    Source,
-    Subset,
-    bytes_of_image,
-    known_labels,
-    label_shape,
-    location_of,
-    strata,
-)
+from towers.data.sources import Source, Subset, label_shape, location_of
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
@@ -70,9 +63,7 @@ class TrainBatches:
     augment: Augment
     seed: int
     images_per_step: int
-    noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
-        default_factory=dict
-    )
+    noise_shapes: Mapping[str, tuple[int, ...]] = types.MappingProxyType({})
     mix: Mix | None = None
     share: Share | None = None
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
@@ -202,7 +193,7 @@ class TrainBatches:
             _count(first_step), self._index_stream(first_step)
         )
         size = sum(map(len, self._read_rows))
-        calls = streams.num_reads(size, size * bytes_of_image(self.source))
+        calls = streams.num_reads(size, size * sources.bytes_of_image(self.source))
         return indices.map(streams.plain(self._read), num_parallel_calls=calls)
 
     def _read(self, step, indices):
@@ -304,7 +295,7 @@ class EvalBatches:
             first * self.batch_size, self.source.num_examples, self.batch_size
         )
         size = len(self._rows)
-        calls = streams.num_reads(size, size * bytes_of_image(self.source))
+        calls = streams.num_reads(size, size * sources.bytes_of_image(self.source))
         batches = starts.map(streams.plain(self._read), num_parallel_calls=calls)
         batches = batches.map(
             streams.plain(self._process), num_parallel_calls=streams.NUM_CALLS
@@ -361,17 +352,16 @@ def hold_out(
         # Each of the folds needs an image, so that the first one refuses.
         count = num_examples // fold[1]
     if not 0 < count < num_examples:
-        raise ConfigError(
-            f"{option} of {num_examples} images leaves nothing on one side"
-        )
+        why = f"of {num_examples} images leaves nothing on one side"
+        raise ConfigError(f"{option} {why}")
     hashes = np.empty(num_examples, np.uint64)
     for index in range(num_examples):
         name = "/".join(location_of(source, index).split("/")[-2:]) or str(index)
         encoded = name.encode(errors="surrogateescape")
         digest = hashlib.blake2b(encoded, digest_size=8).digest()
         hashes[index] = int.from_bytes(digest, "little")
-    labels = known_labels(source)
-    labels = np.zeros(num_examples, int) if labels is None else strata(labels)
+    labels = sources.known_labels(source)
+    labels = np.zeros(num_examples, int) if labels is None else sources.strata(labels)
     by_class = np.lexsort([hashes, labels])
     _, counts = np.unique(labels, return_counts=True)
     ranks = np.empty(num_examples)  # ranks in the classes, from 0 to 1

@@ -55,10 +55,10 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """A source in host memory: images [num_examples, height, width, channels].
+    """A source in host memory.
 
-    They are uint8, uint16 or float32.
-    Labels are integers [num_examples] or sets [num_examples, classes] of 0 and 1.
+    Images are uint8, uint16 or float32 [num_examples, height, width, channels], labels
+    integers [num_examples] or sets [num_examples, classes] of 0 and 1.
     """
 
     def __init__(

@@ -53,10 +53,9 @@ class Augment:
 
     def with_train(self, wrap: Callable[[Callable], Callable]) -> "Augment":
         """Return the same with `train` and `train_on_crops` wrapped."""
-        on_crops = self.train_on_crops and wrap(self.train_on_crops)
-        return dataclasses.replace(
-            self, train=wrap(self.train), train_on_crops=on_crops
-        )
+        train, on_crops = wrap(self.train), self.train_on_crops
+        on_crops = on_crops and wrap(on_crops)
+        return dataclasses.replace(self, train=train, train_on_crops=on_crops)
 
     def with_scale(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> "Augment":
         """Return the same for stored images that `scale` makes float32 in 0..255."""
@@ -179,10 +178,9 @@ def create_augment(
         whole_pixels=policy != "none",
     )
     if not isinstance(augment, Augment):
-        raise ConfigError(
-            f"augment={name}: gave {type(augment).__name__}; return a "
-            "towers.data.augment.augmentation.Augment"
-        )
+        kind = type(augment).__name__
+        way = "return a towers.data.augment.augmentation.Augment"
+        raise ConfigError(f"augment={name}: gave {kind}; {way}")
     if find("augment", name).is_in_a_file:
         moments = None if policy == "none" else (mean, std)
         _validate(name, augment, image_shape, moments)
@@ -220,10 +218,9 @@ def _validate(name, augment, image_shape, moments):
             first, second = (np.asarray(function(images, *more)) for _ in range(2))
             if not np.array_equal(first, second, equal_nan=True):
                 raise ConfigError(
-                    f"augment={name}: its {part} gives other images when it is called "
-                    "again with the same seed and step; take all random numbers from "
-                    "draw(purpose, shape), not from a layer or a generator that has a "
-                    "state"
+                    f"augment={name}: its {part} gives other images for the same seed "
+                    "and step; take all random numbers from draw(purpose, shape), not "
+                    "from a layer or generator with a state"
                 )
         evaluated = tf.cast(augment.evaluate(images), tf.float32)
         if not moments or evaluated.shape != images.shape:
