@@ -68,10 +68,9 @@ class ArraySource:
         sample_weights: np.ndarray | None = None,
     ):
         if images.dtype.name not in DTYPES or images.ndim != 4:
-            raise ValueError(
-                f"images must be {' or '.join(DTYPES)} [n, height, width, channels], "
-                f"got {images.dtype} {list(images.shape)}"
-            )
+            expected = f"{' or '.join(DTYPES)} [n, height, width, channels]"
+            actual = f"{images.dtype} {list(images.shape)}"
+            raise ValueError(f"images must be {expected}, got {actual}")
         labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")

@@ -75,10 +75,8 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
     height, width, channels = image_shape
     size = TUTORIAL_SIZE
     if min(height, width) < size:
-        raise ValueError(
-            f"augment=tutorial crops {size}x{size} images, but the data set's are "
-            f"{height}x{width}; choose --augment=none or pad_crop_flip"
-        )
+        why = f"crops {size}x{size} images, but the data set's are {height}x{width}"
+        raise ValueError(f"augment=tutorial {why}; choose --augment=pad_crop_flip")
 
     def train(images, draw):
         n = images.shape[0]
@@ -123,10 +121,8 @@ def translate_flip(
     """
     height, width, _ = image_shape
     if min(height, width) <= pixels:
-        raise ValueError(
-            f"augment: a translation mirrors {pixels} pixels at the edges, but the "
-            f"data set's images are {height}x{width}; choose --augment=none"
-        )
+        why = f"{pixels} pixels are mirrored at the edges of {height}x{width} images"
+        raise ValueError(f"augment: {why}; choose --augment=none")
     evaluate = functools.partial(standardize, mean=mean, std=std)
 
     def train(images, draw):
@@ -226,11 +222,9 @@ def _validate(name, augment, image_shape, moments):
         if not moments or evaluated.shape != images.shape:
             return
         if not np.array_equal(pixels(evaluated, *moments), images):
-            raise ConfigError(
-                f"augment={name}: it does not standardize by the given mean and "
-                "std, from which a policy computes the pixels; use "
-                "towers.data.augment.augmentation.standardize, or set --policy=none"
-            )
+            why = "does not standardize by the given mean and std, as policies need"
+            way = "use towers.data.augment.augmentation.standardize, or --policy=none"
+            raise ConfigError(f"augment={name}: {why}; {way}")
 
 
 def standardize(images: tf.Tensor, mean: Moments, std: Moments) -> tf.Tensor:

@@ -24,10 +24,8 @@ def extend(
     """
     height, width, _ = augment.image_shape
     if cutout_size > min(height, width):
-        raise ValueError(
-            f"cutout_size={cutout_size} with images of {height}x{width}: the square is "
-            "larger than the image; lower --cutout_size"
-        )
+        images = f"images of {height}x{width}"
+        raise ValueError(f"cutout_size={cutout_size} with {images}; lower it")
 
     def extended(train):
         def train_with_distortions(images, draw):

@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -253,10 +255,11 @@ def _refuse_paths(file, column):
     """Raise ValueError if a file without images has their paths."""
     [row] = next(file.iter_batches(1, columns=[f"{column}.path"])).to_pylist()
     if path := (row.get(column) or {}).get("path"):
-        raise ValueError(
-            f"has paths of images, such as {shown(path)}, and no images; docs/"
-            "containers.md#parquet completes it, or --dataset=image_folder reads them"
-        )
+        way = "docs/containers.md#parquet says how to add them"
+        if os.path.exists(path):
+            folder = shlex.quote(os.path.dirname(os.path.dirname(path)))
+            way += f", or train on --dataset=image_folder --data_dir={folder}"
+        raise ValueError(f"has paths, such as {shown(path)}, and no images; {way}")
 
 
 def _label_numbers(values, columns, numbers):
