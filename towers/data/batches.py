@@ -9,7 +9,6 @@ nothing here knows how many towers there are.
 
 import dataclasses
 import hashlib
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,7 +62,9 @@ class TrainBatches:
     augment: Augment
     seed: int
     images_per_step: int
-    noise_shapes: Mapping[str, tuple[int, ...]] = types.MappingProxyType({})
+    noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
+        default_factory=dict
+    )
     mix: Mix | None = None
     share: Share | None = None
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None

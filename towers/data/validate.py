@@ -112,11 +112,9 @@ def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
         if wrong.size:
             index, label = int(indices[wrong[0]]), labels[wrong[0]]
-            location = location_of(source, index)
-            raise DataError(
-                f"{data_set.name}: {split} image {index} (counted from 0"
-                f"{f', {shown(location)}' if location else ''}) has the label {label}, "
-                f"expected 0 to {num_classes - 1}"
-                + ("" if label_shape(source) else f" for {num_classes} classes")
-                + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
-            )
+            place = f"{split} image {index} (counted from 0)"
+            if location := location_of(source, index):
+                place += f", {shown(location)},"
+            expected = f"0 to {num_classes - 1}; {wrong.size:,} such images"
+            why = f"{place} has the label {label}, expected {expected}"
+            raise DataError(f"{data_set.name}: {why}")

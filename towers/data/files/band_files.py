@@ -120,10 +120,8 @@ def numpy_file(content: bytes) -> Bands:
     if len(shape) == 2:
         shape = (*shape, 1)
     elif len(shape) == 3 and 2 * shape[0] < min(shape[1:]):
-        raise Refused(
-            f"is an array {list(shape)}, whose first axis seems to be the bands; "
-            "np.moveaxis(image, 0, -1) moves them to the end"
-        )
+        why = f"is an array {list(shape)}, whose first axis seems to be the bands"
+        raise Refused(f"{why}; np.moveaxis(image, 0, -1) moves them to the end")
     return Bands(dtype, shape, decode)
 
 

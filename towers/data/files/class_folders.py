@@ -124,13 +124,10 @@ def split_folders(
             splits = alike
     if not splits and "train" in deep:
         path = os.path.join(root, deep["train"][0])
-        classes = inside(path)[0]
-        if len(classes) > 1:
-            raise DataError(
-                f"{shown(path)}: are these the training images, in class folders such "
-                f"as {shown(', '.join(classes[:3]), 60)}, or images of one class? "
-                f"--data_dir={shown(path)} or --class_level=1"
-            )
+        if len(inside(path)[0]) > 1:
+            what = "are these the training images, or images of one class?"
+            way = f"--data_dir={shown(path)} or --class_level=1"
+            raise DataError(f"{shown(path)}: {what} {way}")
     chosen = {}
     for split, named in splits.items():
         short = [x for x in named if x.lower() in _SHORT] or named

@@ -133,11 +133,10 @@ class Index:
             own = self.labels[index]
             number = own if own.ndim == 0 else (own * ~is_known).argmax()
             name = self.class_names[number]
-            raise DataError(
-                f"{shown(self.location(index))}: has the class {shown(name, 40)}, "
-                f"which is not in {where}; {did_you_mean(name, class_names)}"
-                f"it has {shown(', '.join(class_names[:20]), 100)}"
-            )
+            why = f"has the class {shown(name, 40)}, which is not in {where}; "
+            why += did_you_mean(name, class_names)
+            why += f"it has {shown(', '.join(class_names[:20]), 100)}"
+            raise DataError(f"{shown(self.location(index))}: {why}")
         return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
 
     def as_label_sets(self) -> Self:

@@ -138,9 +138,9 @@ def read(
                     first = columns_here
                     _describe(file.schema_arrow, first, inventory)
                 if columns_here != first:
+                    both = f"{columns_here.description}, not {first.description}"
                     raise ValueError(
-                        f"has other columns than {shown(paths[0])}: "
-                        f"{columns_here.description}, not {first.description}"
+                        f"has other columns than {shown(paths[0])}: {both}"
                     )
                 sizes, num_nulls = _group_sizes(file.metadata, first.image)
                 if 0 < num_nulls == file.metadata.num_rows:

@@ -199,10 +199,9 @@ def pixels(
     elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
         images = images if images.ndim == 4 else images[..., None]
         return _with_dtype(images, what, dtype)
-    raise DataError(
-        f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
-        f"[n, height, width, channels], none of them 0{hint}"
-    )
+    expected = "real numbers [n, height, width, channels], none of them 0"
+    actual = f"{images.dtype} {list(images.shape)}"
+    raise DataError(f"{what} are {actual}; they should be {expected}{hint}")
 
 
 def _with_dtype(images, what, dtype):

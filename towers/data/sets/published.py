@@ -281,8 +281,7 @@ def read_records(
         labels, most = records[kind], label_counts[kind] - 1
         wrong = np.flatnonzero(labels > most)
         if wrong.size:
-            raise DataError(
-                f"{location}: record {wrong[0]} (counted from 0) has the {kind} "
-                f"{labels[wrong[0]]}, expected 0 to {most}; {wrong.size} such records"
-            )
+            what = f"record {wrong[0]} (counted from 0) has the {kind}"
+            why = f"{what} {labels[wrong[0]]}, expected 0 to {most}"
+            raise DataError(f"{location}: {why}; {wrong.size} such records")
     return records
