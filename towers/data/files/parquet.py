@@ -138,10 +138,9 @@ def read(
                     first = columns_here
                     _describe(file.schema_arrow, first, inventory)
                 if columns_here != first:
-                    both = f"{columns_here.description}, not {first.description}"
-                    raise ValueError(
-                        f"has other columns than {shown(paths[0])}: {both}"
-                    )
+                    why = f"has other columns than {shown(paths[0])}: "
+                    why += f"{columns_here.description}, not {first.description}"
+                    raise ValueError(why)
                 sizes, num_nulls = _group_sizes(file.metadata, first.image)
                 if 0 < num_nulls == file.metadata.num_rows:
                     _refuse_paths(file, first.image[0])
