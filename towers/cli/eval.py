@@ -17,18 +17,18 @@ from towers.run.stored_config import EVALUATION_BATCH_SIZE, evaluation_config
 
 PRINTS_RESULTS = True  # see `flags.start`
 
-_OF_ONE_RUN = ("tta", "report", "eval_interval_secs")
-_WISHES = ("precision_at", "coverage_at")
-_STUDIES = ("average", "calibrate", "suspects", "reject", *_WISHES)
-_OF_A_CHECKPOINT = ("split", "step", "use_ema", *_OF_ONE_RUN)
-_OF_MACHINES = ("data_dir", "device", "num_towers", "strategy", "batch_size")
+_RUN_FLAGS = ("tta", "report", "eval_interval_secs")
+_TARGETS = ("precision_at", "coverage_at")
+_STUDIES = ("average", "calibrate", "suspects", "reject", *_TARGETS)
+_CHECKPOINT_FLAGS = ("split", "step", "use_ema", *_RUN_FLAGS)
+_DEVICE_FLAGS = ("data_dir", "device", "num_towers", "strategy", "batch_size")
 # What is done instead of an evaluation -> flags that have no effect then.
 _WITHOUT_EFFECT = {
-    "compare": (*_STUDIES, *_OF_A_CHECKPOINT, *_OF_MACHINES),
-    "ensemble": (*_STUDIES, *_OF_ONE_RUN),
-    "calibrate": ("suspects", "reject", *_WISHES, "split", *_OF_ONE_RUN),
-    "reject": ("suspects", "split", *_OF_ONE_RUN),
-    "suspects": _OF_ONE_RUN,
+    "compare": (*_STUDIES, *_CHECKPOINT_FLAGS, *_DEVICE_FLAGS),
+    "ensemble": (*_STUDIES, *_RUN_FLAGS),
+    "calibrate": ("suspects", "reject", *_TARGETS, "split", *_RUN_FLAGS),
+    "reject": ("suspects", "split", *_RUN_FLAGS),
+    "suspects": _RUN_FLAGS,
 }
 
 
@@ -89,8 +89,8 @@ def main(_):
         towers.calibrate(folder.path, config=config, **options)
         return
     if values.reject:
-        wishes = {x: values[x].value for x in ("precision_at", "coverage_at")}
-        towers.reject(folder.path, config=config, **wishes, **options)
+        targets = {x: values[x].value for x in ("precision_at", "coverage_at")}
+        towers.reject(folder.path, config=config, **targets, **options)
         return
     if values.suspects:
         towers.find_suspects(folder.path, values.split, config=config, **options)
@@ -107,7 +107,7 @@ def main(_):
 def _validate_flags():
     """Raise ConfigError if a flag has no effect on what is done."""
     values = flags.FLAGS
-    if any(values[name].value is not None for name in _WISHES):
+    if any(values[name].value is not None for name in _TARGETS):
         values["reject"].value = True
     study = next((name for name in _WITHOUT_EFFECT if values[name].value), None)
     if study:

@@ -123,9 +123,8 @@ def refuse(
     if isinstance(error, TowersError):
         raise error
     location, message = files.location(index), reason(error)
-    is_content = isinstance(error, ValueError) or (
-        isinstance(error, OSError) and error.errno in CONTENT_ERRORS
-    )
+    number = getattr(error, "errno", None)
+    is_content = isinstance(error, ValueError) or number in CONTENT_ERRORS
     if survey is not None and not survey.is_closed and (is_content or not survey.skips):
         survey.faults[location] = message
         return

@@ -52,20 +52,17 @@ class RowGroups:
 
     def get(self, key: Any, num_bytes: int, read: Callable[[], Any]) -> Any:
         """Return a row group; the first thread that asks for it reads it."""
-        if (entry := self._groups.get(key)) is None:
-            with self._lock:
-                if (entry := self._groups.get(key)) is None:
-                    entry = self._groups[key] = num_bytes, threading.Lock(), []
-                    self._num_bytes += num_bytes
-                while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
-                    self._num_bytes -= self._groups.popitem(last=False)[1][0]
-        with contextlib.suppress(KeyError):  # another thread has dropped it
+        with self._lock:
+            if key not in self._groups:
+                self._groups[key] = num_bytes, threading.Lock(), []
+                self._num_bytes += num_bytes
             self._groups.move_to_end(key)
-        _, lock, group = entry
-        if not group:
-            with lock:
-                if not group:
-                    group.append(read())
+            _, lock, group = self._groups[key]
+            while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
+                self._num_bytes -= self._groups.popitem(last=False)[1][0]
+        with lock:
+            if not group:
+                group.append(read())
         return group[0]
 
 
