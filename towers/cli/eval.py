@@ -89,7 +89,7 @@ def main(_):
         towers.calibrate(folder.path, config=config, **options)
         return
     if values.reject:
-        targets = {x: values[x].value for x in ("precision_at", "coverage_at")}
+        targets = {x: values[x].value for x in _TARGETS}
         towers.reject(folder.path, config=config, **targets, **options)
         return
     if values.suspects:
@@ -113,5 +113,5 @@ def _validate_flags():
     if study:
         config_flags.refuse_with(study, _WITHOUT_EFFECT[study])
     elif values.split != "test":
-        why = "an evaluation is of the test images; add --suspects, or leave it out"
+        why = "an evaluation is of the test images; add --suspects, or omit it"
         raise ConfigError(f"--split={values.split}: {why}")
