@@ -19,7 +19,7 @@ from PIL import Image
 from prepared_sets import all_of, message
 
 from towers import data
-from towers.data.files import reading, splits
+from towers.data.files import reading, samples
 from towers.data.sources import known_labels
 from towers.errors import ConfigError, DataError, report
 
@@ -242,14 +242,14 @@ def test_row_62_faults_of_a_disk_are_not_those_of_images(tmp_path, name, monkeyp
 @pytest.mark.row(62)
 def test_row_62_a_container_that_vanishes_is_not_skipped(tmp_path, monkeypatch):
     containers.write_tars(tmp_path, examples(40))
-    settle = splits.settle_format
+    settle = samples.settle_format
 
     def settle_and_remove(*args):
         settled = settle(*args)
         (tmp_path / "train-001.tar").unlink()
         return settled
 
-    monkeypatch.setattr(splits, "settle_format", settle_and_remove)
+    monkeypatch.setattr(samples, "settle_format", settle_and_remove)
     with pytest.raises(DataError, match=r"train-001\.tar: No such file"):
         data.load("webdataset", str(tmp_path), bad_images="skip")
 

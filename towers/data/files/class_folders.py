@@ -117,9 +117,9 @@ def split_folders(
                 way = "Rename them to train/ and test/. Or classes? --class_level=1"
                 raise DataError(f"{what} {way}")
         elif "train" not in deep:
-            why = f"{shown(listed, 60)} are named like splits, without class folders"
+            why = f"{shown(listed, 60)} are named like splits and have no class folders"
             way = f"{LAYOUT}; --class_level=1 if they are classes"
-            raise DataError(f"{shown(root)}: {why}; {way}")
+            raise DataError(f"{shown(root)}: {why} inside; {way}")
         else:
             splits = alike
     if not splits and "train" in deep:
