@@ -15,7 +15,6 @@ from towers.config.config import FIELDS
 from towers.errors import ConfigError
 from towers.messages import one_line, with_programs
 
-# Flags of the first section, in this order.
 COMMON = (
     *("config", "workdir", "dataset", "data_dir", "model", "num_epochs", "batch_size"),
     *("optimizer", "learning_rate", "schedule", "weight_decay", "augment", "init_from"),

@@ -26,7 +26,6 @@ DEFAULT_RECIPE = "quickstart"
 PHOTO_SETS = ("image_folder", *(CONTAINERS.keys() - {"npz"}))
 PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
-# The folder of the recipes.
 RECIPES = ROOT / ("towers/recipes" if IS_WHEEL else "configs")
 
 # The file of a run's options in its folder.

@@ -21,7 +21,6 @@ BALANCED = "balanced"
 FEW = 0.1
 MAX_NAMED = 5
 
-# Maximum size of a file of weights, in bytes.
 MAX_FILE_BYTES = 2**24
 
 

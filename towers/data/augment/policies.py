@@ -72,7 +72,6 @@ SUB_POLICIES = {"cifar10": _parse(_CIFAR10), "imagenet": _parse(_IMAGENET)}
 # Number of operations and their magnitude in torchvision's RandAugment.
 RAND_AUGMENT = 2, 9
 
-# Operations of RandAugment and TrivialAugment.
 RAND_OPERATIONS = OPERATIONS[: OPERATIONS.index("equalize") + 1]
 
 ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"

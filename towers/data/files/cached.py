@@ -28,7 +28,6 @@ from towers.errors import ConfigError, data_errors_of_tensorflow
 # Batch size in bytes for a full pass over a source; several batches are in memory.
 BATCH_BYTES = 50_000_000
 MEGABYTE = 1_000_000
-# Seconds between reports of progress.
 PROGRESS_SECS = 30
 
 

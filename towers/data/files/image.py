@@ -26,7 +26,6 @@ from towers.messages import one_line
 # wanted size, as in Pillow's `thumbnail`; the filter does the rest.
 OVERSAMPLING = 2
 RATIOS = (8, 4, 2, 1)
-# Filters of --interpolation.
 FILTERS = {
     "auto": Image.Resampling.BILINEAR,
     "bilinear": Image.Resampling.BILINEAR,

@@ -36,8 +36,7 @@ _NAMES = {
     "image": "image|img|jpg|jpeg|png|webp|picture|image_bytes",
     "label": "labels?|class|cls|target|fine_label",
 }
-# Minimum number of row groups in memory.
-_AHEAD = 4
+_MIN_GROUPS = 4
 
 
 class RowGroups:
@@ -58,7 +57,7 @@ class RowGroups:
                 self._num_bytes += num_bytes
             self._groups.move_to_end(key)
             _, lock, group = self._groups[key]
-            while self._num_bytes > self._max_bytes and len(self._groups) > _AHEAD:
+            while self._num_bytes > self._max_bytes and len(self._groups) > _MIN_GROUPS:
                 self._num_bytes -= self._groups.popitem(last=False)[1][0]
         with lock:
             if not group:

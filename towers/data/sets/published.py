@@ -28,7 +28,6 @@ from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError
 from towers.messages import one_line, shown
 
-# Maximum size of an archive, in bytes.
 MAX_ARCHIVE_BYTES = 2**28
 # Bytes allowed in a gzip file beyond twice its uncompressed size.
 PACKING_BYTES = 2**20
