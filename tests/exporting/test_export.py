@@ -371,7 +371,7 @@ def test_the_page_makes_the_pixels_of_predictions(
     preprocessing, page = json.loads(writers.preprocessing_json(run)), {}
     [function] = programs("From photos to images")
     exec(function, page)
-    copy = textwrap.indent(function[function.index("def") :], "    ")
+    copy = textwrap.indent(function[function.index("def pixels") :], "    ")
     assert copy in (PAGE.parent / "own_images.md").read_text()
     for photo in draw_odd_photos(tmp_path):
         expected = read_image(photo.read_bytes(), shape, **options)
