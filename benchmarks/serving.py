@@ -6,8 +6,8 @@ draws --images JPEG files of 400x300 pixels, trains tf_efficientnet_lite0 at 128
 two steps, exports it, and reads, decodes and computes all files by:
 - `run_eval.py`, and `run_predict.py` with each of --batch_sizes.
 - `Keras`: `image_dataset_from_directory` and `predict`, with stock layers.
-- `SavedModel`, `TFLite` and `ONNX Runtime`: the exports, with images read as by Keras.
-  ONNX Runtime by a Python that has what towers needs and its extra `onnx`.
+- The programs of docs/export.md, by its sections; `ONNX` by a Python that has what
+  towers needs and its extra `onnx`.
 - `timm`: validate.py of a clone of github.com/huggingface/pytorch-image-models, with a
   worker process for each core, by a Python with torch and what timm requires.
 
@@ -19,9 +19,11 @@ the largest process of a program.
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -33,15 +35,10 @@ from towers.threads import num_cores
 
 MODEL, SIDE, WIDTH, HEIGHT = "tf_efficientnet_lite0", 128, 400, 300
 NUM_DRAWN = 25  # of a class; the other files are copies
-FOLDER = REPOSITORY / "benchmarks"
-# Format -> its file in the temporary folder, and the name of its row.
-EXPORTS = {
-    "keras": ("network.keras", "Keras"),
-    "saved_model": ("saved_model", "SavedModel"),
-    "tflite": ("network.tflite", "TFLite"),
-    "onnx": ("network.onnx", "ONNX Runtime"),
-    "safetensors": ("network.safetensors", "timm"),
-}
+FOLDER, PAGE = REPOSITORY / "benchmarks", REPOSITORY / "docs" / "export.md"
+# Sections of the page, and names of their programs.
+SECTIONS = {"From photos to images": "pixels", "SavedModel": "with_saved_model"}
+SECTIONS |= {"Keras": "with_keras", "TFLite": "with_tflite", "ONNX": "with_onnx"}
 
 # The peak memory of a process includes what its parent had: this one is small.
 LAUNCH = """
@@ -58,13 +55,16 @@ def cost(command: Sequence[object]) -> list[float]:
     """Seconds by the wall clock, seconds of processor time, peak memory in MB."""
     measure.wait_until_idle()
     is_ours = command[0] == sys.executable
+    # The programs of the page name exports without folders.
+    parent = pathlib.Path(command[1]).parent
+    cwd = parent if parent.name == "export" else REPOSITORY
     environ = {k: v for k, v in os.environ.items() if is_ours or k not in OURS}
     launch = [sys.executable, "-c", LAUNCH, *map(str, command)]
     options = {"capture_output": True, "text": True}
-    done = subprocess.run(launch, check=False, cwd=REPOSITORY, env=environ, **options)
+    done = subprocess.run(launch, check=False, cwd=cwd, env=environ, **options)
     status, *values = map(float, done.stdout.split())
     if status:
-        sys.exit(f"{' '.join(launch[3:])}: {done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(launch[3:6])}: {done.stderr[-2000:]}")
     return values
 
 
@@ -95,8 +95,15 @@ def train_and_export(root: pathlib.Path, python_of: dict[str, str]) -> None:
     flags += ["--dataset=image_folder", "--eval_every_epochs=0", "--noreport"]
     cost([sys.executable, "run_train.py", f"--workdir={root / 'run'}", *flags])
     for name, python in python_of.items():
-        export = [python, "run_export.py", f"--workdir={root / 'run'}"]
-        cost([*export, f"--format={name}", f"--output={root / EXPORTS[name][0]}"])
+        cost([python, "run_export.py", f"--workdir={root / 'run'}", f"--format={name}"])
+    texts = re.split(r"^##? ", PAGE.read_text(), flags=re.MULTILINE)
+    of = {heading: text for heading, _, text in (x.partition("\n") for x in texts)}
+    pattern = r"    import .*\n(?:    .*\n|\n(?=    ))+"
+    for heading, name in SECTIONS.items():
+        text = textwrap.dedent(re.findall(pattern, of[heading])[0])
+        text = text.partition("model.compile(")[0]  # the predictions alone
+        litert = "ai_edge_litert", "tensorflow.lite.python"
+        (root / "run" / "export" / f"{name}.py").write_text(text.replace(*litert))
 
 
 def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
@@ -117,22 +124,26 @@ def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
     python_of |= {"onnx": options.onnx} if options.onnx else {}
     timm = {"safetensors": python} if options.timm else {}
     train_and_export(root, python_of | timm)
+    folder = root / "run" / "export"
     program = FOLDER / "with_keras" / "predict.py"
-    for name, by in python_of.items():
-        file, row = EXPORTS[name]
-        commands[row] = lambda part, command=(by, program, name, root / file): [
-            *command,
-            *(root / part / "test", SIDE, options.batch_sizes[0]),
-        ]
+    commands["Keras"] = lambda part: [
+        *(python, program, folder / "model.keras", root / part / "test"),
+        *(SIDE, options.batch_sizes[0]),
+    ]
+    for section, name in SECTIONS.items():
+        if by := python_of.get(name.removeprefix("with_")):
+            command = by, folder / f"{name}.py"
+            commands[f"docs: {section}"] = lambda part, command=command: (
+                [*command, *sorted((root / part / "test").glob("*/*.jpg"))]
+            )
     if options.timm:
-        file, row = EXPORTS["safetensors"]
         program = FOLDER / "with_torch" / "timm_program.py"
         flags = f"--model={MODEL} --num-classes={len(scenes.SCENES)} --device=cpu "
         flags += f"--input-size 3 {SIDE} {SIDE} --crop-pct=1 --channels-last "
         flags += f"--batch-size={options.batch_sizes[0]} --workers={num_cores()} "
-        flags += f"--checkpoint={root / file} --split=test"
+        flags += f"--checkpoint={folder / 'model.safetensors'} --split=test"
         command = options.torch, program, f"{options.timm}/validate.py", *flags.split()
-        commands[row] = lambda part: [*command, f"--data-dir={root / part}"]
+        commands["timm"] = lambda part: [*command, f"--data-dir={root / part}"]
     return commands
 
 

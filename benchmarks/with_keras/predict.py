@@ -1,20 +1,14 @@
-"""Predicts a folder of image files by an export of towers, without towers.
+"""Predicts a folder of image files by an export of towers, with Keras alone.
 
-    python predict.py FORMAT EXPORT FOLDER SIDE BATCH_SIZE
-
-FORMAT is a function of towers/exporting/load_in_new_process.py, or `keras`, whose
-`predict` is called. `image_dataset_from_directory` of Keras reads the files.
+python predict.py MODEL.keras FOLDER SIDE BATCH_SIZE
 """
 
-import pathlib
 import sys
 
 import keras
 
-EXPORTING = pathlib.Path(__file__).resolve().parents[2] / "towers" / "exporting"
 
-
-def main(name: str, export: str, folder: str, side: int, batch_size: int) -> None:
+def main(export: str, folder: str, side: int, batch_size: int) -> None:
     images = keras.utils.image_dataset_from_directory(
         folder,
         labels=None,
@@ -23,16 +17,8 @@ def main(name: str, export: str, folder: str, side: int, batch_size: int) -> Non
         shuffle=False,
         crop_to_aspect_ratio=True,
     )
-    if name == "keras":
-        keras.models.load_model(export).predict(images.prefetch(2), verbose=0)
-        return
-    sys.path.append(str(EXPORTING))
-    import load_in_new_process
-
-    _, predict = getattr(load_in_new_process, name)(export)
-    for batch in images.prefetch(2):
-        predict(batch.numpy().round().astype("uint8"))
+    keras.models.load_model(export).predict(images.prefetch(2), verbose=0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
